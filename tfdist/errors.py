@@ -1,0 +1,52 @@
+"""Exceptions a user can act on, and the exit statuses of every command.
+
+Invariant: an error that the user can mend is a `UserError` whose message says what was wrong, what was received and
+what to write instead; the commands print that message without a traceback and end with its `exit_status`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_DONE = 0
+EXIT_BUG = 1
+EXIT_USER_ERROR = 2
+EXIT_DIVERGED = 3
+EXIT_PEER_LOST = 4
+EXIT_PREEMPTED = 143  # 128 + SIGTERM
+
+
+class TfdistError(Exception):
+    """An error with a message for the user and the exit status the process ends with."""
+
+    exit_status = EXIT_BUG
+
+
+class UserError(TfdistError):
+    """Something that the user wrote or set is wrong."""
+
+    exit_status = EXIT_USER_ERROR
+
+
+class DivergedError(TfdistError):
+    """The loss or the gradients stopped being finite and nothing was left to try."""
+
+    exit_status = EXIT_DIVERGED
+
+
+class PeerLostError(TfdistError):
+    """Another worker of the run is gone or cannot be reached."""
+
+    exit_status = EXIT_PEER_LOST
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> UserError:
+    """The error for an optional dependency that is not installed."""
+    return UserError(f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names what `name` was probably meant to be; empty when nothing is near."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
