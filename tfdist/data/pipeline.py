@@ -1,0 +1,78 @@
+"""From a source to the endless stream of local batches that a worker's replicas take turns in.
+
+Invariant: element t of the stream depends on (plan, worker, t) alone, so a stream may begin at any step at the same
+cost, and there is no state to save. Called by the experiment.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.arrays import ArraySource
+from tfdist.data.batches import BatchPlan
+from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
+
+PREFETCHED_STEPS = 8
+
+
+def as_source(data: Any) -> ArraySource:
+    """What a user's data function returned, as a source.
+
+    Raises:
+      UserError: it is nothing that can be read by index.
+    """
+    if isinstance(data, ArraySource):
+        return data
+    if data is None or isinstance(data, (str, bytes, int, float, tf.data.Dataset)):
+        raise UserError(
+            "A data function returns arrays, (x, y) or (x, y, sample_weight), each of them an array or a dict of "
+            f"arrays; received {type(data).__name__}."
+        )
+    return ArraySource(data)
+
+
+def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, first_step: int = 0) -> tf.data.Dataset:
+    """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
+
+    Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
+    `valid` where it gives them.
+    """
+    read = source.reader()
+    num_local = topology.num_local_replicas
+
+    def local_batch(t: tf.Tensor) -> dict[str, Any]:
+        piece = plan.replica_slice(t // num_local, topology.first_replica + t % num_local)
+        return {"examples": read(piece.pop("indices")), **piece}
+
+    dataset = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
+    dataset = dataset.map(local_batch, num_parallel_calls=min(8, os.cpu_count() or 1), deterministic=True)
+    if plan.pad:
+        width = plan.global_batch_size // plan.num_replicas
+        dataset = dataset.map(lambda batch: _with_width(batch, width, plan.num_microbatches))
+    # Endless by construction; saying so spares tf.distribute a check for the end at every step.
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    dataset = dataset.prefetch(PREFETCHED_STEPS * num_local)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
+    return dataset.with_options(options)
+
+
+def _with_width(batch: dict[str, Any], width: int, num_microbatches: int) -> dict[str, Any]:
+    """The batch with the static shapes that a padded plan guarantees."""
+    splits = batch.pop("splits", None)
+    batch = tf.nest.map_structure(lambda t: tf.ensure_shape(t, [width, *t.shape[1:]]), batch)
+    if splits is not None:
+        batch["splits"] = tf.ensure_shape(splits, [num_microbatches + 1])
+    return batch
+
+
+def dispose(iterator: Iterator[Any]) -> None:
+    """Lets an iterator die on a thread of its own: tearing down a pipeline can take long, and nobody waits for it."""
+    threading.Thread(target=lambda held: None, args=(iterator,), daemon=True).start()

@@ -1,0 +1,56 @@
+"""Data sets that ship with scikit-learn: real data without a download, for examples and tests.
+
+Each function returns arrays of one split. The split is stratified and fixed: which examples are for testing does not
+depend on the experiment's seed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfdist.errors import UserError, missing_extra, suggest
+
+SPLITS = ("train", "test", "all")
+TEST_SHARE = 0.2
+SPLIT_SEED = 0
+
+
+def load_digits(*, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """1,797 handwritten digits: images float32 [n, 8, 8, 1] in 0…1, labels int32 [n] in 0…9.
+
+    Raises:
+      UserError: `split` is none of train, test, all; or scikit-learn is missing.
+    """
+    data = _sklearn_datasets().load_digits()
+    images = (data.images / 16.0).astype(np.float32)[..., np.newaxis]
+    return _split(images, data.target.astype(np.int32), split)
+
+
+def load_breast_cancer(*, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """569 tumours: 30 measurements float32 [n, 30], standardised over all rows; labels int32 [n], 1 is benign.
+
+    Raises:
+      UserError: as `load_digits`.
+    """
+    data = _sklearn_datasets().load_breast_cancer()
+    rows = (data.data - data.data.mean(axis=0)) / data.data.std(axis=0)
+    return _split(rows.astype(np.float32), data.target.astype(np.int32), split)
+
+
+def _sklearn_datasets():
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise missing_extra("scikit-learn", "examples", "This data set") from error
+    return datasets
+
+
+def _split(x: np.ndarray, y: np.ndarray, split: str) -> tuple[np.ndarray, np.ndarray]:
+    if split not in SPLITS:
+        raise UserError(f"There is no split {split!r}; write one of {', '.join(SPLITS)}.{suggest(str(split), SPLITS)}")
+    if split == "all":
+        return x, y
+    from sklearn.model_selection import train_test_split
+
+    x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=TEST_SHARE, stratify=y, random_state=SPLIT_SEED)
+    return (x_train, y_train) if split == "train" else (x_test, y_test)

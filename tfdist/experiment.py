@@ -1,0 +1,254 @@
+"""The gin roots: what `--mode=…` runs. Each reads from top to bottom as the story of a run.
+
+Invariant: a run directory holds result.json only if the run ended well. Called by main.py with a `Request`; everything
+else comes from the gin files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import as_source
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.result import RunResult, write_result
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training import assembly, checks
+from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model
+from tfdist.training.loop import Boundaries, Outcome
+from tfdist.training.metrics import MetricGroup
+from tfdist.training.normalization import synchronized
+from tfdist.training.precision import set_precision
+from tfdist.training.randomness import set_seeds
+from tfdist.training.run import Request, Run, open_run
+from tfdist.training.tuned import check_xla
+
+DataFunction = Callable[[], Any]
+
+
+def train(
+    *,
+    request: Request,
+    model: ModelBuilder,
+    optimizer: OptimizerBuilder,
+    task: Task,
+    train_data: DataFunction,
+    strategy: Strategy,
+    global_batch_size: int,
+    eval_data: DataFunction | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    deterministic: bool = False,
+    precision: str = "float32",
+    num_microbatches: int = 1,
+    shuffle: bool = True,
+    drop_remainder: bool = False,
+    eval_batch_size: int | None = None,
+    eval_every_steps: int | None = None,
+    log_every_steps: int | None = None,
+    steps_per_call: int | None = None,
+    xla: str = "off",
+    synchronize_batch_norm: bool = True,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> RunResult | None:
+    """Trains a model, evaluates and exports it.
+
+    Args:
+      request: from the command line.
+      model: builds the uncompiled model, inside the strategy's scope.
+      optimizer: builds the Keras optimizer, there too.
+      task: what is learned.
+      train_data: gives the training examples.
+      strategy: who computes.
+      global_batch_size: examples of one step over all replicas.
+      eval_data: gives the examples to evaluate on; None evaluates nothing.
+      epochs: passes over the training examples; with `steps`, what comes first ends the run.
+      steps: optimizer updates.
+      seed: of weights, order and dropout.
+      deterministic: makes two runs on the same number of workers bit-identical, at some cost in speed.
+      precision: "float32", "bfloat16" or "float16" (with loss scaling); variables are float32 always.
+      num_microbatches: slices of a batch computed one after the other, for batches that do not fit in memory.
+      shuffle: another order each epoch.
+      drop_remainder: leaves out an epoch's last batch if it is smaller.
+      eval_batch_size: examples of one evaluation step; None takes global_batch_size.
+      eval_every_steps: None evaluates after each epoch.
+      log_every_steps: more points in metrics.jsonl; None logs each epoch.
+      steps_per_call: steps in one call of the compiled function; None finds out what takes 0.1 s.
+      xla: "on", "off", or "auto", which tries both on the first batch.
+      synchronize_batch_norm: computes the statistics of batch normalisation over the global batch, so that they do not
+        depend on the number of replicas.
+      callbacks: Keras callbacks.
+
+    Returns:
+      What is written to result.json; None with `request.check_only`.
+
+    Raises:
+      UserError: something given is wrong.
+      DivergedError: the loss or a gradient was not finite.
+    """
+    checks.check_counts(
+        "train",
+        {
+            "epochs": epochs,
+            "steps": steps,
+            "global_batch_size": global_batch_size,
+            "num_microbatches": num_microbatches,
+            "eval_batch_size": eval_batch_size,
+            "eval_every_steps": eval_every_steps,
+            "log_every_steps": log_every_steps,
+            "steps_per_call": steps_per_call,
+        },
+    )
+    check_xla(xla)
+    if epochs is None and steps is None:
+        raise UserError("train needs an end: write train.epochs = 10 or train.steps = 1000.")
+
+    def plan_for(num_examples: int, num_replicas: int) -> BatchPlan:
+        return BatchPlan(
+            num_examples=num_examples,
+            global_batch_size=global_batch_size,
+            num_replicas=num_replicas,
+            num_microbatches=num_microbatches,
+            shuffle_seed=seed if shuffle else None,
+            drop_remainder=drop_remainder,
+            pad=strategy.needs_static_shapes,
+        )
+
+    if request.check_only:
+        set_precision(precision)
+        checks.check_training(
+            request.tell,
+            strategy=strategy,
+            model=model,
+            optimizer=optimizer,
+            task=task,
+            train_data=train_data,
+            eval_data=eval_data,
+            callbacks=callbacks,
+            plan=plan_for,
+            eval_batch_size=eval_batch_size or global_batch_size,
+        )
+        return None
+
+    with open_run(request, strategy, mode="train") as run:
+        set_seeds(seed, deterministic=deterministic)
+        set_precision(precision)
+        source = as_source(train_data())
+        plan = plan_for(source.num_examples, run.topology.num_replicas)
+        learner = build_learner(strategy, model, optimizer, task, source.structure, precision)
+        boundaries = Boundaries(
+            total_steps=min(limit for limit in (steps, epochs and epochs * plan.steps_per_epoch) if limit),
+            steps_per_epoch=plan.steps_per_epoch,
+            eval_every_steps=eval_every_steps,
+            log_every_steps=log_every_steps,
+        )
+        with synchronized(learner.model, wanted=synchronize_batch_norm and run.topology.num_replicas > 1):
+            step = assembly.build_step(run, learner, task, source, plan, xla=xla, deterministic=deterministic)
+            evaluator = assembly.build_evaluator(
+                run, learner.model, learner.eval_metrics, task, eval_data, eval_batch_size or global_batch_size
+            )
+            outcome, seconds = assembly.run_loop(
+                run, learner, step, evaluator, source, plan, boundaries, callbacks, steps_per_call
+            )
+            assembly.finish_weights(learner, evaluator, outcome)
+        assembly.export_model(run, learner.model)
+        return _conclude(run, plan, outcome, seconds)
+
+
+def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float) -> RunResult:
+    """Writes what a good end leaves behind; result.json last."""
+    examples = plan.num_examples_until(outcome.step)
+    result = RunResult(
+        status="done",
+        strategy=run.strategy.name,
+        num_workers=run.topology.num_workers,
+        num_replicas=run.topology.num_replicas,
+        global_batch_size=plan.global_batch_size,
+        steps=outcome.step,
+        epochs=outcome.step // plan.steps_per_epoch,
+        examples_seen=examples,
+        train_metrics=outcome.train_metrics,
+        eval_metrics=outcome.eval_metrics,
+        resumed_from_step=None,
+        wall_seconds=seconds,
+        examples_per_second=examples / seconds,
+    )
+    run.write_config()
+    metrics = shown(outcome.eval_metrics) or shown(outcome.train_metrics)
+    run.events.info(
+        "run_finished",
+        step=outcome.step,
+        message=f"done: {outcome.step:,} steps in {seconds:.1f} s; {metrics}; {run.directory.model}",
+        stopped_early=outcome.stopped_early,
+    )
+    if run.topology.is_chief:
+        write_result(run.directory, result)
+    return result
+
+
+def shown(metrics: dict[str, Any]) -> str:
+    """Metrics in a line."""
+    return "  ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
+    )
+
+
+def evaluate(
+    *,
+    request: Request,
+    model: ModelBuilder,
+    task: Task,
+    data: DataFunction,
+    strategy: Strategy,
+    global_batch_size: int = 256,
+    precision: str = "float32",
+    weights: str | None = None,
+) -> dict[str, Any] | None:
+    """Evaluates a trained model: each example once, whatever the number of replicas.
+
+    Args:
+      request: from the command line.
+      model: builds the uncompiled model, as in training.
+      task: gives loss and metrics.
+      data: gives the examples.
+      strategy: who computes.
+      global_batch_size: examples of one step over all replicas.
+      precision: as in `train`.
+      weights: a .keras or .weights.h5 file; None takes the run directory's export/model.keras.
+
+    Returns:
+      Loss and metrics, which are written to evaluation.json too; None with `request.check_only`.
+
+    Raises:
+      UserError: something given is wrong, or there are no such weights.
+    """
+    checks.check_counts("evaluate", {"global_batch_size": global_batch_size})
+    path = weights or RunDirectory(request.run_dir).model
+    if request.check_only:
+        set_precision(precision)
+        checks.check_evaluation(
+            request.tell, strategy=strategy, model=model, task=task, data=data, batch_size=global_batch_size
+        )
+        return None
+    if not files.exists(path):
+        raise UserError(f"There are no trained weights at {path}. Train first, or write evaluate.weights = 'FILE'.")
+
+    with open_run(request, strategy, mode="evaluate") as run:
+        set_precision(precision)
+        with strategy.scope():
+            built = build_model(model, task, as_source(data()).structure)
+            metrics = MetricGroup(task.metric_specs())
+        assembly.load_weights(built, path)
+        results = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size).evaluate()
+        if run.topology.is_chief:
+            files.write_atomic(run.directory.evaluation, to_json(results, indent=2) + "\n")
+        run.events.info("evaluated", message=f"{path}: {shown(results)}", **results)
+        return results

@@ -1,0 +1,48 @@
+"""Picks a strategy from what is found: TF_CONFIG, Horovod's environment, a TPU, GPUs; else one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdist.strategies import environment
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.tpu import TPU
+
+
+def choose(
+    *,
+    one_device: Callable[[], Strategy] = OneDevice,
+    mirrored: Callable[[], Strategy] = Mirrored,
+    multi_worker: Callable[[], Strategy] = MultiWorker,
+    horovod: Callable[[], Strategy] = Horovod,
+    tpu: Callable[[], Strategy] = TPU,
+) -> Strategy:
+    """The strategy that fits this process's environment and devices; its `reason` says why.
+
+    Each argument makes one strategy, so that a gin file can set what matters if that one is chosen.
+    """
+    variables = environment.current()
+    gpus = tf.config.list_physical_devices("GPU")
+    if variables.get("TF_CONFIG"):
+        return _because("TF_CONFIG is set", multi_worker())
+    if mark := environment.first_set(environment.HOROVOD_MARKS, variables):
+        return _because(f"{mark} is set", horovod())
+    if tf.config.list_physical_devices("TPU"):
+        return _because("TensorFlow finds a TPU on this machine", tpu())
+    if mark := environment.first_set(environment.TPU_MARKS, variables):
+        return _because(f"{mark} is set", tpu())
+    if len(gpus) > 1:
+        return _because(f"{len(gpus)} GPUs were found", mirrored())
+    found = "one GPU was found" if gpus else "no GPU, TF_CONFIG, Horovod or TPU was found"
+    return _because(found, one_device())
+
+
+def _because(reason: str, strategy: Strategy) -> Strategy:
+    strategy.reason = f"strategy {strategy.name}: {reason}"
+    return strategy

@@ -1,0 +1,170 @@
+"""What a strategy offers to the training above it.
+
+A strategy is made from settings alone and touches no device until `connect`. Underneath each one stands a
+`tf.distribute.Strategy`, Horovod's included, so that variables, replica contexts and collectives mean the same
+everywhere and the step, the loop and the evaluation are written once.
+
+Invariant: after `connect` every worker knows the same number of replicas, and replica r of worker w is replica
+w · num_local_replicas + r of the run.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Notify = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Where this process stands in the run."""
+
+    worker_index: int
+    num_workers: int
+    num_local_replicas: int
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_workers * self.num_local_replicas
+
+    @property
+    def is_chief(self) -> bool:
+        return self.worker_index == 0
+
+    @property
+    def first_replica(self) -> int:
+        """Index in the run of this worker's first replica."""
+        return self.worker_index * self.num_local_replicas
+
+
+class Strategy(abc.ABC):
+    """Who computes. Subclasses implement `_connect`; the rest follows from the `tf.distribute.Strategy` it returns."""
+
+    name: str
+    needs_static_shapes = False
+    """Whether a short batch has to be padded with examples of weight zero, because the compiler fixes all shapes."""
+
+    reason: str | None = None
+    """Why this strategy was picked, where `auto` picked it."""
+
+    def __init__(self) -> None:
+        self._distribution: tf.distribute.Strategy | None = None
+        self._topology: Topology | None = None
+        self._summed_over_workers: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    @abc.abstractmethod
+    def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
+        """Configures devices, joins the other workers; says through `notify` what a user should know."""
+
+    @abc.abstractmethod
+    def expected_replicas(self) -> int | None:
+        """How many replicas `connect` would find, without touching a device; None where only the hardware knows."""
+
+    def connect(self, notify: Notify = lambda message: None) -> Topology:
+        """Joins the run. Must come before any TensorFlow operation of this process.
+
+        Raises:
+          UserError: the settings or the environment do not describe a cluster that this process is part of.
+          PeerLostError: another worker did not come in time.
+        """
+        self._distribution, self._topology = self._connect(notify)
+        return self._topology
+
+    @property
+    def topology(self) -> Topology:
+        assert self._topology is not None, "connect() comes first"
+        return self._topology
+
+    @property
+    def distribution(self) -> tf.distribute.Strategy:
+        assert self._distribution is not None, "connect() comes first"
+        return self._distribution
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """The scope in which model, optimizer and metrics are made."""
+        return self.distribution.scope()
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
+        """Calls `function` once on every local replica; tensors in `args` may differ by replica."""
+        return self.distribution.run(function, args=args)
+
+    def first_local(self, value: Any) -> Any:
+        """The first local replica's part of a nest of values that `run` returned."""
+        return tf.nest.map_structure(lambda v: self.distribution.experimental_local_results(v)[0], value)
+
+    def sum_over_replicas(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums each tensor over all replicas of the run, in one reduction. Called in replica context.
+
+        Every replica gets the same bits.
+        """
+        context = tf.distribute.get_replica_context()
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
+
+    def sum_gradients(
+        self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor], *, scale: float
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Sums gradients and what must stay exact beside them, in the one reduction of a step. In replica context.
+
+        Args:
+          gradients: sums over this replica's examples.
+          scalars: loss sums, weights and the like, never compressed.
+          scale: about how many times a mean a gradient is (the global batch size), for strategies that compress.
+        """
+        del scale
+        summed = self.sum_over_replicas([*gradients, *scalars])
+        return summed[: len(gradients)], summed[len(gradients) :]
+
+    def packing_candidates(self) -> tuple[int, ...]:
+        """Sizes in bytes among which a probe should choose what goes into one collective; empty: nothing to choose."""
+        return ()
+
+    def set_packing(self, bytes_per_pack: int) -> None:
+        """Settles what `packing_candidates` left open. Functions traced before keep what they were traced with."""
+        raise NotImplementedError(f"{self.name} packs by itself")
+
+    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        """An iterator over steps of `dataset`, an endless one whose consecutive elements go to the local replicas."""
+        return iter(self.distribution.distribute_datasets_from_function(lambda _: dataset))
+
+    def synchronize(self, variables: Sequence[Any]) -> None:
+        """Gives every worker the chief's values of Keras `variables`, once, before training."""
+        # tf.distribute's own strategies do this when a variable is created.
+
+    def sum_over_workers(self, values: Sequence[float]) -> np.ndarray:
+        """Sums float64 `values`, a vector that each worker holds on the host, over the workers.
+
+        A collective: every worker calls it at the same point of the run. Sums of flags are how workers agree.
+        """
+        vector = np.asarray(values, np.float64)
+        if self.topology.num_workers == 1:
+            return vector
+        if self._summed_over_workers is None:
+            self._summed_over_workers = tf.function(self._sum_on_first_replicas, reduce_retracing=True)
+        return self._summed_over_workers(tf.constant(vector)).numpy()
+
+    def _sum_on_first_replicas(self, vector: tf.Tensor) -> tf.Tensor:
+        def on_replica() -> tf.Tensor:
+            replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+            is_first = tf.equal(replica % self.topology.num_local_replicas, 0)
+            return self.sum_over_replicas([tf.where(is_first, vector, tf.zeros_like(vector))])[0]
+
+        return self.first_local(self.run(on_replica))
+
+    def any_worker(self, flag: bool) -> bool:
+        """Whether any worker's `flag` is set; a collective like `sum_over_workers`."""
+        return bool(self.sum_over_workers([float(flag)])[0] > 0)
+
+    def from_chief(self, values: Sequence[float]) -> np.ndarray:
+        """The chief's `values` on every worker; a collective like `sum_over_workers`."""
+        chiefs = np.asarray(values, np.float64)
+        return self.sum_over_workers(chiefs if self.topology.is_chief else np.zeros_like(chiefs))
+
+    def close(self) -> None:
+        """Leaves the run. The process computes nothing with this strategy afterwards."""

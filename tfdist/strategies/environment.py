@@ -1,0 +1,30 @@
+"""The environment variables of strategies, TF_CONFIG aside (that is cluster.py's).
+
+Everything takes the mapping it reads or sets, so that only the callers decide whose environment it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+HOROVOD_MARKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+TPU_MARKS = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR")
+
+
+def current() -> Mapping[str, str]:
+    """This process's environment."""
+    return os.environ
+
+
+def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | None:
+    """The first of `names` that the environment sets to something."""
+    return next((name for name in names if environment.get(name)), None)
+
+
+def set_horovod_tuning(*, fusion_threshold_bytes: int | None, cycle_time_milliseconds: float | None) -> None:
+    """Sets what Horovod reads when it initialises; None leaves the user's own setting."""
+    if fusion_threshold_bytes is not None:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(fusion_threshold_bytes)
+    if cycle_time_milliseconds is not None:
+        os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_milliseconds)

@@ -1,0 +1,71 @@
+"""The devices of one machine: a copy of the model on each, gradients summed between them."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.strategies.base import Notify, Strategy, Topology
+
+
+class Mirrored(Strategy):
+    """`tf.distribute.MirroredStrategy`.
+
+    Args:
+      num_cpu_devices: 0 uses the GPUs that TensorFlow finds. N > 0 splits the CPU into N logical devices, to try a
+        run of N replicas on a machine without GPUs.
+      num_gpus: how many of the GPUs to use; None uses all.
+    """
+
+    name = "mirrored"
+
+    def __init__(self, num_cpu_devices: int = 0, num_gpus: int | None = None) -> None:
+        super().__init__()
+        if num_cpu_devices < 0 or (num_gpus is not None and num_gpus < 1):
+            raise UserError(
+                f"Mirrored takes num_cpu_devices >= 0 and num_gpus >= 1; received {num_cpu_devices=}, {num_gpus=}."
+            )
+        self.num_cpu_devices = num_cpu_devices
+        self.num_gpus = num_gpus
+
+    def expected_replicas(self) -> int:
+        return self.num_cpu_devices or len(self._gpus())
+
+    def _gpus(self) -> list[tf.config.PhysicalDevice]:
+        gpus = tf.config.list_physical_devices("GPU")
+        wanted = len(gpus) if self.num_gpus is None else self.num_gpus
+        if not gpus or wanted > len(gpus):
+            raise UserError(
+                f"Mirrored(num_gpus={self.num_gpus}) finds {len(gpus)} GPUs on this machine. To try it on logical "
+                "CPU devices, write mirrored.Mirrored.num_cpu_devices = 2."
+            )
+        return gpus[:wanted]
+
+    def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
+        if self.num_cpu_devices:
+            devices = split_cpu(self.num_cpu_devices)
+        else:
+            tf.config.set_visible_devices(self._gpus(), "GPU")
+            devices = [f"GPU:{i}" for i in range(self.expected_replicas())]
+        distribution = tf.distribute.MirroredStrategy(devices)
+        return distribution, Topology(worker_index=0, num_workers=1, num_local_replicas=len(devices))
+
+
+def split_cpu(count: int) -> list[str]:
+    """Makes `count` logical devices of the CPU and returns their names.
+
+    Raises:
+      UserError: TensorFlow has started already, and with another number of devices.
+    """
+    tf.config.set_visible_devices([], "GPU")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    except RuntimeError as error:
+        if len(tf.config.list_logical_devices("CPU")) != count:
+            raise UserError(
+                f"The CPU cannot be split into {count} devices any more: TensorFlow computed something before the "
+                "strategy was set up. Do not make tensors, variables, layers or metrics at the top level of a module "
+                "that the gin file imports."
+            ) from error
+    return [f"CPU:{i}" for i in range(count)]

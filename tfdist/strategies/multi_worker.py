@@ -1,0 +1,89 @@
+"""Many machines through `tf.distribute.MultiWorkerMirroredStrategy`, described by TF_CONFIG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.strategies import environment
+from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.cluster import Cluster, read_tf_config
+from tfdist.strategies.rendezvous import rendezvous
+
+MEBIBYTE = 2**20
+PACKING_CANDIDATES = (0, MEBIBYTE, 2 * MEBIBYTE, 4 * MEBIBYTE)  # 0: everything in one pack, TensorFlow's default
+DEFAULT_PACKING = 2 * MEBIBYTE
+IMPLEMENTATIONS = ("auto", "ring", "nccl")
+TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+
+class MultiWorker(Strategy):
+    """`tf.distribute.MultiWorkerMirroredStrategy` over the cluster that TF_CONFIG describes.
+
+    Args:
+      implementation: the collectives: "ring" (gRPC), "nccl" (GPUs), or "auto", which lets TensorFlow choose.
+      bytes_per_pack: how many bytes of gradients go into one collective. Small packs leave while the backward pass
+        still computes, large ones pay less per message; "auto" tries some on the first batch and takes the quickest.
+        0 packs everything into one.
+      peer_timeout_seconds: how long to wait for the other workers at the start.
+    """
+
+    name = "multi_worker"
+
+    def __init__(
+        self,
+        implementation: str = "auto",
+        bytes_per_pack: int | str = "auto",
+        peer_timeout_seconds: float = 600.0,
+    ) -> None:
+        super().__init__()
+        if implementation not in IMPLEMENTATIONS:
+            raise UserError(f"MultiWorker.implementation is {implementation!r}; write one of {IMPLEMENTATIONS}.")
+        if bytes_per_pack != "auto" and (not isinstance(bytes_per_pack, int) or bytes_per_pack < 0):
+            raise UserError(
+                f"MultiWorker.bytes_per_pack is {bytes_per_pack!r}; write 'auto' or a number of bytes >= 0."
+            )
+        self.implementation = implementation
+        self.bytes_per_pack = bytes_per_pack
+        self.peer_timeout_seconds = peer_timeout_seconds
+
+    def expected_replicas(self) -> int | None:
+        return self._cluster().num_workers * max(1, len(tf.config.list_physical_devices("GPU")))
+
+    def packing_candidates(self) -> tuple[int, ...]:
+        return PACKING_CANDIDATES if self.bytes_per_pack == "auto" and self.topology.num_workers > 1 else ()
+
+    def set_packing(self, bytes_per_pack: int) -> None:
+        self.bytes_per_pack = bytes_per_pack
+
+    def sum_over_replicas(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        packing = DEFAULT_PACKING if self.bytes_per_pack == "auto" else self.bytes_per_pack
+        context = tf.distribute.get_replica_context()
+        # A tensor read from a variable has no device, and TensorFlow asks where its sum should go: identity places it.
+        placed = [t if isinstance(t, tf.IndexedSlices) else tf.identity(t) for t in tensors]
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, placed, options=self._options(packing)))
+
+    def _options(self, bytes_per_pack: int) -> tf.distribute.experimental.CommunicationOptions:
+        implementation = tf.distribute.experimental.CommunicationImplementation(self.implementation.upper())
+        return tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=bytes_per_pack, implementation=implementation
+        )
+
+    def _cluster(self) -> Cluster:
+        cluster = read_tf_config(environment.current())
+        if cluster is None:
+            raise UserError(
+                "The strategy multi_worker needs the environment variable TF_CONFIG, which is not set. For two workers "
+                "on this machine run: python -m tfdist.launch --workers=2 -- --gin_file=…; else set it on each worker, "
+                f"e.g. TF_CONFIG='{TF_CONFIG_EXAMPLE}'"
+            )
+        return cluster
+
+    def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
+        cluster = self._cluster()
+        rendezvous(cluster, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
+        distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options(DEFAULT_PACKING))
+        num_local = distribution.num_replicas_in_sync // cluster.num_workers
+        return distribution, Topology(cluster.worker_index, cluster.num_workers, num_local_replicas=num_local)

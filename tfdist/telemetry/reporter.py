@@ -1,0 +1,59 @@
+"""What the training loop reports, told to everyone who listens: the console, metrics.jsonl, TensorBoard, the events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.telemetry.console import Console
+from tfdist.telemetry.console_text import EpochSummary, Progress
+from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.metrics import Metrics
+
+
+class RunReporter:
+    """Passes on what the loop says; rates come as steps a second and go out as examples a second."""
+
+    def __init__(self, *, console: Console, metrics: Metrics, events: EventLog, examples_per_step: float) -> None:
+        self._console = console
+        self._metrics = metrics
+        self._events = events
+        self._examples_per_step = examples_per_step
+
+    def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: Mapping[str, Any], rate: float) -> None:
+        self._console.update(
+            Progress(
+                step=step,
+                epoch=epoch + 1,
+                step_in_epoch=step_in_epoch,
+                metrics=metrics,
+                examples_per_second=rate * self._examples_per_step,
+            )
+        )
+
+    def point(self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float) -> None:
+        self._metrics.log(step=step, epoch=epoch + 1, split=split, metrics=metrics, learning_rate=learning_rate)
+
+    def epoch_end(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        train: Mapping[str, Any],
+        evaluation: Mapping[str, Any],
+        seconds: float,
+        rate: float,
+    ) -> None:
+        self._console.end_epoch(
+            EpochSummary(
+                step=step,
+                epoch=epoch + 1,
+                metrics=train,
+                eval_metrics=evaluation,
+                seconds=seconds,
+                examples_per_second=rate * self._examples_per_step,
+            )
+        )
+
+    def skipped(self, *, step: int, steps: int, scale: float) -> None:
+        self._events.info("steps_skipped", step=step, steps=steps, loss_scale=scale)

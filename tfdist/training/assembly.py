@@ -1,0 +1,177 @@
+"""Puts the parts of a training together, out of what a root was given."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.data.arrays import ArraySource
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import as_source, build_pipeline, dispose
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.tasks.base import Task
+from tfdist.telemetry.console_text import Plan
+from tfdist.telemetry.reporter import RunReporter
+from tfdist.training.callbacks import Callbacks
+from tfdist.training.evaluation import Evaluator
+from tfdist.training.gradients import LocalGradients
+from tfdist.training.learner import Learner
+from tfdist.training.loop import Boundaries, Loop, Outcome
+from tfdist.training.metrics import MetricGroup
+from tfdist.training.pace import Pace
+from tfdist.training.run import Run
+from tfdist.training.step import TrainStep
+from tfdist.training.tuned import choose_packing, choose_xla
+
+
+def stream(run: Run, source: ArraySource, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
+    """This worker's local batches, from a step on."""
+    return run.strategy.distribute(build_pipeline(source, plan, run.topology, first_step=first_step))
+
+
+def build_step(
+    run: Run, learner: Learner, task: Task, source: ArraySource, plan: BatchPlan, *, xla: str, deterministic: bool
+) -> TrainStep:
+    """The training step, with what was left to "auto" settled."""
+
+    def gradients(jit_compile: bool) -> LocalGradients:
+        return LocalGradients(
+            strategy=run.strategy,
+            model=learner.model,
+            task=task,
+            metrics=learner.train_metrics,
+            num_microbatches=plan.num_microbatches,
+            loss_scale=learner.loss_scale,
+            jit_compile=jit_compile,
+        )
+
+    def batches() -> Iterator[Any]:
+        return stream(run, source, plan)
+
+    auto = {"deterministic": deterministic, "tell": run.events.info}
+    step = TrainStep(
+        strategy=run.strategy,
+        model=learner.model,
+        optimizer=learner.optimizer,
+        local_gradients=choose_xla(run.strategy, learner, gradients, batches, xla=xla, **auto),
+        metrics=learner.train_metrics,
+        term_names=task.term_names(),
+        loss_scale=learner.loss_scale,
+        typical_weight=float(plan.global_batch_size),
+    )
+    choose_packing(run.strategy, learner, step, batches, **auto)
+    return step
+
+
+def build_evaluator(
+    run: Run, model: keras.Model, metrics: MetricGroup, task: Task, data: Callable[[], Any] | None, batch_size: int
+) -> Evaluator | None:
+    """An evaluator of all that `data` gives, in its order; None without data."""
+    if data is None:
+        return None
+    source = as_source(data())
+    plan = BatchPlan(
+        num_examples=source.num_examples,
+        global_batch_size=batch_size,
+        num_replicas=run.topology.num_replicas,
+        pad=run.strategy.needs_static_shapes,
+    )
+    return Evaluator(
+        strategy=run.strategy,
+        model=model,
+        task=task,
+        metrics=metrics,
+        iterator=stream(run, source, plan),
+        num_steps=plan.steps_per_epoch,
+    )
+
+
+def run_loop(
+    run: Run,
+    learner: Learner,
+    step: TrainStep,
+    evaluator: Evaluator | None,
+    source: ArraySource,
+    plan: BatchPlan,
+    boundaries: Boundaries,
+    callbacks: Sequence[keras.callbacks.Callback],
+    steps_per_call: int | None,
+) -> tuple[Outcome, float]:
+    """Trains to the end; the outcome, and the seconds it took."""
+    num_epochs = -(-boundaries.total_steps // plan.steps_per_epoch)
+    examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
+    iterator = stream(run, source, plan)
+    loop = Loop(
+        strategy=run.strategy,
+        step=step,
+        iterator=iterator,
+        evaluator=evaluator,
+        callbacks=Callbacks(
+            callbacks,
+            model=learner.model,
+            optimizer=learner.optimizer,
+            is_chief=run.topology.is_chief,
+            params={"epochs": num_epochs, "steps": plan.steps_per_epoch, "verbose": 0},
+        ),
+        reporter=RunReporter(
+            console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
+        ),
+        boundaries=boundaries,
+        pace=Pace(run.strategy, steps_per_call),
+        optimizer=learner.optimizer,
+        loss_scale=learner.loss_scale,
+    )
+    run.console.start(
+        Plan(total_epochs=num_epochs, steps_per_epoch=plan.steps_per_epoch, total_steps=boundaries.total_steps)
+    )
+    started = time.perf_counter()
+    outcome = loop.run()
+    seconds = time.perf_counter() - started
+    dispose(iterator)
+    return outcome, seconds
+
+
+def finish_weights(learner: Learner, evaluator: Evaluator | None, outcome: Outcome) -> None:
+    """Leaves in the model what is to be kept, the moving average if the optimizer keeps one, and evaluates that."""
+    learner.optimizer.finalize_variable_values(learner.model.trainable_variables)
+    if evaluator is not None and (learner.optimizer.use_ema or outcome.evaluated_at != outcome.step):
+        outcome.eval_metrics = evaluator.evaluate()
+        outcome.evaluated_at = outcome.step
+
+
+def export_model(run: Run, model: keras.Model) -> None:
+    """Writes export/model.keras, whole or not at all, on the chief."""
+    if not run.topology.is_chief:
+        return
+    model.optimizer = None  # the callbacks had it there; it is no part of the model
+    with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
+        path = os.path.join(scratch, "model.keras")
+        model.save(path)
+        files.make_dirs(run.directory.export)
+        with open(path, "rb") as saved:
+            files.write_atomic(run.directory.model, saved.read())
+
+
+def load_weights(model: keras.Model, path: str) -> None:
+    """Loads a .keras or .weights.h5 file, local or gs://, into a built model.
+
+    Raises:
+      UserError: it cannot be read, or its variables are not the model's.
+    """
+    suffix = next((s for s in (".keras", ".weights.h5") if path.endswith(s)), None)
+    if suffix is None:
+        raise UserError(f"Weights are read from .keras and .weights.h5 files; received {path!r}.")
+    with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
+        copy = os.path.join(scratch, f"model{suffix}")
+        try:
+            with open(copy, "wb") as target:
+                target.write(files.read(path))
+            model.load_weights(copy)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"The weights in {path} do not load into this model: {error}") from error

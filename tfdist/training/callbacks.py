@@ -1,0 +1,108 @@
+"""Keras callbacks in a loop that is not Keras's.
+
+Invariant: every worker's callbacks see the same logs, so those that act on the model or the optimizer act alike on
+all; those that write files run on the chief alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfdist.errors import UserError
+
+WRITERS = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+)
+BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+class Callbacks:
+    """The user's callbacks, as this worker runs them.
+
+    A callback runs on every worker, unless it is one of Keras's that write, or has an attribute `chief_only = True`.
+    Batch hooks are called once a call of the step function, as Keras does with `steps_per_execution`.
+
+    Raises:
+      UserError: an entry is no Keras callback, or one that cannot work here.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        is_chief: bool,
+        params: dict[str, Any],
+    ) -> None:
+        check_callbacks(callbacks)
+        mine = [c for c in callbacks if is_chief or not writes(c)]
+        self._model = model
+        model.optimizer = optimizer  # where Keras callbacks look for the learning rate
+        model.stop_training = False
+        self._list = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
+        self._has_batch_hooks = any(
+            getattr(type(c), hook) is not getattr(keras.callbacks.Callback, hook) for c in mine for hook in BATCH_HOOKS
+        )
+
+    @property
+    def wants_stop(self) -> bool:
+        return bool(self._model.stop_training)
+
+    def train_begin(self) -> None:
+        self._list.on_train_begin()
+
+    def train_end(self, logs: dict[str, Any]) -> None:
+        self._list.on_train_end(logs)
+
+    def epoch_begin(self, epoch: int) -> None:
+        self._list.on_epoch_begin(epoch)
+
+    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """`logs`: the epoch's training metrics, and the evaluation's under `val_…` names."""
+        self._list.on_epoch_end(epoch, logs)
+
+    def batch_begin(self, step_in_epoch: int) -> None:
+        if self._has_batch_hooks:
+            self._list.on_train_batch_begin(step_in_epoch)
+
+    def batch_end(self, step_in_epoch: int, logs: dict[str, Any]) -> None:
+        if self._has_batch_hooks:
+            self._list.on_train_batch_end(step_in_epoch, logs)
+
+    def test_begin(self) -> None:
+        self._list.on_test_begin()
+
+    def test_end(self, logs: dict[str, Any]) -> None:
+        self._list.on_test_end(logs)
+
+
+def writes(callback: keras.callbacks.Callback) -> bool:
+    """Whether only the chief should run it."""
+    return bool(getattr(callback, "chief_only", isinstance(callback, WRITERS)))
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises UserError where one of them cannot work here."""
+    if not isinstance(callbacks, (list, tuple)):
+        raise UserError(f"train.callbacks is {callbacks!r}; write a list, [@keras.callbacks.EarlyStopping()].")
+    for callback in callbacks:
+        _check(callback)
+
+
+def _check(callback: Any) -> None:
+    if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
+        raise UserError(
+            f"train.callbacks holds the class {callback.__name__}; write @keras.callbacks.{callback.__name__}() with "
+            "parentheses."
+        )
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise UserError("keras.callbacks.BackupAndRestore works only inside keras.Model.fit; leave it out here.")

@@ -1,0 +1,107 @@
+"""What can be checked without training: `--mode=validate`, and the beginning of every run.
+
+Says what it finds in lines for the user; ends with a UserError at the first thing that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.data.arrays import ArraySource
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import as_source
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+from tfdist.training.callbacks import check_callbacks
+from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model
+from tfdist.training.metrics import MetricGroup
+from tfdist.training.optimizer import build_optimizer
+
+Tell = Callable[[str], None]
+
+
+def check_counts(root: str, counts: Mapping[str, Any]) -> None:
+    """Raises UserError unless each of a root's `counts` is a whole number above 0, or None."""
+    for name, value in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(f"{root}.{name} is {value!r}; write a whole number of at least 1.")
+
+
+def check_training(
+    tell: Tell,
+    *,
+    strategy: Strategy,
+    model: ModelBuilder,
+    optimizer: OptimizerBuilder,
+    task: Task,
+    train_data: Callable[[], Any],
+    eval_data: Callable[[], Any] | None,
+    callbacks: Sequence[keras.callbacks.Callback],
+    plan: Callable[[int, int], BatchPlan],
+    eval_batch_size: int,
+) -> None:
+    """Builds all that a training needs, on this process alone, without a step.
+
+    `plan` gives the batches for a number of examples and of replicas.
+    """
+    check_callbacks(callbacks)
+    replicas = _tell_strategy(tell, strategy)
+    source = as_source(train_data())
+    batches = plan(source.num_examples, replicas)
+    _tell_data(tell, "training", source, batches)
+    if eval_data is not None:
+        check_evaluation_data(tell, as_source(eval_data()), source, eval_batch_size, replicas)
+    built = build_model(model, task, source.structure)
+    made = build_optimizer(optimizer, built)
+    names = MetricGroup(task.metric_specs()).names
+    tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *names])}")
+    tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
+
+
+def check_evaluation(
+    tell: Tell, *, strategy: Strategy, model: ModelBuilder, task: Task, data: Callable[[], Any], batch_size: int
+) -> None:
+    """The same for an evaluation."""
+    replicas = _tell_strategy(tell, strategy)
+    source = as_source(data())
+    check_evaluation_data(tell, source, source, batch_size, replicas)
+    built = build_model(model, task, source.structure)
+    tell(f"model: {built.name}, {built.count_params():,} parameters")
+
+
+def check_evaluation_data(tell: Tell, source: ArraySource, like: ArraySource, batch_size: int, replicas: int) -> None:
+    """Checks that evaluation examples look as training's do."""
+    ours, theirs = _said(source.structure), _said(like.structure)
+    if ours != theirs:
+        raise UserError(f"The evaluation data gives {ours}, the training data {theirs}. Both have to look alike.")
+    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=replicas)
+    _tell_data(tell, "evaluation", source, plan)
+
+
+def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
+    expected = strategy.expected_replicas()
+    reason = f" ({strategy.reason})" if strategy.reason else ""
+    replicas = "as many replicas as the hardware has" if expected is None else f"{expected} replicas"
+    tell(f"strategy: {strategy.name}, {replicas}{reason}")
+    return expected or 1
+
+
+def _tell_data(tell: Tell, split: str, source: ArraySource, plan: BatchPlan) -> None:
+    tell(
+        f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
+        f"{plan.steps_per_epoch:,} steps of {plan.global_batch_size} an epoch"
+    )
+
+
+def _said(structure: Any) -> str:
+    described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", structure)
+    return str(described).replace("'", "")
+
+
+def _size(variable: Any) -> int:
+    return int(tf.TensorShape(variable.shape).num_elements() or 0)

@@ -1,0 +1,113 @@
+"""Everything that training changes, made inside a strategy's scope and checked before the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+from tfdist.training.gradients import forward
+from tfdist.training.metrics import MetricGroup
+from tfdist.training.optimizer import build_optimizer
+from tfdist.training.precision import LossScale
+from tfdist.training.randomness import separate_replicas
+
+ModelBuilder = Callable[[], keras.Model]
+OptimizerBuilder = Callable[[], keras.optimizers.Optimizer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What learns: the variables of a run and the objects that hold them."""
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    loss_scale: LossScale | None
+    train_metrics: MetricGroup
+    eval_metrics: MetricGroup
+
+
+def build_learner(
+    strategy: Strategy, model: ModelBuilder, optimizer: OptimizerBuilder, task: Task, structure: Any, precision: str
+) -> Learner:
+    """Makes model, optimizer and metrics; every worker ends with the chief's values.
+
+    Args:
+      strategy: connected.
+      model: builds the model, uncompiled.
+      optimizer: builds the optimizer.
+      task: checked against the model on `structure`.
+      structure: nest of `tf.TensorSpec`s of a batch of examples.
+      precision: "float16" adds a loss scale.
+
+    Raises:
+      UserError: the parts do not fit together.
+    """
+    with strategy.scope():
+        built = build_model(model, task, structure)
+        made_optimizer = build_optimizer(optimizer, built)
+        loss_scale = LossScale() if precision == "float16" else None
+        train_metrics = MetricGroup(task.metric_specs())
+        eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
+    separate_replicas(built)
+    strategy.synchronize([*built.variables, *made_optimizer.variables])
+    return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics)
+
+
+def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Model:
+    """A built model that takes what the task gives it. Call it inside the strategy's scope.
+
+    Raises:
+      UserError: the builder gives no uncompiled Keras model, or the model or the loss does not take the examples.
+    """
+    if isinstance(builder, keras.Model):
+        raise UserError(
+            "The model is a Keras model already; its variables must be made inside the strategy's scope. Give a "
+            "function that returns it: @my_module.build_model without parentheses."
+        )
+    model = builder()
+    if not isinstance(model, keras.Model):
+        raise UserError(f"The model builder returned {type(model).__name__}; return an uncompiled keras.Model.")
+    if model.compiled:
+        raise UserError(
+            "The model is compiled. Return it uncompiled: train.optimizer and train.task take the place of compile()."
+        )
+    try:
+        if not model.built:
+            model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
+        trace_loss(model, task, structure)
+    except UserError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, tf.errors.OpError) as error:
+        raise UserError(_said(error, structure)) from error
+    if not model.trainable_variables:
+        raise UserError("The model has no trainable variables: nothing would be learned.")
+    return model
+
+
+def trace_loss(model: keras.Model, task: Task, structure: Any) -> None:
+    """Traces the loss on the shapes of a batch, without computing anything."""
+
+    def loss(examples: Any) -> tf.Tensor:
+        return forward(model, task, {"examples": examples}, training=False).loss_sum
+
+    tf.function(loss, autograph=False).get_concrete_function(structure)
+
+
+def _said(error: Exception, structure: Any) -> str:
+    """One message out of an error that Keras, TensorFlow or the user's own code raised on the examples."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    text = "\n".join(line for line in str(error).strip().splitlines() if line.strip())
+    shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", structure)
+    return (
+        f"Model and loss do not fit the data{where}: {type(error).__name__}: {text}\n"
+        f"The data gives batches of {shapes}."
+    )

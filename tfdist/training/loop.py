@@ -1,0 +1,254 @@
+"""The training loop: calls of K steps, and what happens between them.
+
+Invariant: where a call ends does not change what is trained. Boundaries (the end of an epoch, an evaluation, a logged
+point, the end of the run) come at fixed steps; between them a call takes as many steps as `Pace` says. Written once
+for all strategies; every worker runs it and meets the same boundaries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import DivergedError
+from tfdist.strategies.base import Strategy
+from tfdist.training.callbacks import Callbacks
+from tfdist.training.evaluation import Evaluator, to_python
+from tfdist.training.pace import Pace
+from tfdist.training.precision import LossScale
+from tfdist.training.step import Totals, TrainStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundaries:
+    """The steps at which a call has to end.
+
+    Args:
+      total_steps: the last step of the run.
+      steps_per_epoch: of the training data.
+      eval_every_steps: None evaluates at the end of each epoch.
+      log_every_steps: None logs at the end of each epoch only.
+    """
+
+    total_steps: int
+    steps_per_epoch: int
+    eval_every_steps: int | None = None
+    log_every_steps: int | None = None
+
+    def next_after(self, step: int) -> int:
+        periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
+        return min(self.total_steps, *((step // period + 1) * period for period in periods if period))
+
+    def ends_epoch(self, step: int) -> bool:
+        return step % self.steps_per_epoch == 0 or step == self.total_steps
+
+    def evaluates(self, step: int) -> bool:
+        if self.eval_every_steps is None:
+            return self.ends_epoch(step)
+        return step % self.eval_every_steps == 0 or step == self.total_steps
+
+    def logs(self, step: int) -> bool:
+        return bool(self.log_every_steps) and step % self.log_every_steps == 0 and not self.ends_epoch(step)
+
+
+class Reporter(Protocol):
+    """Where the loop tells what it did; experiment.py passes the console, metrics.jsonl and TensorBoard in one."""
+
+    def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: dict[str, Any], rate: float) -> None: ...
+
+    def point(self, *, step: int, epoch: int, split: str, metrics: dict[str, Any], learning_rate: float) -> None: ...
+
+    def epoch_end(
+        self, *, step: int, epoch: int, train: dict[str, Any], evaluation: dict[str, Any], seconds: float, rate: float
+    ) -> None: ...
+
+    def skipped(self, *, step: int, steps: int, scale: float) -> None: ...
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Where a loop ended."""
+
+    step: int = 0
+    stopped_early: bool = False
+    train_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    eval_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    evaluated_at: int = -1
+
+
+@dataclasses.dataclass
+class EpochSums:
+    """The loss of the epoch so far."""
+
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    term_sums: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def add(self, totals: Totals) -> None:
+        self.loss_sum += float(totals.loss_sum)
+        self.weight += float(totals.weight)
+        for name, value in totals.term_sums.items():
+            self.term_sums[name] = self.term_sums.get(name, 0.0) + float(value)
+
+    def means(self) -> dict[str, float]:
+        weight = self.weight or float("nan")
+        return {"loss": self.loss_sum / weight} | {f"{n}_loss": v / weight for n, v in self.term_sums.items()}
+
+
+class Loop:
+    """Trains until a step, an early stop, or a divergence.
+
+    Args:
+      strategy: connected.
+      step: runs K steps.
+      iterator: local batches, its first element that of step `first_step`.
+      evaluator: None trains without evaluation.
+      callbacks: the user's.
+      reporter: told what happens.
+      boundaries: where calls end.
+      pace: how long calls are.
+      optimizer: asked for its learning rate.
+      loss_scale: as the step has it.
+      first_step: steps done before.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        step: TrainStep,
+        iterator: Iterator[Any],
+        evaluator: Evaluator | None,
+        callbacks: Callbacks,
+        reporter: Reporter,
+        boundaries: Boundaries,
+        pace: Pace,
+        optimizer: keras.optimizers.Optimizer,
+        loss_scale: LossScale | None = None,
+        first_step: int = 0,
+    ) -> None:
+        self._strategy = strategy
+        self._step = step
+        self._iterator = iterator
+        self._evaluator = evaluator
+        self._callbacks = callbacks
+        self._reporter = reporter
+        self._boundaries = boundaries
+        self._pace = pace
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._sums = EpochSums()
+        self._outcome = Outcome(step=first_step)
+        self._epoch_started = time.perf_counter()
+        self._evaluation_seconds = 0.0
+
+    def run(self) -> Outcome:
+        """Trains; raises DivergedError when the loss or a gradient is not finite and nothing can skip it."""
+        outcome, boundaries = self._outcome, self._boundaries
+        self._callbacks.train_begin()
+        while outcome.step < boundaries.total_steps and not outcome.stopped_early:
+            if outcome.step % boundaries.steps_per_epoch == 0:
+                self._begin_epoch()
+            self._train_until(boundaries.next_after(outcome.step))
+            logs = dict(outcome.train_metrics)
+            if self._evaluator is not None and boundaries.evaluates(outcome.step):
+                logs |= {f"val_{name}": value for name, value in self._evaluate().items()}
+            if boundaries.logs(outcome.step):
+                self._point("train", outcome.train_metrics)
+            if boundaries.ends_epoch(outcome.step):
+                self._end_epoch(logs)
+        self._callbacks.train_end(dict(outcome.train_metrics))
+        return outcome
+
+    @property
+    def learning_rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+
+    @property
+    def _epoch(self) -> int:
+        """The epoch that the last step done belongs to, counted from 0."""
+        return max(0, self._outcome.step - 1) // self._boundaries.steps_per_epoch
+
+    @property
+    def _steps_in_epoch(self) -> int:
+        return self._outcome.step - self._epoch * self._boundaries.steps_per_epoch
+
+    def _begin_epoch(self) -> None:
+        self._sums = EpochSums()
+        self._evaluation_seconds = 0.0
+        self._step.reset_metrics()
+        self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
+        self._epoch_started = time.perf_counter()
+
+    def _train_until(self, boundary: int) -> None:
+        while self._outcome.step < boundary:
+            steps = min(self._pace.steps_per_call, boundary - self._outcome.step)
+            self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
+            started = time.perf_counter()
+            totals, metrics = self._step.run(self._iterator, tf.constant(steps))
+            done, skipped = int(totals.steps), int(totals.skipped)  # waits for the device
+            seconds = time.perf_counter() - started
+            self._sums.add(totals)
+            self._outcome.step += done
+            self._outcome.train_metrics = self._sums.means() | to_python(metrics)
+            if skipped:
+                self._on_skipped(done, skipped)
+            self._pace.observe(steps, seconds)
+            self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
+            self._reporter.progress(
+                step=self._outcome.step,
+                epoch=self._epoch,
+                step_in_epoch=self._steps_in_epoch,
+                metrics=self._outcome.train_metrics,
+                rate=done / seconds,
+            )
+
+    def _on_skipped(self, done: int, skipped: int) -> None:
+        if self._loss_scale is None:
+            raise DivergedError(
+                f"Training diverged at step {self._outcome.step}: the loss or a gradient is not finite. The weights "
+                "are those of the step before. Try a lower learning rate, clipping (global_clipnorm = 1.0) or "
+                "train.precision = 'float32', and look for examples that are not finite."
+            )
+        scale = float(keras.ops.convert_to_numpy(self._loss_scale.scale))
+        if skipped == done and scale <= 1.0:
+            raise DivergedError(
+                f"Training diverged at step {self._outcome.step}: gradients overflow float16 even at loss scale 1. Try "
+                "train.precision = 'bfloat16' or 'float32', or a lower learning rate."
+            )
+        self._reporter.skipped(step=self._outcome.step, steps=skipped, scale=scale)
+
+    def _evaluate(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        self._callbacks.test_begin()
+        results = self._evaluator.evaluate()
+        self._outcome.eval_metrics, self._outcome.evaluated_at = results, self._outcome.step
+        self._callbacks.test_end(results)
+        self._point("eval", results)
+        self._evaluation_seconds += time.perf_counter() - started
+        return results
+
+    def _end_epoch(self, logs: dict[str, Any]) -> None:
+        outcome = self._outcome
+        seconds = time.perf_counter() - self._epoch_started
+        self._point("train", outcome.train_metrics)
+        self._reporter.epoch_end(
+            step=outcome.step,
+            epoch=self._epoch,
+            train=outcome.train_metrics,
+            evaluation=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
+            seconds=seconds,
+            rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
+        )
+        self._callbacks.epoch_end(self._epoch, logs)
+        outcome.stopped_early = self._strategy.any_worker(self._callbacks.wants_stop)
+
+    def _point(self, split: str, metrics: dict[str, Any]) -> None:
+        self._reporter.point(
+            step=self._outcome.step, epoch=self._epoch, split=split, metrics=metrics, learning_rate=self.learning_rate
+        )

@@ -1,0 +1,73 @@
+"""Keras metrics whose state lives apart on each replica and is summed when it is read.
+
+Invariant: a metric's state over the run is the sum over replicas of what each added, so its result is that of one
+device that saw every example once. Read once a call of the step function, in the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import MetricSpec
+
+
+class MetricGroup:
+    """The metrics of one split. Make it inside the strategy's scope.
+
+    Args:
+      specs: what to build.
+      names: what to call them in what is logged; None takes Keras's names. (Keras numbers the second metric of a
+        class, so the second split is given the names of the first.)
+    """
+
+    def __init__(self, specs: Sequence[MetricSpec], names: Sequence[str] | None = None) -> None:
+        self.metrics = [spec.build() for spec in specs]
+        for metric in self.metrics:
+            if not isinstance(metric, keras.metrics.Metric):
+                raise TypeError(f"A metric builder returned {type(metric).__name__}, not a keras.metrics.Metric.")
+        self.names = (
+            list(names)
+            if names
+            else [
+                f"{spec.output}_{metric.name}" if spec.output else metric.name
+                for spec, metric in zip(specs, self.metrics, strict=True)
+            ]
+        )
+
+    def reset(self) -> None:
+        """Back to no example seen; in replica context."""
+        for metric in self.metrics:
+            metric.reset_state()
+
+    @property
+    def variables(self) -> list[Any]:
+        return [v for metric in self.metrics for v in metric.variables]
+
+    def read(self, strategy: Strategy) -> dict[str, tf.Tensor]:
+        """The metrics over all replicas; in replica context, one reduction."""
+        if not self.metrics:
+            return {}
+        states = [self._contribution(v, strategy) for v in self.variables]
+        if strategy.topology.num_replicas > 1:
+            states = strategy.sum_over_replicas(states)
+        results: dict[str, tf.Tensor] = {}
+        for name, metric in zip(self.names, self.metrics, strict=True):
+            own, states = states[: len(metric.variables)], states[len(metric.variables) :]
+            result = metric.stateless_result(own)
+            results.update(result if isinstance(result, dict) else {name: result})
+        return results
+
+    def _contribution(self, variable: Any, strategy: Strategy) -> tf.Tensor:
+        """What this replica adds to the variable's value over all replicas."""
+        value = tf.convert_to_tensor(variable.value)
+        if variable.aggregation == "sum" or strategy.topology.num_replicas == 1:
+            return value
+        if variable.aggregation == "mean":
+            return value / tf.cast(strategy.topology.num_replicas, value.dtype)
+        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+        return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))

@@ -1,0 +1,55 @@
+"""The type that is computed in, and the loss scale that float16 needs.
+
+A float16 gradient below 6e-8 is zero. Multiplying the loss by a scale keeps small gradients alive; the scale doubles
+after some steps without overflow and halves at each overflow (Micikevicius et al., "Mixed Precision Training", 2018,
+https://arxiv.org/abs/1710.03740). The check sees the gradients summed over all replicas, so an overflow on any one of
+them skips the step on all.
+"""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UserError
+
+POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+INITIAL_SCALE = 2.0**15
+STEPS_TO_DOUBLE = 2000
+
+
+def set_precision(precision: str) -> None:
+    """Sets what layers made from now on compute in; variables stay float32.
+
+    Raises:
+      UserError: `precision` is none of float32, bfloat16, float16.
+    """
+    if precision not in POLICIES:
+        raise UserError(f"train.precision is {precision!r}; write one of {', '.join(map(repr, POLICIES))}.")
+    keras.config.set_dtype_policy(POLICIES[precision])
+
+
+class LossScale:
+    """A dynamic loss scale. Make it inside the strategy's scope; its two variables belong to the training's state.
+
+    Args:
+      initial: the first scale, a power of two so that scaling rounds nothing.
+      steps_to_double: steps without overflow after which it doubles.
+    """
+
+    def __init__(self, initial: float = INITIAL_SCALE, steps_to_double: int = STEPS_TO_DOUBLE) -> None:
+        self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="loss_scale")
+        self.good_steps = keras.Variable(0, dtype="int32", trainable=False, name="loss_scale_good_steps")
+        self._steps_to_double = steps_to_double
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return [self.scale, self.good_steps]
+
+    def update(self, finite: tf.Tensor) -> None:
+        """Takes note of one step; in replica context, with the same `finite` on every replica."""
+        scale, good = tf.convert_to_tensor(self.scale.value), tf.convert_to_tensor(self.good_steps.value) + 1
+        full = good >= self._steps_to_double
+        grown = tf.where(full, tf.minimum(scale * 2.0, 2.0**24), scale)
+        self.scale.value.assign(tf.where(finite, grown, tf.maximum(scale / 2.0, 1.0)))
+        self.good_steps.value.assign(tf.where(finite & ~full, good, 0))

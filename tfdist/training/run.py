@@ -1,0 +1,123 @@
+"""One run of one process: where it is kept, who takes part, who is told.
+
+Invariant: whatever happens inside `open_run`, the logs are closed and the strategy is left; an error is in the events
+before it leaves. Made by the roots of experiment.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.strategies.base import Strategy, Topology
+from tfdist.telemetry.console import Console, open_console
+from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
+from tfdist.telemetry.run_directory import RunDirectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the command line asks of a root.
+
+    Attributes:
+      run_dir: where the run is kept, local or gs://.
+      config_text: the text of config.gin, asked for when a run begins and again when it has ended well.
+      check_only: check all that can be checked, train nothing.
+      tell: takes the lines of what a check finds.
+    """
+
+    run_dir: str
+    config_text: Callable[[], str] = lambda: ""
+    check_only: bool = False
+    tell: Callable[[str], None] = print
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """An open run."""
+
+    request: Request
+    directory: RunDirectory
+    strategy: Strategy
+    topology: Topology
+    console: Console
+    events: EventLog
+    metrics: Metrics
+
+    def write_config(self) -> None:
+        """Writes config.gin, on the chief."""
+        if self.topology.is_chief:
+            files.write_atomic(self.directory.config, self.request.config_text())
+
+
+@contextlib.contextmanager
+def open_run(request: Request, strategy: Strategy, *, mode: str) -> Iterator[Run]:
+    """Joins the other workers and opens the run directory.
+
+    Args:
+      request: from the command line.
+      strategy: not connected yet.
+      mode: "train" begins a run and refuses the directory of a finished one; others add to what is there.
+
+    Raises:
+      UserError: the cluster or the directory cannot be used.
+    """
+    directory = RunDirectory(request.run_dir)
+    waiting = open_console(is_chief=True)
+    topology = strategy.connect(notify=waiting.message)
+    console = open_console(is_chief=topology.is_chief)
+    try:
+        _prepare(directory, strategy, topology, mode)
+        events = EventLog(directory, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
+        metrics = MetricsLog(directory) if topology.is_chief else NullMetricsLog()
+        run = Run(request, directory, strategy, topology, console, events, metrics)
+        try:
+            if mode == "train":
+                run.write_config()
+            _announce(run, mode)
+            yield run
+            strategy.any_worker(False)  # nobody leaves while another still needs it
+        except BaseException as error:
+            events.error("run_failed", mode=mode, error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            metrics.close()
+            events.close()
+    finally:
+        console.close()
+        strategy.close()
+
+
+def _prepare(directory: RunDirectory, strategy: Strategy, topology: Topology, mode: str) -> None:
+    """The chief makes the directory; all end together where it cannot be used."""
+    problem: UserError | None = None
+    if topology.is_chief:
+        try:
+            directory.create()
+            if mode == "train" and files.exists(directory.result):
+                raise UserError(
+                    f"{directory.path} holds a finished run (result.json). Give another --run_dir, or remove it first."
+                )
+        except UserError as error:
+            problem = error
+    if strategy.any_worker(problem is not None):
+        raise problem or UserError(f"The chief cannot use the run directory {directory.path}; its message says why.")
+
+
+def _announce(run: Run, mode: str) -> None:
+    topology = run.topology
+    workers = f"{topology.num_workers} worker{'s' if topology.num_workers > 1 else ''}"
+    replicas = f"{topology.num_replicas} replica{'s' if topology.num_replicas > 1 else ''}"
+    reason = f" ({run.strategy.reason})" if run.strategy.reason else ""
+    run.events.info(
+        "run_started",
+        message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}; {run.directory.path}",
+        mode=mode,
+        strategy=run.strategy.name,
+        num_workers=topology.num_workers,
+        num_replicas=topology.num_replicas,
+    )

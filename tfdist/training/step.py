@@ -1,0 +1,177 @@
+"""The training step, and K of them in one call.
+
+A step is: each replica's sums over its examples → one reduction over all replicas → division by the global weight →
+finite check → clipping and update by the Keras optimizer. Invariant: after the reduction every replica holds the same
+bits, so all of them decide and update alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.base import Strategy
+from tfdist.training.gradients import Gradient, LocalGradients
+from tfdist.training.metrics import MetricGroup
+from tfdist.training.precision import LossScale
+
+
+class Totals(NamedTuple):
+    """What some steps add up to, the same on every replica.
+
+    Attributes:
+      loss_sum: Σ of weighted losses over the global batches of the steps that were applied.
+      weight: Σ of their weights; loss_sum ÷ weight is the mean loss.
+      term_sums: the same by loss term, where there are several.
+      steps: steps done, skipped ones included.
+      skipped: steps whose gradients were not finite, so that nothing was updated.
+    """
+
+    loss_sum: tf.Tensor
+    weight: tf.Tensor
+    term_sums: dict[str, tf.Tensor]
+    steps: tf.Tensor
+    skipped: tf.Tensor
+
+
+class GlobalSums(NamedTuple):
+    """One step's sums over all replicas; the gradients divided by the weight."""
+
+    gradients: list[tf.Tensor | tf.IndexedSlices]
+    loss_sum: tf.Tensor
+    weight: tf.Tensor
+    term_sums: dict[str, tf.Tensor]
+    finite: tf.Tensor
+
+
+class TrainStep:
+    """Runs training steps under a strategy.
+
+    Args:
+      strategy: connected.
+      model: built inside the strategy's scope.
+      optimizer: from `build_optimizer`.
+      local_gradients: one replica's forward and backward pass.
+      metrics: the training metrics, read at the end of each call.
+      term_names: the loss terms to report beside the total.
+      loss_scale: with float16; a step that overflows is then skipped and the next ones go on. Without it, the first
+        step whose gradients are not finite ends the call, with nothing updated.
+      typical_weight: about the weight of a global batch, its number of examples.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        local_gradients: LocalGradients,
+        metrics: MetricGroup,
+        term_names: Sequence[str],
+        loss_scale: LossScale | None,
+        typical_weight: float,
+    ) -> None:
+        self._strategy = strategy
+        self._model = model
+        self._optimizer = optimizer
+        self._local_gradients = local_gradients
+        self._metrics = metrics
+        self._term_names = tuple(term_names)
+        self._loss_scale = loss_scale
+        self._typical_weight = typical_weight
+        self._learning: list[Any] = []
+        # Keras's fit traces without autograph too, so a model behaves alike under both.
+        self.run = tf.function(self._run, reduce_retracing=True, autograph=False)
+        self.reset_metrics = tf.function(lambda: strategy.run(metrics.reset), autograph=False)
+
+    def _run(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Totals, dict[str, tf.Tensor]]:
+        """`num_steps` (int32 scalar) steps; their totals, and the training metrics so far."""
+
+        def proceed(totals: Totals) -> tf.Tensor:
+            going = totals.steps < num_steps
+            return going if self._loss_scale is not None else going & tf.equal(totals.skipped, 0)
+
+        def step(totals: Totals) -> tuple[Totals]:
+            sums = self._strategy.run(self.global_sums, args=(next(iterator),))
+            seen = self._strategy.first_local(sums._replace(gradients=[]))
+            tf.cond(seen.finite, lambda: self._update(sums), lambda: self._skip(seen.finite))
+            return (_advanced(totals, seen),)
+
+        (totals,) = tf.while_loop(proceed, step, [self._zero_totals()], parallel_iterations=1)
+        return totals, self._strategy.first_local(self._strategy.run(self._metrics.read, args=(self._strategy,)))
+
+    def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
+        """One step up to the update; in replica context, on a local batch."""
+        local = self._local_gradients(batch)
+        variables = self._model.trainable_variables
+        self._learning = [v for v, g in zip(variables, local.gradients, strict=True) if g is not None]
+        terms = [local.term_sums[name] for name in self._term_names]
+        gradients, (loss_sum, weight, *terms) = self._strategy.sum_gradients(
+            [g for g in local.gradients if g is not None],
+            [local.loss_sum, local.weight, *terms],
+            scale=self._typical_weight,
+        )
+        # A batch whose weights are all zero changes nothing, instead of making everything NaN.
+        factor = tf.math.reciprocal_no_nan(weight)
+        if self._loss_scale is not None:
+            factor /= tf.convert_to_tensor(self._loss_scale.scale.value)
+        gradients = [_times(g, factor) for g in gradients]
+        term_sums = dict(zip(self._term_names, terms, strict=True))
+        return GlobalSums(gradients, loss_sum, weight, term_sums, _all_finite(gradients, loss_sum))
+
+    def _update(self, sums: GlobalSums) -> tf.Tensor:
+        def on_replica(gradients: list[tf.Tensor]) -> None:
+            self._optimizer.apply(gradients, self._learning)
+            if self._loss_scale is not None:
+                self._loss_scale.update(tf.constant(True))
+
+        self._strategy.run(on_replica, args=(sums.gradients,))
+        return tf.constant(True)
+
+    def _skip(self, finite: tf.Tensor) -> tf.Tensor:
+        if self._loss_scale is not None:
+            self._strategy.run(self._loss_scale.update, args=(tf.constant(False),))
+        return finite
+
+    def _zero_totals(self) -> Totals:
+        zero, none = tf.constant(0.0), tf.constant(0)
+        return Totals(zero, zero, dict.fromkeys(self._term_names, zero), none, none)
+
+
+def _advanced(totals: Totals, seen: GlobalSums) -> Totals:
+    """The totals after one more step; a skipped step's loss, which may be infinite, is left out."""
+
+    def counted(value: tf.Tensor) -> tf.Tensor:
+        return tf.where(seen.finite, value, tf.zeros_like(value))
+
+    return Totals(
+        totals.loss_sum + counted(seen.loss_sum),
+        totals.weight + counted(seen.weight),
+        {name: total + counted(seen.term_sums[name]) for name, total in totals.term_sums.items()},
+        totals.steps + 1,
+        totals.skipped + tf.cast(~seen.finite, tf.int32),
+    )
+
+
+def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        return _without_repeats(
+            tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
+        )
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def _without_repeats(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds up the rows of one index, so that norms are those of the dense gradient."""
+    indices, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _all_finite(gradients: Sequence[Gradient], loss_sum: tf.Tensor) -> tf.Tensor:
+    """Whether all are finite. A sum is not finite if one of its parts is not, so one number a gradient is enough."""
+    parts = [tf.reduce_sum(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
+    return tf.math.is_finite(tf.add_n([loss_sum, *(tf.cast(p, tf.float32) for p in parts)]))

@@ -1,0 +1,103 @@
+"""Decides by short trials what a run leaves to "auto": XLA, and the packing of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+from tfdist.training.gradients import LocalGradients, LocalSums
+from tfdist.training.learner import Learner
+from tfdist.training.normalization import batch_norm_layers
+from tfdist.training.probe import quickest
+from tfdist.training.randomness import seed_generators
+from tfdist.training.step import TrainStep
+
+XLA_CHOICES = ("on", "off", "auto")
+Tell = Callable[..., None]
+
+
+def check_xla(xla: str) -> None:
+    """Raises UserError where `xla` is none of the choices."""
+    if xla not in XLA_CHOICES:
+        raise UserError(f"train.xla is {xla!r}; write one of {', '.join(map(repr, XLA_CHOICES))}.")
+
+
+def choose_xla(
+    strategy: Strategy,
+    learner: Learner,
+    make_gradients: Callable[[bool], LocalGradients],
+    batches: Callable[[], Iterator[Any]],
+    *,
+    xla: str,
+    deterministic: bool,
+    tell: Tell,
+) -> LocalGradients:
+    """The forward and backward pass, compiled by XLA or not.
+
+    A synchronized batch normalisation reduces over the replicas in the middle of the pass, which XLA cannot compile
+    here; then, and in deterministic runs (a clock is no reproducible judge), "auto" means off.
+    """
+    if xla != "auto":
+        return make_gradients(xla == "on")
+    if deterministic or any(layer.synchronized for layer in batch_norm_layers(learner.model)):
+        return make_gradients(False)
+    variants = {"off": make_gradients(False), "on": make_gradients(True)}
+    choice, seconds = quickest(
+        strategy,
+        {name: lambda batch, pass_=pass_: _one_number(pass_(batch)) for name, pass_ in variants.items()},
+        next(batches()),
+        keep=_moved_along(learner),
+    )
+    tell("xla_chosen", message=f"XLA {choice}: {_said(seconds)} a pass", choice=choice, seconds=seconds)
+    return variants[choice]
+
+
+def choose_packing(
+    strategy: Strategy,
+    learner: Learner,
+    step: TrainStep,
+    batches: Callable[[], Iterator[Any]],
+    *,
+    deterministic: bool,
+    tell: Tell,
+) -> None:
+    """Settles the strategy's packing of gradients, where it leaves that open."""
+    candidates = strategy.packing_candidates()
+    if not candidates or deterministic:
+        return
+
+    def with_packing(size: int) -> Callable[[dict[str, Any]], tf.Tensor]:
+        def reduced(batch: dict[str, Any]) -> tf.Tensor:
+            strategy.set_packing(size)  # read while the function is traced
+            return tf.cast(step.global_sums(batch).finite, tf.float32)
+
+        return reduced
+
+    variants = {size: with_packing(size) for size in candidates}
+    choice, seconds = quickest(strategy, variants, next(batches()), keep=_moved_along(learner))
+    strategy.set_packing(choice)
+    tell("packing_chosen", message=f"bytes_per_pack {choice}: {_said(seconds)}", choice=choice, seconds=seconds)
+
+
+def _one_number(sums: LocalSums) -> tf.Tensor:
+    """A scalar that needs every gradient."""
+    return tf.add_n(
+        [sums.loss_sum, *(tf.cast(tf.reduce_sum(_values(g)), tf.float32) for g in sums.gradients if g is not None)]
+    )
+
+
+def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _moved_along(learner: Learner) -> list[Any]:
+    """The variables that a forward pass changes."""
+    return [*learner.model.non_trainable_variables, *(g.state for g in seed_generators(learner.model))]
+
+
+def _said(seconds: dict[Any, float]) -> str:
+    return ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items())
