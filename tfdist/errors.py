@@ -43,7 +43,9 @@ class PeerLostError(TfdistError):
 
 def missing_extra(package: str, extra: str, purpose: str) -> UserError:
     """The error for an optional dependency that is not installed."""
-    return UserError(f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'")
+    return UserError(
+        f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'"
+    )
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

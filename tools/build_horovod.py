@@ -3,21 +3,27 @@
 Horovod's last release does not install on TensorFlow 2.16 and later: its XLA kernels include a header that the
 TensorFlow wheel no longer ships. This command takes that release's source from the package index, checks it,
 leaves the XLA kernels out (one line of CMake) and builds the rest, which works. The wheel is kept in a user cache,
-so that a second environment on the same machine gets it in seconds.
+so that a second environment on the same machine gets it in seconds, and an environment that has it is left alone.
 
     python tools/build_horovod.py                            # CPU, Gloo
     HOROVOD_GPU_OPERATIONS=NCCL python tools/build_horovod.py
     HOROVOD_WITH_MPI=1 python tools/build_horovod.py
 
-Every HOROVOD_* variable that is set reaches the build and wins over the default here. Needs a C++ compiler and
-make; CMake and the Python build tools are brought along and touch nothing outside a temporary directory.
+Every HOROVOD_* variable that is set reaches the build and wins over the default here: HOROVOD_CUDA_HOME,
+HOROVOD_NCCL_HOME and HOROVOD_NCCL_LINK say where CUDA and NCCL are, HOROVOD_CMAKE names another CMake, and whatever
+asks for MPI (HOROVOD_CPU_OPERATIONS=MPI, HOROVOD_GPU_ALLREDUCE=MPI, …) switches it on. Needs a C++ compiler and make;
+CMake and the Python build tools are brought along and touch nothing outside a temporary directory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
+import importlib.util
+import json
 import os
 import pathlib
 import platform
@@ -26,11 +32,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 HOROVOD_VERSION = "0.28.1"
 SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 BUILD_TOOLS = ("cmake>=3.18,<4", "setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
+RUN_TIME_PACKAGES = ("cloudpickle>=3,<4", "psutil>=5.9,<8", "pyyaml>=6,<7", "packaging>=24")  # the extra `horovod`
+TENSORFLOW_PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 XLA_SOURCE_LINE = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 DEFAULT_SETTINGS = {
     "HOROVOD_WITH_TENSORFLOW": "1",
@@ -39,32 +47,58 @@ DEFAULT_SETTINGS = {
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITHOUT_MPI": "1",
 }
-# A setting of the user's that contradicts a default takes that default out.
-OPPOSITES = {
-    "HOROVOD_WITHOUT_TENSORFLOW": "HOROVOD_WITH_TENSORFLOW",
-    "HOROVOD_WITH_PYTORCH": "HOROVOD_WITHOUT_PYTORCH",
-    "HOROVOD_WITH_MXNET": "HOROVOD_WITHOUT_MXNET",
-    "HOROVOD_WITHOUT_GLOO": "HOROVOD_WITH_GLOO",
-    "HOROVOD_WITH_MPI": "HOROVOD_WITHOUT_MPI",
-}
+GPU_OPERATIONS = tuple(
+    f"HOROVOD_GPU_{name}" for name in ("OPERATIONS", "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
+)
+# What the binary depends on: the variables that Horovod's setup.py and CMake files read. Others, such as
+# HOROVOD_FUSION_THRESHOLD, are read when it runs.
+BUILD_VARIABLES = (
+    *(f"HOROVOD_{word}_{part}" for word in ("WITH", "WITHOUT") for part in ("TENSORFLOW", "PYTORCH", "MXNET")),
+    *(f"HOROVOD_{word}_{part}" for word in ("WITH", "WITHOUT") for part in ("GLOO", "MPI", "NVTX")),
+    *GPU_OPERATIONS,
+    *("HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_ALLOW_MIXED_GPU_IMPL", "HOROVOD_CUDA_HOME"),
+    *("HOROVOD_ROCM_HOME", "HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "HOROVOD_NCCL_LINK"),
+    *("HOROVOD_NVTX_INCLUDE", "HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_DEBUG"),
+    "HOROVOD_LOCAL_VERSION",
+)
+
+
+class BuildError(Exception):
+    """Something that the user can mend; the message says what to do."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-install", action="store_true", help="build the wheel and print its path, install nothing")
-    parser.add_argument("--cache", type=pathlib.Path, default=default_cache(), help="where wheels are kept (%(default)s)")
+    parser.add_argument("--rebuild", action="store_true", help="build and install even where a wheel is cached")
+    parser.add_argument(
+        "--cache", type=pathlib.Path, default=default_cache(), help="where wheels are kept (%(default)s)"
+    )
     arguments = parser.parse_args()
+    try:
+        return build_and_install(arguments.cache, install=not arguments.no_install, rebuild=arguments.rebuild)
+    except BuildError as error:
+        print(f"build_horovod: {error}", file=sys.stderr)
+        return 2
+
+
+def build_and_install(cache: pathlib.Path, *, install: bool, rebuild: bool) -> int:
     settings = build_settings(os.environ)
-    wheel_dir = arguments.cache / cache_key(settings)
-    wheel = find_wheel(wheel_dir)
-    if wheel is None:
-        print(f"Building Horovod {HOROVOD_VERSION} into {wheel_dir} (about five minutes on two cores)", flush=True)
-        with tempfile.TemporaryDirectory(prefix="tfdist-horovod-") as scratch:
-            wheel = build_wheel(pathlib.Path(scratch), wheel_dir, settings)
-    if not arguments.no_install:
-        run([sys.executable, "-m", "pip", "install", "--quiet", "cloudpickle", "psutil", "pyyaml", "packaging"])
-        run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)])
-        run([sys.executable, "-c", "import horovod.tensorflow as hvd; hvd.init(); hvd.shutdown()"])
+    key = cache_key(settings, tensorflow_version())
+    if install and not rebuild and installed_key() == key:
+        print(f"Horovod {HOROVOD_VERSION} is installed already ({key}).")
+        return 0
+    check_pip()
+    wheel_dir = cache / key
+    with lock(cache, key):
+        wheel = None if rebuild else find_wheel(wheel_dir)
+        if wheel is None:
+            check_tools(settings, os.environ)
+            print(f"Building Horovod {HOROVOD_VERSION} into {wheel_dir} (about five minutes on two cores)", flush=True)
+            with tempfile.TemporaryDirectory(prefix="tfdist-horovod-") as scratch:
+                wheel = keep(build_wheel(pathlib.Path(scratch), settings), wheel_dir)
+        if install and (rebuild or installed_key() != key):  # another process may have installed it meanwhile
+            install_wheel(wheel)
     print(wheel)
     return 0
 
@@ -74,66 +108,184 @@ def default_cache() -> pathlib.Path:
     return pathlib.Path(base) / "tfdist" / "horovod"
 
 
+# What to build
+
+
 def build_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The HOROVOD_* variables of the build: the defaults, overridden by the user's own."""
-    given = {name: value for name, value in environment.items() if name.startswith("HOROVOD_")}
-    dropped = {OPPOSITES[name] for name in given if name in OPPOSITES}
-    return {name: value for name, value in DEFAULT_SETTINGS.items() if name not in dropped} | given
+    """The HOROVOD_* variables that shape the binary: the defaults, overridden by the user's own.
+
+    An empty variable counts as unset and a switch as on only when it is "1", as in Horovod's CMake files. What the
+    user switches on takes the contrary default out.
+
+    Raises:
+      BuildError: two settings contradict each other.
+    """
+    given = {name: environment[name] for name in BUILD_VARIABLES if environment.get(name)}
+    asks_mpi = [n for n in ("HOROVOD_CPU_OPERATIONS", *GPU_OPERATIONS) if given.get(n) == "MPI"]
+    if asks_mpi:
+        given.setdefault("HOROVOD_WITH_MPI", "1")  # so that a missing MPI ends the build instead of being passed over
+    for name in [n for n, value in given.items() if value == "1" and "_WITH_" in n]:
+        contrary = name.replace("_WITH_", "_WITHOUT_")
+        if given.get(contrary) == "1":
+            cause = f"{asks_mpi[0]}=MPI" if name == "HOROVOD_WITH_MPI" and asks_mpi else f"{name}=1"
+            raise BuildError(f"{cause} and {contrary}=1 contradict each other: unset one of them.")
+    if given.get("HOROVOD_WITHOUT_TENSORFLOW") == "1":
+        raise BuildError("HOROVOD_WITHOUT_TENSORFLOW=1 is set, but tfdist needs Horovod's TensorFlow part: unset it.")
+    on = {name for name, value in given.items() if value == "1"}
+    defaults = {name: value for name, value in DEFAULT_SETTINGS.items() if opposite(name) not in on}
+    return defaults | given
 
 
-def cache_key(settings: Mapping[str, str]) -> str:
+def opposite(name: str) -> str:
+    """HOROVOD_WITHOUT_MPI for HOROVOD_WITH_MPI, and the other way round."""
+    return name.replace("_WITHOUT_", "_WITH_") if "_WITHOUT_" in name else name.replace("_WITH_", "_WITHOUT_")
+
+
+def tensorflow_version() -> str:
+    for package in TENSORFLOW_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    raise BuildError(
+        f"TensorFlow is not installed in this environment ({sys.prefix}); Horovod is built against it. "
+        f"Run first: {sys.executable} -m pip install -e ."
+    )
+
+
+def cache_key(settings: Mapping[str, str], tensorflow: str) -> str:
     """Names what the binary depends on: Horovod, TensorFlow, Python, the platform and the build's settings."""
-    tensorflow = importlib.metadata.version("tensorflow")
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     digest = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:8]
     return f"horovod{HOROVOD_VERSION}-tf{tensorflow}-{python}-{platform.system().lower()}_{platform.machine()}-{digest}"
+
+
+def installed_key() -> str | None:
+    """The cache key of the wheel that Horovod was installed from; None for none or one from elsewhere."""
+    try:
+        origin = importlib.metadata.distribution("horovod").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return pathlib.PurePosixPath(json.loads(origin)["url"]).parent.name if origin else None
+
+
+# What must be there
+
+
+def check_pip() -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise BuildError(f"This environment ({sys.prefix}) has no pip. Run: {sys.executable} -m ensurepip")
+
+
+def check_tools(settings: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Names what the machine lacks for this build before anything is downloaded."""
+    compilers = [environment["CXX"].split()[0]] if environment.get("CXX", "").split() else ["c++", "g++", "clang++"]
+    if not any(map(shutil.which, compilers)):
+        raise BuildError(
+            f"No C++ compiler: looked for {', '.join(compilers)}. Install one (on Debian or Ubuntu: "
+            "apt install build-essential) or set CXX to its path."
+        )
+    if shutil.which("make") is None and not environment.get("CMAKE_GENERATOR"):
+        raise BuildError("make is missing. Install it (on Debian or Ubuntu: apt install build-essential).")
+    gpu = [name for name in GPU_OPERATIONS if name in settings]
+    if gpu and settings.get("HOROVOD_GPU", "CUDA") == "CUDA":
+        home = settings.get("HOROVOD_CUDA_HOME")
+        nvcc = [f"{home}/bin/nvcc"] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]
+        if not any(map(shutil.which, nvcc)):
+            raise BuildError(
+                f"{gpu[0]}={settings[gpu[0]]} needs the CUDA toolkit: looked for {' and '.join(nvcc)}. "
+                "Set HOROVOD_CUDA_HOME to the folder that holds bin/nvcc."
+            )
+
+
+# The build
+
+
+@contextlib.contextmanager
+def lock(cache: pathlib.Path, key: str) -> Iterator[None]:
+    """One build or installation of a wheel at a time on this machine; whoever waited finds it done."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        stream = (cache / f"{key}.lock").open("w")
+    except OSError as error:
+        raise BuildError(
+            f"Cannot write to the cache folder {cache}: {error}. Give another one with --cache."
+        ) from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("Waiting for another process that builds or installs this wheel", flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def find_wheel(folder: pathlib.Path) -> pathlib.Path | None:
     return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
 
 
-def build_wheel(scratch: pathlib.Path, wheel_dir: pathlib.Path, settings: Mapping[str, str]) -> pathlib.Path:
-    """Builds in `scratch`; the finished wheel appears in `wheel_dir` whole or not at all."""
+def keep(wheel: pathlib.Path, wheel_dir: pathlib.Path) -> pathlib.Path:
+    """Copies the wheel into the cache, where it appears whole or not at all."""
+    wheel_dir.mkdir(parents=True, exist_ok=True)
+    part = wheel_dir / f"{wheel.name}.part"
+    shutil.copyfile(wheel, part)
+    return part.replace(wheel_dir / wheel.name)
+
+
+def build_wheel(scratch: pathlib.Path, settings: Mapping[str, str]) -> pathlib.Path:
+    """Fetches, checks, patches and builds, all inside `scratch`."""
     tools = scratch / "tools"
-    run([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), *BUILD_TOOLS])
-    environment = dict(os.environ, **settings)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tools), environment.get("PYTHONPATH")]))
-    environment["PATH"] = os.pathsep.join([str(tools / "bin"), environment.get("PATH", "")])
-    environment.setdefault("MAKEFLAGS", f"-j{os.cpu_count() or 1}")
+    pip(
+        "install", "--target", str(tools), *BUILD_TOOLS, log=scratch / "tools.log", purpose="Installing the build tools"
+    )
+    environment = build_environment(os.environ, settings, tools)
     source = unpack(fetch_source(scratch, environment), scratch / "source")
     leave_out_xla(source / "horovod" / "tensorflow" / "CMakeLists.txt")
     built = scratch / "wheel"
-    run(
-        [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(built), str(source)],
+    pip(
+        *("wheel", "--no-build-isolation", "--no-deps", "-w", str(built), str(source)),
         env=environment,
         log=scratch / "build.log",
+        purpose="Building Horovod",
     )
     wheel = find_wheel(built)
     if wheel is None:
-        raise SystemExit(f"The build ended without a wheel in {built}.")
-    wheel_dir.parent.mkdir(parents=True, exist_ok=True)
-    staging = pathlib.Path(tempfile.mkdtemp(prefix=".new-", dir=wheel_dir.parent))
-    shutil.copy2(wheel, staging)
-    try:
-        staging.rename(wheel_dir)
-    except OSError:  # another build of the same wheel was faster
-        shutil.rmtree(staging)
-    return wheel_dir / wheel.name
+        raise BuildError(f"The build ended without a wheel in {built}.")
+    return wheel
+
+
+def build_environment(
+    environment: Mapping[str, str], settings: Mapping[str, str], tools: pathlib.Path
+) -> dict[str, str]:
+    """The build's environment: the user's, with `settings` and with `tools` before everything else."""
+    result = {name: value for name, value in environment.items() if name not in BUILD_VARIABLES} | dict(settings)
+    result.pop("HOROVOD_SKIP_COMPILE", None)  # would make a wheel without the libraries
+    if settings.get("HOROVOD_CPU_OPERATIONS") != "CCL":
+        result.pop("CCL_ROOT", None)  # alone it makes Horovod link oneCCL
+    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tools), environment.get("PYTHONPATH")]))
+    result["PATH"] = os.pathsep.join(filter(None, [str(tools / "bin"), environment.get("PATH")]))
+    result.setdefault("MAKEFLAGS", f"-j{os.cpu_count() or 1}")
+    return result
 
 
 def fetch_source(scratch: pathlib.Path, environment: Mapping[str, str]) -> pathlib.Path:
-    """Downloads the pinned source release with pip and checks its SHA-256."""
-    run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary",
-         "horovod", "-d", str(scratch), f"horovod=={HOROVOD_VERSION}"],
-        env=dict(environment, HOROVOD_SKIP_COMPILE="1"),
-    )  # fmt: skip
+    """Downloads the pinned source release; pip checks its SHA-256 before it runs any of it, and so do we after."""
+    requirements = scratch / "source.txt"
+    requirements.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{SOURCE_SHA256}\n")
+    pip(
+        *("download", "--no-deps", "--no-build-isolation", "--no-binary", "horovod", "--require-hashes"),
+        *("-d", str(scratch), "-r", str(requirements)),
+        env=environment,
+        log=scratch / "download.log",
+        purpose=f"Downloading Horovod {HOROVOD_VERSION}",
+    )
     archive = scratch / f"horovod-{HOROVOD_VERSION}.tar.gz"
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != SOURCE_SHA256:
-        raise SystemExit(f"{archive.name} has SHA-256 {found}, expected {SOURCE_SHA256}: refusing to build it.")
+    check_archive(archive)
     return archive
+
+
+def check_archive(archive: pathlib.Path, expected: str = SOURCE_SHA256) -> None:
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != expected:
+        raise BuildError(f"{archive.name} has SHA-256 {found}, expected {expected}: refusing to build it.")
 
 
 def unpack(archive: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
@@ -145,22 +297,45 @@ def unpack(archive: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
 def leave_out_xla(cmake_lists: pathlib.Path) -> None:
     text = cmake_lists.read_text()
     if XLA_SOURCE_LINE not in text:
-        raise SystemExit(f"{cmake_lists} does not hold the line expected: {XLA_SOURCE_LINE}")
-    cmake_lists.write_text(text.replace(XLA_SOURCE_LINE, "# xla_mpi_ops.cc needs a header that TensorFlow's wheel lacks"))
+        raise BuildError(f"{cmake_lists} does not hold the line expected: {XLA_SOURCE_LINE}")
+    cmake_lists.write_text(
+        text.replace(XLA_SOURCE_LINE, "# xla_mpi_ops.cc needs a header that TensorFlow's wheel lacks")
+    )
 
 
-def run(command: list[str], *, env: Mapping[str, str] | None = None, log: pathlib.Path | None = None) -> None:
-    """Runs a command; with `log` its output goes there, and its end is shown if the command fails."""
-    if log is None:
-        subprocess.run(command, env=env, check=True)
-        return
+# The installation
+
+
+def install_wheel(wheel: pathlib.Path) -> None:
+    """Installs the wheel and tries it; one that does not load is taken out again."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-horovod-") as scratch:
+        log = pathlib.Path(scratch) / "install.log"
+        pip("install", *RUN_TIME_PACKAGES, log=log, purpose="Installing what Horovod needs at run time")
+        pip("install", "--no-deps", "--force-reinstall", str(wheel), log=log, purpose="Installing Horovod")
+        trial = [sys.executable, "-c", "import horovod.tensorflow as hvd; hvd.init(); hvd.shutdown()"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+        try:
+            run(trial, env=environment, log=log, purpose="Loading Horovod")
+        except BuildError as error:
+            pip("uninstall", "--yes", "horovod", log=log, purpose="Taking Horovod out")
+            raise BuildError(f"{error} It was taken out again; --rebuild builds the wheel anew.") from error
+
+
+def pip(*arguments: str, log: pathlib.Path, purpose: str, env: Mapping[str, str] | None = None) -> None:
+    run([sys.executable, "-m", "pip", "--no-input", *arguments], log=log, purpose=purpose, env=env)
+
+
+def run(command: list[str], *, log: pathlib.Path, purpose: str, env: Mapping[str, str] | None = None) -> None:
+    """Runs a command with its output in `log`; if it fails, prints the log's errors and end."""
     with log.open("w") as stream:
-        status = subprocess.run(command, env=env, stdout=stream, stderr=subprocess.STDOUT).returncode
+        status = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+        ).returncode
     if status:
         lines = log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if "error" in line.lower()][:20]
-        print("\n".join(["Errors:", *errors, "The end:", *lines[-40:]]), file=sys.stderr)
-        raise SystemExit(f"Building Horovod failed with status {status}; its last lines are above.")
+        errors = [line for line in lines[:-40] if "error" in line.lower()][:20]
+        print("\n".join([*errors, *lines[-40:]]), file=sys.stderr)
+        raise BuildError(f"{purpose} failed with status {status}; its last lines are above.")
 
 
 if __name__ == "__main__":

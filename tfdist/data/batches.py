@@ -1,17 +1,20 @@
 """Which examples make up a batch: a pure function of (seed, epoch, step).
 
 Invariant: global batch k of epoch e, and how it is cut into microbatches, do not depend on the number of workers or
-replicas. Each replica takes its contiguous part of every microbatch; the parts differ by one example at most. Called
-by the pipelines, inside tf.data.
+replicas. Each replica takes its contiguous part of every microbatch; the parts differ by one example at most, and
+their shares add up to one an example. Called by the pipelines, inside tf.data.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import tensorflow as tf
 
 from tfdist.errors import UserError
+
+Range = tuple[tf.Tensor, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +28,7 @@ class BatchPlan:
       num_microbatches: into how many slices, computed one after the other, a step's batch is cut.
       shuffle_seed: seed of the permutation, another one each epoch; None keeps the order.
       drop_remainder: leaves out the last batch of an epoch if it is smaller than the others.
-      pad: gives every replica the same number of examples in every step, the missing ones with weight zero.
+      pad: gives every replica the same number of examples in every step, the missing ones with a share of zero.
 
     Raises:
       UserError: the batch cannot be split so, or is larger than the data when the remainder is dropped.
@@ -64,35 +67,66 @@ class BatchPlan:
         """The examples of `replica` in the run's step number `step`, both int64 scalars.
 
         Returns:
-          indices: int64 [n], which examples, microbatch after microbatch.
+          indices: int64 [n], which examples, microbatch after microbatch; never empty.
           splits: int64 [num_microbatches + 1], where each microbatch begins; only with several microbatches.
-          valid: bool [n], False for padding; only with `pad`.
+          shares: float32 [n], how much of each example is this replica's; only where it is not 1 for all.
         """
         steps_per_epoch = tf.constant(self.steps_per_epoch, tf.int64)
         epoch, step_in_epoch = step // steps_per_epoch, step % steps_per_epoch
         first = step_in_epoch * self.global_batch_size
         size = tf.minimum(tf.constant(self.global_batch_size, tf.int64), self.num_examples - first)
-        begins, ends = [], []
-        for i in range(self.num_microbatches):
-            begin, end = size * i // self.num_microbatches, size * (i + 1) // self.num_microbatches
-            begins.append(first + begin + (end - begin) * replica // self.num_replicas)
-            ends.append(first + begin + (end - begin) * (replica + 1) // self.num_replicas)
-        return self._padded(begins, ends, epoch) if self.pad else self._exact(begins, ends, epoch)
+        edges = [first + size * i // self.num_microbatches for i in range(self.num_microbatches + 1)]
+        microbatches = list(itertools.pairwise(edges))
+        return self._padded(microbatches, replica, epoch) if self.pad else self._exact(microbatches, replica, epoch)
 
-    def _exact(self, begins: list[tf.Tensor], ends: list[tf.Tensor], epoch: tf.Tensor) -> dict[str, tf.Tensor]:
-        positions = [tf.range(begin, end) for begin, end in zip(begins, ends, strict=True)]
-        if len(positions) == 1:
-            return {"indices": self._permute(positions[0], epoch)}
-        sizes = tf.stack([end - begin for begin, end in zip(begins, ends, strict=True)])
-        splits = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
-        return {"indices": self._permute(tf.concat(positions, axis=0), epoch), "splits": splits}
+    @property
+    def _has_short_microbatch(self) -> bool:
+        """Whether an epoch's last batch has a microbatch with fewer examples than there are replicas."""
+        rest = self.num_examples % self.global_batch_size
+        return bool(rest) and not self.drop_remainder and rest // self.num_microbatches < self.num_replicas
 
-    def _padded(self, begins: list[tf.Tensor], ends: list[tf.Tensor], epoch: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _part(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Where a replica's part of the microbatch [begin, end) begins and ends."""
+        size = end - begin
+        return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
+
+    def _exact(self, microbatches: list[Range], replica: tf.Tensor, epoch: tf.Tensor) -> dict[str, tf.Tensor]:
+        piece: dict[str, tf.Tensor] = {}
+        parts = [self._part(begin, end, replica) for begin, end in microbatches]
+        if self._has_short_microbatch:
+            parts, shares = zip(*(self._shared(begin, end, replica) for begin, end in microbatches), strict=True)
+            sizes = [end - begin for begin, end in parts]
+            piece["shares"] = tf.concat([tf.fill([n], share) for n, share in zip(sizes, shares, strict=True)], axis=0)
+        if len(parts) > 1:
+            sizes = tf.stack([end - begin for begin, end in parts])
+            piece["splits"] = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
+        positions = [tf.range(begin, end) for begin, end in parts]
+        piece["indices"] = self._permute(tf.concat(positions, axis=0) if len(parts) > 1 else positions[0], epoch)
+        return piece
+
+    def _shared(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[Range, tf.Tensor]:
+        """A replica's part of a microbatch that may be short, and its share in those examples.
+
+        No replica may be left without an example: some kernels and batch statistics fail on an empty batch. Of fewer
+        examples than replicas every replica therefore computes all, each counting 1 ÷ replicas, which gives the same
+        sums and the same batch statistics. Of none it computes one that does not count.
+        """
+        size = end - begin
+        is_short = size < self.num_replicas
+        part_begin, part_end = self._part(begin, end, replica)
+        share = tf.where(size > 0, 1.0 / self.num_replicas, 0.0)
+        last = tf.maximum(end, begin + 1)
+        part = tf.where(is_short, begin, part_begin), tf.where(is_short, last, part_end)
+        return part, tf.where(is_short, share, 1.0)
+
+    def _padded(self, microbatches: list[Range], replica: tf.Tensor, epoch: tf.Tensor) -> dict[str, tf.Tensor]:
+        parts = [self._part(begin, end, replica) for begin, end in microbatches]
         width = self.global_batch_size // (self.num_microbatches * self.num_replicas)
         offsets = tf.range(width, dtype=tf.int64)
-        positions = tf.concat([begin + offsets for begin in begins], axis=0)
-        valid = tf.concat([begin + offsets < end for begin, end in zip(begins, ends, strict=True)], axis=0)
-        piece = {"indices": self._permute(tf.where(valid, positions, tf.zeros_like(positions)), epoch), "valid": valid}
+        positions = tf.concat([begin + offsets for begin, _ in parts], axis=0)
+        real = tf.concat([begin + offsets < end for begin, end in parts], axis=0)
+        indices = self._permute(tf.where(real, positions, tf.zeros_like(positions)), epoch)
+        piece = {"indices": indices, "shares": tf.cast(real, tf.float32)}
         if self.num_microbatches > 1:
             piece["splits"] = tf.range(self.num_microbatches + 1, dtype=tf.int64) * width
         return piece

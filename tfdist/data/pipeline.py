@@ -19,6 +19,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
 PREFETCHED_STEPS = 8
+MOST_THREADS = 8
 
 
 def as_source(data: Any) -> ArraySource:
@@ -41,7 +42,7 @@ def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, 
     """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
 
     Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
-    `valid` where it gives them.
+    `shares` where it gives them.
     """
     read = source.reader()
     num_local = topology.num_local_replicas
@@ -51,7 +52,8 @@ def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, 
         return {"examples": read(piece.pop("indices")), **piece}
 
     dataset = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-    dataset = dataset.map(local_batch, num_parallel_calls=min(8, os.cpu_count() or 1), deterministic=True)
+    num_threads = min(MOST_THREADS, available_cpus())
+    dataset = dataset.map(local_batch, num_parallel_calls=num_threads, deterministic=True)
     if plan.pad:
         width = plan.global_batch_size // plan.num_replicas
         dataset = dataset.map(lambda batch: _with_width(batch, width, plan.num_microbatches))
@@ -61,7 +63,14 @@ def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
+    # On threads of its own, reading does not take turns with the operations of the step (docs/performance.md).
+    options.threading.private_threadpool_size = num_threads
     return dataset.with_options(options)
+
+
+def available_cpus() -> int:
+    """The CPUs that this process may use: fewer than the machine's where the launcher pinned it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _with_width(batch: dict[str, Any], width: int, num_microbatches: int) -> dict[str, Any]:

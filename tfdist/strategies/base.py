@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.sparse import without_repeats
+
 Notify = Callable[[str], None]
 
 
@@ -51,6 +53,10 @@ class Strategy(abc.ABC):
     needs_static_shapes = False
     """Whether a short batch has to be padded with examples of weight zero, because the compiler fixes all shapes."""
 
+    gathers_rows = False
+    """Whether rows of a large embedding's gradient can be sent in place of all of it. TensorFlow's own collectives
+    demand that a gathering inside a loop has the same length in every iteration, which rows have not."""
+
     reason: str | None = None
     """Why this strategy was picked, where `auto` picked it."""
 
@@ -68,13 +74,17 @@ class Strategy(abc.ABC):
         """How many replicas `connect` would find, without touching a device; None where only the hardware knows."""
 
     def connect(self, notify: Notify = lambda message: None) -> Topology:
-        """Joins the run. Must come before any TensorFlow operation of this process.
+        """Joins the run; once a process, a second call finds everything done.
+
+        The first must come before any TensorFlow operation of this process. What was joined is left with the process:
+        neither TensorFlow's collectives nor Horovod can be set up twice in one.
 
         Raises:
           UserError: the settings or the environment do not describe a cluster that this process is part of.
           PeerLostError: another worker did not come in time.
         """
-        self._distribution, self._topology = self._connect(notify)
+        if self._topology is None:
+            self._distribution, self._topology = self._connect(notify)
         return self._topology
 
     @property
@@ -113,13 +123,15 @@ class Strategy(abc.ABC):
         """Sums gradients and what must stay exact beside them, in the one reduction of a step. In replica context.
 
         Args:
-          gradients: sums over this replica's examples.
+          gradients: sums over this replica's examples, `tf.IndexedSlices` among them.
           scalars: loss sums, weights and the like, never compressed.
           scale: about how many times a mean a gradient is (the global batch size), for strategies that compress.
         """
         del scale
-        summed = self.sum_over_replicas([*gradients, *scalars])
-        return summed[: len(gradients)], summed[len(gradients) :]
+        alone = self.topology.num_replicas == 1
+        sent = [without_repeats(g) if alone or self.gathers_rows else tf.convert_to_tensor(g) for g in gradients]
+        summed = self.sum_over_replicas([*sent, *scalars])
+        return [without_repeats(g) for g in summed[: len(gradients)]], summed[len(gradients) :]
 
     def packing_candidates(self) -> tuple[int, ...]:
         """Sizes in bytes among which a probe should choose what goes into one collective; empty: nothing to choose."""
@@ -165,6 +177,3 @@ class Strategy(abc.ABC):
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""
         chiefs = np.asarray(values, np.float64)
         return self.sum_over_workers(chiefs if self.topology.is_chief else np.zeros_like(chiefs))
-
-    def close(self) -> None:
-        """Leaves the run. The process computes nothing with this strategy afterwards."""

@@ -33,6 +33,7 @@ class Horovod(Strategy):
     """
 
     name = "horovod"
+    gathers_rows = True
 
     def __init__(
         self,
@@ -73,11 +74,10 @@ class Horovod(Strategy):
         if not self.fp16_compression:
             return super().sum_gradients(gradients, scalars, scale=scale)
         # A sum over a batch can pass float16's 65504 where the mean does not, hence the division before the cast.
-        small = [tf.cast(g / scale, tf.float16) if g.dtype == tf.float32 else g for g in gradients]
+        small = [tf.cast(g / scale, tf.float16) if _is_float32(g) else g for g in gradients]
         sums, scalars = super().sum_gradients(small, scalars, scale=scale)
-        return [
-            tf.cast(s, tf.float32) * scale if g.dtype == tf.float32 else s for s, g in zip(sums, gradients, strict=True)
-        ], scalars
+        large = [tf.cast(s, tf.float32) * scale if _is_float32(g) else s for s, g in zip(sums, gradients, strict=True)]
+        return large, scalars
 
     def synchronize(self, variables: Sequence[Any]) -> None:
         if variables:
@@ -89,8 +89,9 @@ class Horovod(Strategy):
             return vector
         return self._hvd.allreduce(tf.constant(vector), op=self._hvd.Sum, name="tfdist.sum_over_workers").numpy()
 
-    def close(self) -> None:
-        self._hvd.shutdown()
+
+def _is_float32(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
+    return isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
 
 
 def import_horovod() -> ModuleType:
@@ -138,8 +139,13 @@ class _HorovodExtended(OneDeviceExtended):
     def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None) -> Any:
         del options  # they are for TensorFlow's own collectives
         operation = self._hvd.Sum if reduce_op == tf.distribute.ReduceOp.SUM else self._hvd.Average
-        tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(value)]
-        return tf.nest.pack_sequence_as(value, self._hvd.grouped_allreduce(tensors, op=operation))
+        values = tf.nest.flatten(value)
+        dense = [tf.convert_to_tensor(v) for v in values if not isinstance(v, tf.IndexedSlices)]
+        reduced = iter(self._hvd.grouped_allreduce(dense, op=operation))
+        results = [
+            self._hvd.allreduce(v, op=operation) if isinstance(v, tf.IndexedSlices) else next(reduced) for v in values
+        ]
+        return tf.nest.pack_sequence_as(value, results)
 
     @property
     def _num_replicas_in_sync(self) -> int:

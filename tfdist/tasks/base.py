@@ -68,8 +68,11 @@ class Task(abc.ABC):
         """The metrics to compute beside the loss."""
         return ()
 
-    def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, valid: Any) -> None:
-        """Updates `metrics`, built from `metric_specs` in their order. `valid`: bool [n] or None, False for padding."""
+    def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
+        """Updates `metrics`, built from `metric_specs` in their order.
+
+        `shares`, float32 [n] or None, multiplies the weights: how much of each example is this replica's.
+        """
 
 
 class Objective(NamedTuple):
@@ -92,7 +95,7 @@ def reduce_terms(
     terms: Mapping[str, Term],
     *,
     count: tf.Tensor,
-    valid: tf.Tensor | None,
+    shares: tf.Tensor | None,
     scales: Mapping[str, tf.Tensor] | None,
     regularisation: Sequence[tf.Tensor],
     outputs: Any,
@@ -101,8 +104,8 @@ def reduce_terms(
 
     Args:
       terms: the terms by name.
-      count: float32 scalar, this replica's examples without padding.
-      valid: bool [n], False for padding; None: no padding.
+      count: float32 scalar, this replica's examples, the sum of its shares.
+      shares: float32 [n], how much of each example is this replica's; None: all of each.
       scales: for terms with weights of their own: global examples ÷ global weight by term.
       regularisation: scalars that count once in the loss, whatever the number of replicas.
       outputs: passed on.
@@ -111,17 +114,17 @@ def reduce_terms(
     weight = count
     if len(terms) == 1 and scales is None:
         ((name, term),) = terms.items()
-        weights = _masked(_full_weights(term), valid)
+        weights = _shared_out(_full_weights(term), shares)
         sums[name], weight = tf.reduce_sum(term.values * weights), tf.reduce_sum(weights)
     else:
         shared = _shared_weights(terms, scales)
         if shared is not None:
-            weight = tf.reduce_sum(_masked(shared, valid))
+            weight = tf.reduce_sum(_shared_out(shared, shares))
         for name, term in terms.items():
             axes = list(range(1, term.values.shape.rank))
             values = tf.reduce_mean(term.values, axes) if axes else term.values
             weights = tf.ones_like(values) if term.weights is None else tf.reshape(term.weights, [-1])
-            total = tf.reduce_sum(values * _masked(weights, valid))
+            total = tf.reduce_sum(values * _shared_out(weights, shares))
             sums[name] = total if scales is None else total * scales[name]
     loss_sum = tf.add_n([terms[name].coefficient * sums[name] for name in terms])
     if regularisation:
@@ -146,5 +149,5 @@ def _shared_weights(terms: Mapping[str, Term], scales: Mapping[str, tf.Tensor] |
     return None if scales is not None or first is None else tf.reshape(first, [-1])
 
 
-def _masked(weights: tf.Tensor, valid: tf.Tensor | None) -> tf.Tensor:
-    return weights if valid is None else weights * with_trailing_axes(tf.cast(valid, weights.dtype), weights.shape.rank)
+def _shared_out(weights: tf.Tensor, shares: tf.Tensor | None) -> tf.Tensor:
+    return weights if shares is None else weights * with_trailing_axes(shares, weights.shape.rank)

@@ -93,13 +93,12 @@ class Supervised(Task):
     def metric_specs(self) -> Sequence[MetricSpec]:
         return [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
 
-    def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, valid: Any) -> None:
+    def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, _) in zip(metrics, self._metrics, strict=True):
             weight = weights[output]
-            if valid is not None:
-                mask = tf.cast(valid, tf.float32)
-                weight = mask if weight is None else weight * with_trailing_axes(mask, weight.shape.rank)
+            if shares is not None:
+                weight = shares if weight is None else weight * with_trailing_axes(shares, weight.shape.rank)
             metric.update_state(targets[output], outputs[output], sample_weight=weight)
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
@@ -159,7 +158,7 @@ def _with_mask(weights: tf.Tensor | None, y_pred: Any, values: tf.Tensor) -> tf.
 def _checked_builder(builder: Any) -> Callable[[], keras.metrics.Metric]:
     if isinstance(builder, keras.metrics.Metric):
         raise UserError(
-            f"metrics holds the metric {builder.name!r} itself; its variables must be made inside the strategy's scope. "
+            f"metrics holds the metric {builder.name!r} itself; its variables must be made in the strategy's scope. "
             f"Write @keras.metrics.{type(builder).__name__} without parentheses."
         )
     if not callable(builder):

@@ -68,7 +68,7 @@ class Evaluator:
     def _on_replica(self, batch: dict[str, Any]) -> None:
         scales = term_scales(self._strategy, self._task, batch)
         objective = forward(self._model, self._task, batch, training=False, scales=scales)
-        self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("valid"))
+        self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("shares"))
         terms = [objective.term_sums[name] for name in self._term_names]
         self._sums.update_state(tf.stack([objective.loss_sum, objective.weight, *terms]))
 

@@ -86,7 +86,7 @@ class LocalGradients:
 
     def _on_microbatch(self, part: dict[str, Any], scales: Any, previous: LocalSums | None) -> LocalSums:
         gradients, objective = self._pass(part, scales)
-        self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("valid"))
+        self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("shares"))
         sums = LocalSums(gradients, objective.loss_sum, objective.weight, objective.term_sums)
         return sums if previous is None else _added(previous, sums)
 
@@ -110,9 +110,9 @@ def term_scales(strategy: Strategy, task: Task, batch: dict[str, Any]) -> dict[s
     weights = task.term_weights(batch["examples"])
     if weights is None:
         return None
-    valid = batch.get("valid")
-    if valid is not None:
-        weights = {name: w * tf.cast(valid, w.dtype) for name, w in weights.items()}
+    shares = batch.get("shares")
+    if shares is not None:
+        weights = {name: w * shares for name, w in weights.items()}
     count, *totals = strategy.sum_over_replicas([_num_examples(batch), *(tf.reduce_sum(w) for w in weights.values())])
     return {name: tf.math.divide_no_nan(count, total) for name, total in zip(weights, totals, strict=True)}
 
@@ -123,7 +123,7 @@ def forward(model: keras.Model, task: Task, part: dict[str, Any], *, training: b
     return reduce_terms(
         terms,
         count=_num_examples(part),
-        valid=part.get("valid"),
+        shares=part.get("shares"),
         scales=scales,
         regularisation=model.losses,
         outputs=outputs,
@@ -131,8 +131,8 @@ def forward(model: keras.Model, task: Task, part: dict[str, Any], *, training: b
 
 
 def _num_examples(part: dict[str, Any]) -> tf.Tensor:
-    if "valid" in part:
-        return tf.reduce_sum(tf.cast(part["valid"], tf.float32))
+    if "shares" in part:
+        return tf.reduce_sum(part["shares"])
     return tf.cast(tf.shape(tf.nest.flatten(part["examples"])[0])[0], tf.float32)
 
 

@@ -18,12 +18,12 @@ class Pace:
     def __init__(self, strategy: Strategy, steps_per_call: int | None) -> None:
         self._strategy = strategy
         self.steps_per_call = steps_per_call or 1
-        self._settled = steps_per_call is not None
+        self.settled = steps_per_call is not None
         self._traced = False
 
     def observe(self, steps: int, seconds: float) -> None:
         """Takes note of a call of `steps` steps that took `seconds`. A collective until the number is settled."""
-        if self._settled:
+        if self.settled:
             return
         if not self._traced:  # the first call traces and compiles; its time tells nothing
             self._traced = True
@@ -32,6 +32,6 @@ class Pace:
             return
         seconds = float(self._strategy.from_chief([seconds])[0])
         if seconds >= TARGET_SECONDS / 2 or self.steps_per_call >= LONGEST_CALL:
-            self._settled = True
+            self.settled = True
         else:
             self.steps_per_call *= 2

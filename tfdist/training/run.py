@@ -1,7 +1,7 @@
 """One run of one process: where it is kept, who takes part, who is told.
 
-Invariant: whatever happens inside `open_run`, the logs are closed and the strategy is left; an error is in the events
-before it leaves. Made by the roots of experiment.py.
+Invariant: whatever happens inside `open_run`, the logs are closed, and an error is in the events before it
+leaves. Made by the roots of experiment.py.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ def open_run(request: Request, strategy: Strategy, *, mode: str) -> Iterator[Run
             events.close()
     finally:
         console.close()
-        strategy.close()
 
 
 def _prepare(directory: RunDirectory, strategy: Strategy, topology: Topology, mode: str) -> None:

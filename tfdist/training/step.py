@@ -157,18 +157,9 @@ def _advanced(totals: Totals, seen: GlobalSums) -> Totals:
 
 
 def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
-    if isinstance(gradient, tf.IndexedSlices):
-        return _without_repeats(
-            tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
-        )
-    return gradient * tf.cast(factor, gradient.dtype)
-
-
-def _without_repeats(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds up the rows of one index, so that norms are those of the dense gradient."""
-    indices, places = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, places, tf.shape(indices)[0])
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient * tf.cast(factor, gradient.dtype)
+    return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
 
 
 def _all_finite(gradients: Sequence[Gradient], loss_sum: tf.Tensor) -> tf.Tensor:

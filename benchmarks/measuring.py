@@ -1,0 +1,126 @@
+"""Ratios of things measured side by side: interleaved samples, medians, a table, a JSON file.
+
+Invariant: a ratio is the median of ratios of samples that were taken right after one another, so that what else happens
+on the machine weighs on both sides alike. Used by every benchmark. Imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+HEADINGS = ("figure", "ours", "peer", "unit", "ratio", "middle half", "goal", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A ratio with its goal.
+
+    Attributes:
+      name: says what was divided by what.
+      value: the median ratio; more is better.
+      goal: the least value that is good enough; None for one that is only told.
+      quartiles: of the rounds' ratios.
+      ours: the median of what is judged, in `unit`.
+      peer: the median of what it is judged against.
+      unit: of `ours` and `peer`.
+    """
+
+    name: str
+    value: float
+    goal: float | None
+    quartiles: tuple[float, float]
+    ours: float
+    peer: float
+    unit: str = "steps/s"
+
+    @property
+    def met(self) -> bool:
+        return self.goal is None or self.value >= self.goal
+
+
+def interleaved(contenders: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+    """Takes one sample of each contender in each round, forwards and backwards in turn; the samples by contender."""
+    samples: list[list[float]] = [[] for _ in contenders]
+    for i in range(rounds):
+        for j in range(len(contenders))[:: 1 if i % 2 == 0 else -1]:
+            samples[j].append(contenders[j]())
+    return samples
+
+
+def ratio(name: str, ours: Sequence[float], peer: Sequence[float], goal: float | None) -> Figure:
+    """The figure of samples taken in the same rounds."""
+    ratios = [a / b for a, b in zip(ours, peer, strict=True)]
+    low, value, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return Figure(name, value, goal, (low, high), statistics.median(ours), statistics.median(peer))
+
+
+def as_table(figures: Sequence[Figure]) -> str:
+    rows = [HEADINGS, *(_row(figure) for figure in figures)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
+    lines = []
+    for row in rows:
+        first, *others = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        lines.append("  ".join([first, *others]).rstrip())
+    return "\n".join(lines)
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    low, high = figure.quartiles
+    return (
+        figure.name,
+        f"{figure.ours:.4g}",
+        f"{figure.peer:.4g}",
+        figure.unit,
+        f"{figure.value:.3f}",
+        f"{low:.3f}–{high:.3f}",
+        "" if figure.goal is None else f"≥ {figure.goal:g}",
+        "" if figure.goal is None else ("met" if figure.met else "MISSED"),
+    )
+
+
+def as_json(figures: Sequence[Figure]) -> str:
+    told = {f.name: {"value": f.value, "goal": f.goal, "met": f.met, "unit": "ratio"} for f in figures}
+    return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+
+
+def figures_of(module: str, part: str, *, launch: Sequence[str] = ()) -> list[Figure]:
+    """What the function `part` of `module` measures, run by part.py in a process of its own, or in several.
+
+    Args:
+      module: a module of this directory.
+      part: a function of it without arguments that returns figures.
+      launch: arguments of `tfdist.launch`, to run it in several processes; the first one's figures count.
+
+    Raises:
+      SystemExit: it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        path = Path(scratch) / "figures.json"
+        start = ["-m", "tfdist.launch", *launch, "--module=part", "--"] if launch else [str(HERE / "part.py")]
+        command = [sys.executable, *start, module, part, str(path)]
+        paths = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        status = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}).returncode
+        if status:
+            sys.exit(f"{' '.join(command)} ended with status {status}")
+        return [Figure(**{**one, "quartiles": tuple(one["quartiles"])}) for one in json.loads(path.read_text())]
+
+
+def report(description: str, measure: Callable[[], Sequence[Figure]]) -> None:
+    """The command of a benchmark: measures, prints the table and writes what --json asks for."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="also write {figure: {value, goal, met, unit}} there")
+    path = parser.parse_args().json
+    figures = measure()
+    print(as_table(figures))
+    if path:
+        Path(path).write_text(as_json(figures))

@@ -1,0 +1,141 @@
+"""The same training three ways: tfdist's step, a loop written by hand, and `keras.Model.fit`.
+
+Each builder returns a function that trains a number of steps and comes back when they are done and their loss and
+accuracy are on the host. Used by step.py and scaling.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from workloads import Workload, loss, metric, optimizer
+
+from tfdist.data.arrays import ArraySource
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.gradients import LocalGradients
+from tfdist.training.learner import build_learner
+from tfdist.training.step import TrainStep
+from tfdist.training.tuned import choose_packing
+
+Train = Callable[[int], None]
+SHUFFLE_BUFFER = 10_000  # examples
+
+
+def tfdist_training(
+    strategy: Strategy,
+    workload: Workload,
+    *,
+    share: int = 1,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Train:
+    """tfdist as `experiment.train` puts it together.
+
+    Args:
+      strategy: connected.
+      workload: what to train.
+      share: takes one part of so many of the global batch.
+      tell: is told what was left to "auto".
+    """
+    source = ArraySource(workload.arrays())
+    plan = BatchPlan(
+        num_examples=source.num_examples,
+        global_batch_size=workload.global_batch_size // share,
+        num_replicas=strategy.topology.num_replicas,
+        shuffle_seed=0,
+    )
+    task = Supervised(loss=loss(), metrics=[metric])
+    learner = build_learner(strategy, workload.build_model, optimizer, task, source.structure, "float32")
+    step = TrainStep(
+        strategy=strategy,
+        model=learner.model,
+        optimizer=learner.optimizer,
+        local_gradients=LocalGradients(
+            strategy=strategy, model=learner.model, task=task, metrics=learner.train_metrics
+        ),
+        metrics=learner.train_metrics,
+        term_names=task.term_names(),
+        loss_scale=None,
+        typical_weight=float(plan.global_batch_size),
+    )
+
+    def batches() -> Iterator[Any]:
+        return strategy.distribute(build_pipeline(source, plan, strategy.topology))
+
+    choose_packing(
+        strategy, learner, step, batches, deterministic=False, tell=lambda kind, message, **_: tell(message)
+    )
+    iterator = batches()
+
+    def train(num_steps: int) -> None:
+        totals, metrics = step.run(iterator, tf.constant(num_steps))
+        _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
+
+    return train
+
+
+def handwritten_training(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
+    """A loop as a careful person writes it for one model: `tf.range` inside one `tf.function`.
+
+    Under a distribution the optimizer sums the gradients over the replicas, as Keras does by itself.
+    """
+    with distribution.scope() if distribution else contextlib.nullcontext():
+        model, adam, accuracy = workload.build_model(), optimizer(), metric()
+        adam.build(model.trainable_variables)
+    run = distribution.run if distribution else lambda function, args: function(*args)
+    num_replicas = distribution.num_replicas_in_sync if distribution else 1
+    mean_loss = loss()
+
+    def on_replica(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            value = mean_loss(y, logits) / num_replicas
+        variables = model.trainable_variables
+        adam.apply(tape.gradient(value, [v.value for v in variables]), variables)
+        accuracy.update_state(y, logits)
+        return value
+
+    @tf.function
+    def steps(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        total = tf.constant(0.0)
+        for _ in tf.range(num_steps):
+            value = run(on_replica, args=next(iterator))
+            total += distribution.experimental_local_results(value)[0] if distribution else value
+        return total / tf.cast(num_steps, tf.float32), accuracy.result()
+
+    iterator = iter(handwritten_pipeline(workload, distribution))
+    return lambda num_steps: _on_host(*steps(iterator, tf.constant(num_steps)))
+
+
+def handwritten_pipeline(workload: Workload, distribution: tf.distribute.Strategy | None) -> Any:
+    dataset = tf.data.Dataset.from_tensor_slices(workload.arrays()).shuffle(SHUFFLE_BUFFER).repeat()
+    dataset = dataset.batch(workload.global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    return distribution.experimental_distribute_dataset(dataset) if distribution else dataset
+
+
+def fit_training(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
+    """`compile` and `fit` with their defaults on arrays, but without a progress bar, which would take its time.
+
+    `num_steps` has to be an epoch's.
+    """
+    with distribution.scope() if distribution else contextlib.nullcontext():
+        model = workload.build_model()
+        model.compile(optimizer=optimizer(), loss=loss(), metrics=[metric()])
+    x, y = workload.arrays()
+
+    def train(num_steps: int) -> None:
+        assert num_steps == len(x) // workload.global_batch_size
+        model.fit(x, y, batch_size=workload.global_batch_size, verbose=0)
+
+    return train
+
+
+def _on_host(*tensors: tf.Tensor) -> None:
+    for tensor in tensors:
+        keras.ops.convert_to_numpy(tensor)

@@ -1,0 +1,184 @@
+"""The trainings that every strategy must do alike, and a program that does them all under one strategy.
+
+    python tests/equivalence/cases.py STRATEGY DIRECTORY [CASE …]
+
+STRATEGY: one_device, mirrored2, mirrored4, multi_worker (with TF_CONFIG), horovod (under horovodrun). Each case is a
+run of `experiment.train`, from data to export/model.keras, in DIRECTORY/CASE.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.sklearn_sets import load_digits
+from tfdist.experiment import train
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.run import Request
+
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "one_device": OneDevice,
+    "mirrored2": lambda: Mirrored(num_cpu_devices=2),
+    "mirrored4": lambda: Mirrored(num_cpu_devices=4),
+    "multi_worker": MultiWorker,
+    "horovod": Horovod,
+}
+
+
+def digits(num_examples: int = 448) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = load_digits(split="all")
+    return images[:num_examples].reshape(num_examples, 64), labels[:num_examples]
+
+
+def weighted_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    images, labels = digits()
+    return images, labels, np.random.default_rng(1).uniform(0.0, 3.0, len(labels)).astype(np.float32)
+
+
+def words(vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each digit's eight brightest pixels as eight words; some words come up often in one batch."""
+    images, labels = digits()
+    return (np.argsort(images, axis=1)[:, -8:] * (vocabulary // 64)).astype(np.int32), labels
+
+
+def two_outputs() -> tuple[Any, Any, Any]:
+    """Two inputs, two outputs, each output with weights of its own."""
+    images, labels = digits()
+    weights = np.random.default_rng(2).uniform(0.5, 2.0, (2, len(labels))).astype(np.float32)
+    return (
+        {"upper": images[:, :32], "lower": images[:, 32:]},
+        {"digit": labels, "odd": (labels % 2).astype(np.float32)[:, np.newaxis]},
+        {"digit": weights[0], "odd": weights[1]},
+    )
+
+
+def dense_model(*, batch_norm: bool = False, regularizer: Any = None) -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(32, use_bias=not batch_norm, kernel_regularizer=regularizer)(inputs)
+    if batch_norm:
+        x = keras.layers.BatchNormalization(momentum=0.9)(x)
+    x = keras.layers.Activation("tanh")(x)
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def convnet_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.Reshape((8, 8, 1))(inputs)
+    x = keras.layers.Conv2D(8, 3, use_bias=False)(x)
+    x = keras.layers.BatchNormalization(momentum=0.9)(x)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Activation("tanh")(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def embedding_model(vocabulary: int) -> keras.Model:
+    inputs = keras.Input((8,), dtype="int32")
+    x = keras.layers.Flatten()(keras.layers.Embedding(vocabulary, 16)(inputs))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def two_output_model() -> keras.Model:
+    upper, lower = keras.Input((32,), name="upper"), keras.Input((32,), name="lower")
+    x = keras.layers.Dense(24, activation="tanh")(keras.layers.Concatenate()([upper, lower]))
+    digit, odd = keras.layers.Dense(10)(x), keras.layers.Dense(1, kernel_regularizer="l2")(x)
+    return keras.Model({"upper": upper, "lower": lower}, {"digit": digit, "odd": odd})
+
+
+def sparse_loss() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def classification() -> Supervised:
+    return Supervised(loss=sparse_loss(), metrics=[keras.metrics.SparseCategoricalAccuracy])
+
+
+def two_output_task() -> Supervised:
+    return Supervised(
+        loss={"digit": sparse_loss(), "odd": keras.losses.BinaryCrossentropy(from_logits=True)},
+        loss_weights={"odd": 0.5},
+        metrics={"digit": [keras.metrics.SparseCategoricalAccuracy], "odd": [lambda: keras.metrics.AUC(from_logits=True)]},
+    )
+
+
+def sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.2)
+
+
+def clipped_adam() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(3e-3, global_clipnorm=0.3)
+
+
+def ema_sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.2, momentum=0.9, use_ema=True, ema_momentum=0.9)
+
+
+BASE: dict[str, Any] = {
+    "model": dense_model,
+    "optimizer": sgd,
+    "task": classification,
+    "train_data": digits,
+    "eval_data": lambda: digits(101),
+    "global_batch_size": 64,
+    "epochs": 2,
+    "seed": 11,
+    "deterministic": True,
+}
+
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adam_clipped": {"optimizer": clipped_adam},
+    "accumulation": {"num_microbatches": 4, "train_data": lambda: digits(501)},
+    "uneven": {"train_data": lambda: digits(501)},
+    "fewer_examples_than_replicas": {"train_data": lambda: digits(257), "model": convnet_model},
+    "sample_weights": {"train_data": weighted_digits, "eval_data": weighted_digits},
+    "embedding": {
+        "model": lambda: embedding_model(64),
+        "train_data": lambda: words(64),
+        "eval_data": None,
+        "optimizer": clipped_adam,
+    },
+    "large_embedding": {
+        "model": lambda: embedding_model(70_016),
+        "train_data": lambda: words(70_016),
+        "eval_data": None,
+        "optimizer": clipped_adam,
+        "num_microbatches": 2,
+    },
+    "batch_norm": {"model": lambda: dense_model(batch_norm=True), "train_data": lambda: digits(501)},
+    "batch_norm_convolution": {"model": convnet_model, "num_microbatches": 2},
+    "regularized": {"model": lambda: dense_model(regularizer="l2"), "train_data": lambda: digits(501)},
+    "ema": {"optimizer": ema_sgd},
+    "two_outputs": {
+        "model": two_output_model,
+        "task": two_output_task,
+        "train_data": two_outputs,
+        "eval_data": two_outputs,
+    },
+    "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
+    "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05)},
+    "weight_decay": {"optimizer": lambda: keras.optimizers.AdamW(3e-3, weight_decay=0.05)},
+}
+
+
+def main(strategy_name: str, directory: str, names: list[str]) -> None:
+    strategy = STRATEGIES[strategy_name]()
+    strategy.connect()
+    for name in names or CASES:
+        settings = BASE | CASES[name]
+        settings["task"] = settings["task"]()
+        train(request=Request(run_dir=str(pathlib.Path(directory, name))), strategy=strategy, **settings)
+        tf.keras.backend.clear_session()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,425 @@
+"""The launcher with small programs in place of tfdist.main, as real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.launch.supervision import Ending, blame
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 60.0
+both_launchers = pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
+
+# The worker's part of every program: its index, a way to wait for what another did, and a mark of being alive.
+PRELUDE = """
+import json, os, pathlib, signal, subprocess, sys, time
+here = pathlib.Path(__file__).parent
+if "TF_CONFIG" in os.environ:
+    config = json.loads(os.environ["TF_CONFIG"])
+    index = config["task"]["index"]
+else:
+    index = int(os.environ["HOROVOD_RANK"])
+def wait_for(name):
+    deadline = time.monotonic() + 40
+    while not (here / name).exists():
+        assert time.monotonic() < deadline, name
+        time.sleep(0.01)
+def mark(name, text=""):
+    (here / (name + ".part")).write_text(str(text))
+    (here / (name + ".part")).rename(here / name)
+mark(f"pid{index}", os.getpid())
+"""
+
+
+@dataclasses.dataclass
+class Run:
+    """A launcher that runs a program, and what came of it."""
+
+    directory: Path
+    process: subprocess.Popen[str]
+
+    def wait_for(self, *names: str) -> None:
+        """Waits until the workers have left these marks."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not all((self.directory / name).exists() for name in names):
+            assert self.process.poll() is None and time.monotonic() < deadline, names
+            time.sleep(0.01)
+
+    def pid(self, name: str) -> int:
+        self.wait_for(name)
+        return int((self.directory / name).read_text())
+
+    def end(self) -> tuple[int, list[str], list[str]]:
+        """Status, lines of stdout and lines of stderr."""
+        stdout, stderr = self.process.communicate(timeout=DEADLINE_SECONDS)
+        return self.process.returncode, stdout.splitlines(), stderr.splitlines()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., Run]:
+    runs: list[Run] = []
+
+    def start(program: str, *arguments: str, options: tuple[str, ...] = (), workers: int = 2) -> Run:
+        (tmp_path / "program.py").write_text(PRELUDE + program)
+        command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--module=program", *options]
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+        runs.append(
+            Run(
+                tmp_path,
+                subprocess.Popen(
+                    [*command, "--", *(arguments or ("x",))],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                ),
+            )
+        )
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.communicate(timeout=20)
+            run.process.kill()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def assert_gone(pid: int, within_seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + within_seconds
+    while is_alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:
+    status, stdout, _ = launch("print(json.dumps(config), sys.argv[1:])", "--a=b c", "--", "d", workers=3).end()
+    assert status == 0
+    configs = [re.fullmatch(r"\[worker (\d)\] (.*) (\['--a=b c', '--', 'd'\])", line) for line in sorted(stdout)]
+    clusters = [json.loads(match[2]) for match in configs if match]
+    assert [c["task"] for c in clusters] == [{"type": "worker", "index": i} for i in range(3)]
+    addresses = clusters[0]["cluster"]["worker"]
+    assert all(c["cluster"] == {"worker": addresses} for c in clusters)
+    assert len(set(addresses)) == 3 and all(a.startswith("127.0.0.1:") for a in addresses)
+
+
+def test_a_worker_can_listen_at_its_address_and_nobody_else_gets_it(launch: Callable[..., Run]) -> None:
+    program = """
+import socket
+port = int(config["cluster"]["worker"][index].rpartition(":")[2])
+for _ in range(2):
+    server = socket.create_server(("", port))
+    server.close()
+with socket.socket() as other:
+    try:
+        other.bind(("127.0.0.1", port))
+    except OSError:
+        print("kept")
+"""
+    status, stdout, _ = launch(program).end()
+    assert (status, sorted(stdout)) == (0, ["[worker 0] kept", "[worker 1] kept"])
+
+
+@both_launchers
+def test_each_line_keeps_its_stream_and_bears_its_workers_name(launch: Callable[..., Run], launcher: str) -> None:
+    program = """
+for i in range(200):
+    print(f"out {index} {i} " + "é" * 500)
+    print(f"err {index} {i}", file=sys.stderr)
+sys.stdout.write("no newline at the end")
+"""
+    status, stdout, stderr = launch(program, options=(f"--launcher={launcher}",)).end()
+    assert status == 0
+    for index in (0, 1):
+        mine = [line for line in stdout if line.startswith(f"[worker {index}] ")]
+        expected = [f"[worker {index}] out {index} {i} " + "é" * 500 for i in range(200)]
+        assert mine == [*expected, f"[worker {index}] no newline at the end"]
+        assert [line for line in stderr if line.startswith(f"[worker {index}] ")] == [
+            f"[worker {index}] err {index} {i}" for i in range(200)
+        ]
+    assert len(stdout) == 402 and len(stderr) == 400
+
+
+def test_a_line_is_never_broken_by_another_worker(launch: Callable[..., Run]) -> None:
+    program = """
+for i in range(300):
+    os.write(1, b"a" * 700)
+    os.write(1, b"b" * 700 + b"\\n")
+"""
+    status, stdout, _ = launch(program, workers=3).end()
+    assert status == 0 and len(stdout) == 900
+    assert {line.partition("] ")[2] for line in stdout} == {"a" * 700 + "b" * 700}
+
+
+def test_a_reader_that_leaves_does_not_stop_the_workers(launch: Callable[..., Run]) -> None:
+    program = """
+for i in range(20000):
+    print("line", i)
+mark(f"done{index}")
+"""
+    run = launch(program)
+    assert run.process.stdout
+    run.process.stdout.readline()
+    run.process.stdout.close()
+    assert run.process.wait(timeout=DEADLINE_SECONDS) == 0
+    assert all((run.directory / f"done{i}").exists() for i in (0, 1))
+
+
+@both_launchers
+def test_the_first_failure_ends_the_others_and_is_the_commands(launch: Callable[..., Run], launcher: str) -> None:
+    program = """
+if index == 1:
+    wait_for("pid0")
+    print("no such binding", file=sys.stderr)
+    sys.exit(2)
+time.sleep(100)
+"""
+    began = time.monotonic()
+    run = launch(program, options=(f"--launcher={launcher}",))
+    status, _, stderr = run.end()
+    assert status == 2
+    assert "[worker 1] no such binding" in stderr
+    assert stderr[-1] == "[launch] worker 1 ended with status 2"
+    assert_gone(run.pid("pid0"))
+    assert time.monotonic() - began < 30
+
+
+@both_launchers
+def test_a_worker_that_ignores_sigterm_is_killed_with_its_children(launch: Callable[..., Run], launcher: str) -> None:
+    program = """
+if index == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    mark("child", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid)
+    time.sleep(100)
+wait_for("child")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    run = launch(program, options=(f"--launcher={launcher}",))
+    status, _, stderr = run.end()
+    assert status == 128 + signal.SIGKILL
+    assert any("Killing worker 0" in line for line in stderr)
+    assert "[launch] worker 1 ended with status 137 (SIGKILL)" in [line.rstrip(":") for line in stderr]
+    assert_gone(run.pid("pid0"))
+    assert_gone(run.pid("child"))
+
+
+@both_launchers
+def test_children_that_a_worker_leaves_behind_end_with_it(launch: Callable[..., Run], launcher: str) -> None:
+    program = """
+mark(f"child{index}", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid)
+"""
+    run = launch(program, options=(f"--launcher={launcher}",))
+    assert run.end()[0] == 0
+    assert_gone(run.pid("child0"))
+    assert_gone(run.pid("child1"))
+
+
+def test_what_caused_a_lost_peer_counts_even_if_it_ends_later(launch: Callable[..., Run]) -> None:
+    program = """
+if index == 0:
+    print("lost worker 1", file=sys.stderr)
+    mark("lost")
+    sys.exit(4)
+wait_for("lost")
+time.sleep(0.3)
+print("misspelt", file=sys.stderr)
+sys.exit(2)
+"""
+    status, _, stderr = launch(program).end()
+    assert status == EXIT_USER_ERROR
+    assert stderr[-1].startswith("[launch] worker 1 ended with status 2")
+
+
+def test_a_lost_peer_without_a_cause_is_status_4(launch: Callable[..., Run]) -> None:
+    status, _, _ = launch("if index == 0: sys.exit(4)\ntime.sleep(100)").end()
+    assert status == EXIT_PEER_LOST
+
+
+def test_the_causes_last_words_are_repeated_below_what_others_said_later(launch: Callable[..., Run]) -> None:
+    program = """
+def complain(*_):
+    print("a long traceback", file=sys.stderr)
+    sys.exit(1)
+signal.signal(signal.SIGTERM, complain)
+mark(f"ready{index}")
+wait_for(f"ready{1 - index}")
+if index == 1:
+    print("the cause", file=sys.stderr)
+    sys.exit(3)
+time.sleep(100)
+"""
+    status, _, stderr = launch(program).end()
+    assert status == 3
+    after = stderr[stderr.index("[worker 0] a long traceback") :]
+    assert after[-2:] == ["[launch] worker 1 ended with status 3:", "[launch]   the cause"]
+
+
+@both_launchers
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_workers_which_may_take_their_time(
+    launch: Callable[..., Run], launcher: str, number: int
+) -> None:
+    program = """
+def save(*_):
+    time.sleep(1.0)
+    print("saved")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+mark(f"ready{index}")
+time.sleep(100)
+"""
+    run = launch(program, options=(f"--launcher={launcher}",))
+    run.wait_for("ready0", "ready1")
+    run.process.send_signal(number)
+    status, stdout, _ = run.end()
+    assert status == EXIT_PREEMPTED
+    assert sorted(stdout) == ["[worker 0] saved", "[worker 1] saved"]
+
+
+def test_a_second_ctrl_c_kills(launch: Callable[..., Run]) -> None:
+    program = """
+signal.signal(signal.SIGINT, lambda *_: mark(f"heard{index}"))
+mark(f"ready{index}")
+while True:
+    time.sleep(1)
+"""
+    run = launch(program)
+    run.wait_for("ready0", "ready1")
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for("heard0", "heard1")
+    run.process.send_signal(signal.SIGINT)
+    assert run.end()[0] == 128 + signal.SIGKILL
+
+
+def test_when_one_worker_is_preempted_the_others_save_too(launch: Callable[..., Run]) -> None:
+    program = """
+def save(*_):
+    time.sleep(0.5)
+    print("saved")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+mark(f"ready{index}")
+wait_for(f"ready{1 - index}")
+if index == 1:
+    sys.exit(143)
+time.sleep(100)
+"""
+    status, stdout, _ = launch(program).end()
+    assert (status, stdout) == (EXIT_PREEMPTED, ["[worker 0] saved"])
+
+
+@both_launchers
+def test_no_worker_outlives_a_launcher_that_is_killed(launch: Callable[..., Run], launcher: str) -> None:
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+mark(f"ready{index}")
+time.sleep(100)
+"""
+    run = launch(program, options=(f"--launcher={launcher}",))
+    run.wait_for("ready0", "ready1")
+    run.process.kill()
+    run.process.wait()
+    for name in ("pid0", "pid1"):
+        assert_gone(run.pid(name), within_seconds=20.0 if launcher == "horovod" else 2.0)
+
+
+def test_when_time_is_up_all_end_with_124(launch: Callable[..., Run]) -> None:
+    status, _, stderr = launch("time.sleep(100)", options=("--timeout_seconds=1",)).end()
+    assert status == 124
+    assert "[launch] The time of 1 s is up; ending the workers." in stderr
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@both_launchers
+def test_pinned_workers_share_no_cpu(launch: Callable[..., Run], launcher: str) -> None:
+    run = launch("print(sorted(os.sched_getaffinity(0)))", options=(f"--launcher={launcher}", "--pin_cpus"))
+    status, stdout, _ = run.end()
+    assert status == 0
+    first, second = (set(json.loads(line.partition("] ")[2])) for line in sorted(stdout))
+    assert first and second and not first & second
+
+
+def test_a_proxy_does_not_stand_between_the_workers(launch: Callable[..., Run], monkeypatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:1")
+    monkeypatch.setenv("no_proxy", "example.com")
+    _, stdout, _ = launch("print(os.environ['no_proxy'])", workers=1).end()
+    assert stdout == ["[worker 0] example.com,127.0.0.1,localhost"]
+
+
+def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.launch", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--workers=0", "--", "x"], "--workers: must be a whole number from 1; received '0'"),
+        (["--workers=two", "--", "x"], "received 'two'"),
+        (["--", "x"], "--workers=N is missing"),
+        (["--workers=2"], "The `--` and tfdist.main's arguments are missing"),
+        (["--workers=2", "--"], "Nothing follows `--`"),
+        (["--worker=2", "--", "x"], "Unknown argument '--worker=2'. Did you mean '--workers'?"),
+        (["--workers=2", "--gin_file=x"], "The arguments of tfdist.main come after `--`"),
+        (["--workers=2", "--launcher=hvd", "--", "x"], "invalid choice: 'hvd'"),
+        (["--workers=2", "--timeout_seconds=-1", "--", "x"], "received '-1'"),
+    ],
+)
+def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str], expected: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == EXIT_USER_ERROR and done.stdout == ""
+    assert expected in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_help_imports_no_tensorflow() -> None:
+    done = command("--help", environment={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert done.returncode == 0 and "--workers N" in done.stdout
+    assert "tfdist.launch" in done.stderr and "tensorflow" not in done.stderr and "keras" not in done.stderr
+
+
+def endings(*statuses: tuple[int, int, int, bool]) -> list[Ending]:
+    return [Ending(*ending) for ending in statuses]
+
+
+def test_blame_goes_to_the_first_by_its_own_doing() -> None:
+    def blamed(*statuses: tuple[int, int, int, bool]) -> int:
+        ending = blame(endings(*statuses))
+        assert ending
+        return ending.worker
+
+    assert blame(endings((0, 0, 1, False), (1, 0, 2, False))) is None
+    assert blamed((0, 0, 1, False), (1, 137, 2, False), (2, 2, 3, False)) == 1
+    assert blamed((0, 1, 5, False), (1, 2, 5, False)) == 1  # at the same time: the user's input
+    assert blamed((0, 4, 1, False), (1, 2, 9, True)) == 1  # the cause of a lost peer comes later
+    assert blamed((0, 134, 1, False), (1, 137, 2, False)) == 1  # TensorFlow aborts when a peer is gone
+    assert blamed((0, 4, 1, False), (1, 143, 2, True), (2, 137, 3, True)) == 0  # ended by the launcher
+    assert blamed((0, 143, 1, False), (1, 4, 2, False)) == 0  # saved as asked; the other then lost it
+    assert blamed((0, 143, 1, False), (1, 1, 2, False)) == 1  # a bug while saving

@@ -1,0 +1,98 @@
+"""Local files, through the functions that everything else uses."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+from support import clean_environment
+
+from tfdist.errors import UserError
+from tfdist.storage import files
+
+_WRITE_FOREVER = """
+import itertools, json, sys
+from tfdist.storage import files
+for n in itertools.count():
+    files.write_atomic(sys.argv[1], json.dumps({"n": n, "filling": [n] * 20000}))
+    print(n, flush=True)
+"""
+
+
+@pytest.mark.parametrize("run", range(5))
+def test_a_file_is_whole_while_it_is_written_and_after_a_kill_at_any_moment(tmp_path: pathlib.Path, run: int) -> None:
+    path = tmp_path / "state.json"
+    random_reads = random.Random(run).randrange(1, 60)
+    command = [sys.executable, "-c", _WRITE_FOREVER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=clean_environment()) as writer:
+        try:
+            reported = [int(writer.stdout.readline())]
+            for _ in range(random_reads):
+                _assert_whole(path)
+        finally:
+            writer.kill()
+        reported += [int(line) for line in writer.stdout.read().split(b"\n")[:-1]]
+    last_reported = reported[-1]
+    assert _assert_whole(path) >= last_reported
+    assert files.list_names(tmp_path) == ["state.json"]
+
+
+def _assert_whole(path: pathlib.Path) -> int:
+    content = json.loads(path.read_bytes())
+    assert content["filling"] == [content["n"]] * 20000
+    return content["n"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(IsADirectoryError):
+        files.write_atomic(tmp_path / "directory", b"new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["directory"]
+
+
+def test_writers_of_one_path_do_not_mix_their_bytes(tmp_path: pathlib.Path) -> None:
+    contents = [bytes([letter]) * 300_000 for letter in b"abcdefgh"]
+    threads = [threading.Thread(target=files.write_atomic, args=(tmp_path / "file", data)) for data in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert files.read(tmp_path / "file") in contents
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_text_is_utf_8_and_the_file_is_readable_as_the_umask_says(tmp_path: pathlib.Path) -> None:
+    files.write_atomic(tmp_path / "new", "größer")
+    (tmp_path / "plain").write_bytes(b"")
+    assert files.read(tmp_path / "new") == "größer".encode()
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_listing_and_removing(tmp_path: pathlib.Path) -> None:
+    files.make_dirs(files.join(tmp_path, "b", "c"))
+    files.write_atomic(files.join(tmp_path, "a"), b"")
+    assert files.list_names(tmp_path) == ["a", "b"]
+    assert files.list_names(tmp_path / "missing") == []
+    files.remove(tmp_path / "a")
+    files.remove(tmp_path / "a")
+    assert not files.exists(tmp_path / "a")
+    assert files.exists(tmp_path / "b")
+    with pytest.raises(FileNotFoundError):
+        files.read(tmp_path / "a")
+
+
+def test_paths_of_a_bucket_are_told_from_local_ones() -> None:
+    assert files.is_remote("gs://bucket/run")
+    assert not files.is_remote("/somewhere/gs:/run")
+    assert files.join("gs://bucket/run", "export", "model.keras") == "gs://bucket/run/export/model.keras"
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/run", "gs:/bucket/run", "gs://", "gs:///run", "file:///run"])
+def test_a_path_that_no_store_serves_is_the_users_error(path: str) -> None:
+    with pytest.raises(UserError, match="takes local paths and gs://BUCKET/DIRECTORY"):
+        files.write_atomic(path, b"")

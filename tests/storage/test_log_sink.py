@@ -1,0 +1,123 @@
+"""Logs that grow by lines."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+from support import clean_environment
+
+from tfdist.storage import files
+from tfdist.storage.log_sink import RewrittenLog
+
+_APPEND = """
+import json, sys
+from tfdist.storage import files
+log = files.open_log(sys.argv[1])
+for n in range(int(sys.argv[3])):
+    log.write_line(json.dumps({"writer": int(sys.argv[2]), "n": n, "filling": "x" * 500}))
+    print(n, flush=True)
+"""
+
+
+def test_processes_that_append_to_one_log_leave_every_line_whole(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log.jsonl"
+    command = [sys.executable, "-c", _APPEND, str(path)]
+    writers = [
+        subprocess.Popen([*command, str(w), "300"], stdout=subprocess.DEVNULL, env=clean_environment())
+        for w in range(3)
+    ]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for writer in range(3):
+        assert [line["n"] for line in lines if line["writer"] == writer] == list(range(300))
+
+
+def test_a_killed_process_loses_no_line_that_it_wrote_to_a_local_log(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log.jsonl"
+    command = [sys.executable, "-c", _APPEND, str(path), "0", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=clean_environment()) as writer:
+        for _ in range(50):
+            writer.stdout.readline()
+        writer.kill()
+        reported = 50 + writer.stdout.read().count(b"\n")
+    lines = [json.loads(line)["n"] for line in path.read_text().splitlines()]
+    assert lines == list(range(len(lines)))
+    assert len(lines) >= reported
+
+
+def test_a_torn_last_line_does_not_swallow_the_next(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"whole": 1}\n{"to')
+    log = files.open_log(path)
+    log.write_line('{"whole": 2}')
+    log.close()
+    log.close()
+    assert path.read_text() == '{"whole": 1}\n{"to\n{"whole": 2}\n'
+    with pytest.raises(ValueError, match="closed"):
+        log.write_line("late")
+
+
+def test_a_line_break_within_a_line_is_refused(tmp_path: pathlib.Path) -> None:
+    log = files.open_log(tmp_path / "log")
+    with pytest.raises(ValueError, match="no line break"):
+        log.write_line("two\nlines")
+    log.close()
+
+
+class _Store:
+    """An object, the number of its puts, and a choice of those that fail."""
+
+    def __init__(self, *failing_puts: int) -> None:
+        self.content = b""
+        self.puts = 0
+        self.failing_puts = failing_puts
+        self.called = threading.Event()
+        self.stored = threading.Event()
+
+    def put(self, content: bytes) -> None:
+        self.puts += 1
+        self.called.set()
+        if self.puts in self.failing_puts:
+            raise OSError("the store is away")
+        self.content = content
+        self.stored.set()
+
+
+def test_a_log_that_is_rewritten_puts_the_first_line_at_once_and_the_rest_when_closed() -> None:
+    store = _Store()
+    log = RewrittenLog(store.put, existing=b"earlier\ntorn", interval_seconds=3600)
+    log.write_line("0")
+    assert store.called.wait(10)
+    for n in range(1, 500):
+        log.write_line(str(n))
+    log.close()
+    log.close()
+    assert store.content == b"earlier\ntorn\n" + b"".join(b"%d\n" % n for n in range(500))
+    assert store.puts == 2
+    with pytest.raises(ValueError, match="closed"):
+        log.write_line("late")
+
+
+def test_a_put_that_failed_is_said_and_made_good_by_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    store = _Store(1)
+    log = RewrittenLog(store.put, existing=b"", interval_seconds=0)
+    log.write_line("line")
+    assert store.stored.wait(10)
+    log.close()
+    assert store.content == b"line\n"
+    assert store.puts == 2
+    assert "the store is away" in caplog.text
+
+
+def test_a_last_put_that_fails_is_raised() -> None:
+    store = _Store(1, 2)
+    log = RewrittenLog(store.put, existing=b"", interval_seconds=3600)
+    log.write_line("line")
+    assert store.called.wait(10)
+    with pytest.raises(OSError, match="the store is away"):
+        log.close()

@@ -1,0 +1,81 @@
+"""Run directories that cannot be written end with one message."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from support import run_python
+
+from tfdist.errors import UserError
+from tfdist.storage.writable import check_writable
+
+_CHECK = """
+import os, sys, time
+from tfdist.errors import UserError
+from tfdist.storage.gcs import limit_retries
+from tfdist.storage.writable import check_writable
+limit_retries(os.environ)
+import tensorflow
+start = time.monotonic()
+try:
+    check_writable("gs://some-bucket/run")
+except UserError as error:
+    print(error)
+print(time.monotonic() - start)
+"""
+_CHECK_WITHOUT_PERMISSION = """
+import os, tempfile
+from tfdist.errors import UserError
+from tfdist.storage.writable import check_writable
+with tempfile.TemporaryDirectory() as directory:
+    os.chmod(directory, 0o555)
+    if os.geteuid() == 0:  # who may write everywhere
+        os.seteuid(65534)
+    try:
+        check_writable(directory + "/run")
+    except UserError as error:
+        print(error)
+    os.seteuid(os.getuid())
+"""
+
+
+def test_a_directory_that_can_be_written_is_made_and_left_empty(tmp_path: pathlib.Path) -> None:
+    check_writable(tmp_path / "a" / "b")
+    check_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "run", "run/deeper"])
+def test_a_file_in_the_way_is_named(tmp_path: pathlib.Path, below: str) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(UserError) as raised:
+        check_writable(tmp_path / "taken" / below)
+    assert f"'{tmp_path}/taken' is a file." in str(raised.value)
+    assert "Choose another run directory" in str(raised.value)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_file_system_that_takes_no_files_is_named() -> None:
+    with pytest.raises(UserError, match=r"'/proc/run' cannot be written: .* \(in '/proc'\)\. Choose"):
+        check_writable("/proc/run")
+
+
+def test_a_directory_without_permission_is_named() -> None:
+    message = run_python(["-c", _CHECK_WITHOUT_PERMISSION]).check().stdout
+    assert "cannot be written: Permission denied (in " in message
+    assert "Give this user write permission there" in message
+
+
+def test_an_empty_path_is_refused() -> None:
+    with pytest.raises(UserError, match="The run directory is empty"):
+        check_writable("")
+
+
+def test_a_bucket_behind_a_dead_server_fails_within_seconds_with_the_reason_and_the_cure() -> None:
+    unset = dict.fromkeys(("GCS_RETRY_CONFIG_MAX_RETRIES", "GCS_RETRY_CONFIG_INIT_DELAY_TIME_US"))
+    done = run_python(["-c", _CHECK], env={"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true", **unset})
+    message, seconds = done.check().stdout.splitlines()
+    assert message.startswith("The run directory 'gs://some-bucket/run' cannot be written: ")
+    assert message.endswith("Check the network and proxy settings, or choose a local run directory.")
+    assert float(seconds) < 60  # 196 without the limits

@@ -1,0 +1,227 @@
+"""Workers that meet, or do not, as real processes over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import EXIT_PEER_LOST, EXIT_USER_ERROR
+from tfdist.launch.local import reserve_port, tf_config
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 40.0
+WORKER = """
+import os, sys
+from tfdist import errors
+from tfdist.strategies import cluster, rendezvous
+try:
+    rendezvous.rendezvous(
+        cluster.read_tf_config(os.environ),
+        timeout_seconds=float(sys.argv[1]),
+        on_wait=lambda message: print(message, flush=True),
+        name_patience_seconds=1.0,
+    )
+except errors.TfdistError as error:
+    print(error, flush=True)
+    sys.exit(error.exit_status)
+print("met", flush=True)
+"""
+
+
+class Workers:
+    """Worker processes of one test, none of which outlives it."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, config: str, timeout_seconds: float = 30.0) -> subprocess.Popen[str]:
+        environment = os.environ | {"TF_CONFIG": config, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", WORKER, str(timeout_seconds)]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.processes.append(process)
+        return process
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    started = Workers()
+    yield started
+    for process in started.processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def addresses() -> Iterator[Callable[[int], list[str]]]:
+    """Free ports, kept from all but those who listen with SO_REUSEADDR."""
+    with contextlib.ExitStack() as stack:
+        yield lambda n: [f"127.0.0.1:{stack.enter_context(reserve_port()).getsockname()[1]}" for _ in range(n)]
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    return process.returncode, output
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Waits for the worker's first line; the test's own timeout is the process's."""
+    assert process.stdout
+    return process.stdout.readline()
+
+
+@contextlib.contextmanager
+def listener(address: str, serve: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Something that is no worker listens at `address` and gives each connection to `serve`."""
+    with socket.create_server(("127.0.0.1", port_of(address))) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    serve(connection)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_workers_started_together_meet_and_leave_their_ports_free(count: int, workers: Workers, addresses) -> None:
+    cluster = addresses(count)
+    started = [workers.start(tf_config(cluster, index)) for index in range(count)]
+    assert [end_of(process) for process in started] == [(0, "met\n")] * count
+    for address in cluster:
+        socket.create_server(("127.0.0.1", port_of(address))).close()
+
+
+def test_they_meet_every_time(workers: Workers, addresses) -> None:
+    cluster = addresses(3)
+    for _ in range(8):
+        started = [workers.start(tf_config(cluster, index)) for index in range(3)]
+        assert [end_of(process) for process in started] == [(0, "met\n")] * 3
+
+
+def test_localhost_and_a_chief_task_do_as_well(workers: Workers, addresses) -> None:
+    first, second = (f"localhost:{port_of(address)}" for address in addresses(2))
+    jobs = {"chief": [first], "worker": [second]}
+    started = [
+        workers.start(json.dumps({"cluster": jobs, "task": {"type": job, "index": 0}})) for job in ("worker", "chief")
+    ]
+    assert [end_of(process) for process in started] == [(0, "met\n")] * 2
+
+
+def test_a_worker_alone_waits_for_nobody(workers: Workers, addresses) -> None:
+    assert end_of(workers.start(tf_config(addresses(1), 0))) == (0, "met\n")
+
+
+def test_who_comes_late_is_named_and_then_met(workers: Workers, addresses) -> None:
+    cluster = addresses(3)
+    early = [workers.start(tf_config(cluster, index)) for index in (0, 2)]
+    said = f"waiting for worker 1 at {cluster[1]} (nothing listens there yet)\n"
+    assert [first_line(process) for process in early] == [said] * 2
+    late = workers.start(tf_config(cluster, 1))
+    assert end_of(late) == (0, "met\n")
+    assert all(status == 0 and output.endswith("met\n") for status, output in map(end_of, early))
+
+
+def test_who_dies_while_waiting_can_be_started_again(workers: Workers, addresses) -> None:
+    cluster = addresses(3)
+    first, second = (workers.start(tf_config(cluster, index)) for index in (0, 1))
+    assert "worker 2" in first_line(first)
+    second.kill()
+    second.wait()
+    assert "worker 1" in first_line(first)
+    again = [workers.start(tf_config(cluster, index)) for index in (1, 2)]
+    assert [end_of(process)[0] for process in [first, *again]] == [0, 0, 0]
+
+
+def test_who_never_comes_is_named_at_the_end_with_status_4(workers: Workers, addresses) -> None:
+    cluster = addresses(3)
+    began = time.monotonic()
+    started = [workers.start(tf_config(cluster, index), timeout_seconds=2.0) for index in (0, 1)]
+    for index, (status, output) in enumerate(map(end_of, started)):
+        assert status == EXIT_PEER_LOST
+        assert f"worker {index} waited 2 s and gives up; missing: worker 2 at {cluster[2]} (nothing listens" in output
+        assert f"worker {1 - index} at" not in output
+    assert time.monotonic() - began < 15
+
+
+def test_who_hangs_is_named(workers: Workers, addresses) -> None:
+    cluster = addresses(2)
+    with listener(cluster[1], lambda connection: held.append(connection)):
+        held: list[socket.socket] = []
+        status, output = end_of(workers.start(tf_config(cluster, 0), timeout_seconds=7.0))
+    assert status == EXIT_PEER_LOST
+    assert f"worker 1 at {cluster[1]} (it does not answer" in output
+
+
+def test_another_program_at_a_peers_address_is_named(workers: Workers, addresses) -> None:
+    cluster = addresses(2)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port_of(cluster[1])), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        status, output = end_of(workers.start(tf_config(cluster, 0)))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert status == EXIT_USER_ERROR
+    assert f"worker 1 cannot be reached at its address {cluster[1]}" in output and "something else" in output
+
+
+def test_a_process_with_another_index_at_a_peers_address_is_named(workers: Workers, addresses) -> None:
+    cluster = addresses(2)
+    hello = {"protocol": "tfdist-rendezvous-1", "start": "x", "index": 0, "workers": cluster, "ready": False}
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(json.dumps(hello | {"waits_for": [1]}).encode() + b"\n")
+
+    with listener(cluster[1], answer):
+        status, output = end_of(workers.start(tf_config(cluster, 0)))
+    assert status == EXIT_USER_ERROR
+    assert (
+        f"At {cluster[1]}, the address of worker 1, answers a process whose TF_CONFIG says that it is worker 0"
+        in output
+    )
+
+
+def test_different_clusters_are_told_to_both(workers: Workers, addresses) -> None:
+    cluster = addresses(3)
+    started = [workers.start(tf_config(cluster, 0)), workers.start(tf_config(cluster[:2], 1))]
+    for status, output in map(end_of, started):
+        assert status == EXIT_USER_ERROR
+        assert "different clusters" in output and ", ".join(cluster) in output
+
+
+def test_a_taken_port_is_named(workers: Workers, addresses) -> None:
+    cluster = addresses(2)
+    with listener(cluster[0], lambda connection: connection.close()):
+        status, output = end_of(workers.start(tf_config(cluster, 0)))
+    assert status == EXIT_USER_ERROR
+    assert f"worker 0 cannot listen at its address {cluster[0]}: port {port_of(cluster[0])} of this machine" in output
+
+
+def test_a_host_name_that_does_not_resolve_is_named(workers: Workers, addresses) -> None:
+    cluster = [*addresses(1), "no-such-host.invalid:2222"]
+    status, output = end_of(workers.start(tf_config(cluster, 0)))
+    assert status == EXIT_USER_ERROR
+    assert "worker 1 cannot be reached at its address no-such-host.invalid:2222" in output
+    assert "does not resolve" in output

@@ -1,0 +1,149 @@
+"""Helpers that tests import: real processes that cannot outlive their test, and free ports.
+
+Every process started here, and whatever it starts, bears a mark of its own in its environment; `run_python` ends
+whatever still bears it, in whichever session or process group that is (horovodrun's workers leave their parent's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+
+import psutil
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+# Tests start up to four processes on what may be two cores. The same number everywhere also means the same order of
+# additions inside an operation, without which no two runs would be bit-identical.
+THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "2"}
+CLUSTER_VARIABLES = ("TF_CONFIG", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TPU_", "COLAB_TPU_ADDR")
+MARK = "TFDIST_TEST_PROCESS"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A process that ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    def check(self) -> Finished:
+        """Fails the test, with both outputs, unless the status is 0."""
+        if self.status:
+            pytest.fail(f"ended with status {self.status}\n{self.outputs()}", pytrace=False)
+        return self
+
+    def outputs(self) -> str:
+        return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+def clean_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment for a child: quiet, on CPUs, two threads, part of no cluster, this tree importable."""
+    environment = {
+        name: value
+        for name, value in (os.environ if base is None else base).items()
+        if not name.startswith(CLUSTER_VARIABLES)
+    }
+    # gRPC would send even what is meant for this machine through a proxy.
+    for name in ("no_proxy", "NO_PROXY"):
+        environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1", "localhost"]))
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), environment.get("PYTHONPATH")]))
+    return environment | QUIET | THREADS | {"PYTHONPATH": path}
+
+
+def run_python(
+    args: Sequence[str | os.PathLike[str]],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 120,
+    cwd: str | os.PathLike[str] | None = None,
+) -> Finished:
+    """Runs `python args…` in a clean environment and waits for it.
+
+    Args:
+      args: what follows the interpreter, e.g. `["-m", "tfdist.main", "--help"]`.
+      env: variables set on top of the clean environment; None takes one out.
+      timeout: seconds, after which it and all that it started is killed and the test fails with both outputs.
+      cwd: the working directory.
+    """
+    return run_command([sys.executable, *args], env=env, timeout=timeout, cwd=cwd)
+
+
+def run_command(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 120,
+    cwd: str | os.PathLike[str] | None = None,
+) -> Finished:
+    """`run_python` for any command."""
+    mark = uuid.uuid4().hex
+    environment = clean_environment() | dict(env or {}) | {MARK: mark}
+    # Files, not pipes: reading a pipe would wait for whatever the process leaves behind.
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as stdout,
+        tempfile.TemporaryFile("w+", errors="replace") as stderr,
+    ):
+        process = subprocess.Popen(
+            [os.fspath(part) for part in command],
+            env={name: value for name, value in environment.items() if value is not None},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        timed_out = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            kill_marked(mark)
+            process.wait()
+        stdout.seek(0)
+        stderr.seek(0)
+        finished = Finished(process.returncode, stdout.read(), stderr.read())
+    if timed_out:
+        line = " ".join(map(str, command))
+        pytest.fail(f"not done after {timeout} s, killed: {line}\n{finished.outputs()}", pytrace=False)
+    return finished
+
+
+def kill_marked(mark: str) -> None:
+    """Kills every process that bears the mark, again and again until none is left that could start another."""
+    deadline = time.monotonic() + 10
+    while found := [process for process in psutil.process_iter() if _bears(process, mark)]:
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Killed, but not gone after 10 s: {found}")
+        time.sleep(0.01)
+
+
+def _bears(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    except psutil.Error:  # ended meanwhile, or another user's
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct ports of 127.0.0.1 that nothing listened on just now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

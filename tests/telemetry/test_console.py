@@ -1,0 +1,194 @@
+"""What the person at the terminal reads: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+from support import clean_environment, run_python
+
+from tfdist.telemetry.console import NullConsole, PlainConsole, open_console
+from tfdist.telemetry.console_text import EpochSummary, Plan, Progress, bar_text, number_text
+from tfdist.telemetry.progress_bar import ProgressBarConsole
+
+_RUN = """
+from tfdist.telemetry.console import open_console
+from tfdist.telemetry.console_text import EpochSummary, Plan, Progress
+console = open_console(is_chief=True)
+console.start(Plan(total_epochs=10, steps_per_epoch=34, total_steps=340))
+metrics = {"loss": 0.1234, "accuracy": 0.9671}
+console.update(Progress(step=17, epoch=1, step_in_epoch=17, metrics=metrics, examples_per_second=12345.6))
+console.message("A [bold] claim.", "warning")
+print("a user's print", flush=True)
+console.end_epoch(EpochSummary(step=34, epoch=1, metrics=metrics, eval_metrics={"loss": 0.13},
+                               seconds=1.23, examples_per_second=12345.6))
+console.close()
+console.message("done")
+"""
+_EPOCH_LINE = "epoch  1/10  step  34  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,346 examples/s"
+
+
+def _run_on_terminal(*, columns: int = 120, term: str = "xterm", stderr: int | None = None) -> tuple[str, str]:
+    """What a real process writes to a pseudo terminal, and what to a pipe for its standard error if there is one."""
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, columns))
+    environment = clean_environment() | {"TERM": term}
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        environment.pop(name, None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN], stdout=follower, stderr=stderr or follower, stdin=follower, env=environment
+    )
+    os.close(follower)
+    shown = bytearray()
+    reader = threading.Thread(target=_read_until_hangup, args=(leader, shown))
+    reader.start()
+    _, told = process.communicate(timeout=60)
+    reader.join()
+    os.close(leader)
+    assert process.returncode == 0, shown.decode()
+    return shown.decode(), (told or b"").decode()
+
+
+def _read_until_hangup(descriptor: int, into: bytearray) -> None:
+    try:
+        while data := os.read(descriptor, 4096):
+            into += data
+    except OSError:  # Linux's way to say that the other side of a pseudo terminal is closed
+        pass
+
+
+def test_a_terminal_shows_a_bar_and_keeps_a_line_for_each_epoch() -> None:
+    shown, _ = _run_on_terminal()
+    assert "epoch  1/10 " in shown
+    assert "━" in shown
+    assert "17/34  loss 0.1234  accuracy 0.9671  12,346 examples/s" in shown
+    assert f"{_EPOCH_LINE}\r\n" in shown
+    assert "warning: A [bold] claim." in shown
+    assert "a user's print" in shown
+    assert shown.index("\x1b[?25l") < shown.rindex("\x1b[?25h") < shown.rindex("done")
+
+
+def test_a_narrow_terminal_keeps_the_bar_and_leaves_figures_out() -> None:
+    shown, _ = _run_on_terminal(columns=50)
+    drawn = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", shown)]
+    bars = [line for line in drawn if "17/34" in line]
+    assert bars
+    assert all("━" in bar and "loss 0.1234" in bar and "…" not in bar and len(bar) <= 50 for bar in bars)
+
+
+def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text() -> None:
+    shown, told = _run_on_terminal(stderr=subprocess.PIPE)
+    assert told == "warning: A [bold] claim.\n"
+    assert "warning" not in shown
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
+    shown, _ = _run_on_terminal(term="dumb")
+    assert "\x1b" not in shown
+    assert f"{_EPOCH_LINE}\r\n" in shown
+
+
+def test_a_pipe_gets_plain_lines_without_control_characters() -> None:
+    done = run_python(["-c", _RUN]).check()
+    assert done.stderr == "warning: A [bold] claim.\n"
+    assert done.stdout.splitlines() == [
+        "training: 10 epochs, 34 steps an epoch, 340 steps in all",
+        "a user's print",
+        _EPOCH_LINE,
+        "done",
+    ]
+    assert all(character.isprintable() or character == "\n" for character in done.stdout)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_long_epoch_gets_a_line_in_ten_seconds_with_the_time_left() -> None:
+    clock, stdout = _Clock(), io.StringIO()
+    console = PlainConsole(stdout, io.StringIO(), clock=clock)
+    console.start(Plan(total_steps=1000))
+    for step in range(0, 501):
+        clock.now = step * 0.05
+        console.update(Progress(step=step, epoch=1, step_in_epoch=step, metrics={"loss": 2.0}, examples_per_second=640))
+    assert stdout.getvalue().splitlines()[1:] == [
+        "epoch 1  step 200  loss 2.0000  640 examples/s  0:00:40 left",
+        "epoch 1  step 400  loss 2.0000  640 examples/s  0:00:30 left",
+    ]
+
+
+def test_the_lines_of_several_epochs_are_aligned() -> None:
+    stdout = io.StringIO()
+    console = PlainConsole(stdout, io.StringIO())
+    console.start(Plan(total_epochs=100, total_steps=2300))
+    for epoch in (9, 99):
+        metrics = {"loss": 1.5, "per_class": [0.1, 0.2]}
+        console.end_epoch(EpochSummary(step=23 * epoch, epoch=epoch, metrics=metrics, seconds=1, examples_per_second=9))
+    assert stdout.getvalue().splitlines()[1:] == [
+        "epoch   9/100  step  207  loss 1.5000 | 1.0 s  9 examples/s",
+        "epoch  99/100  step 2277  loss 1.5000 | 1.0 s  9 examples/s",
+    ]
+
+
+def test_a_worker_that_is_not_the_chief_says_nothing_but_errors() -> None:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    console = open_console(is_chief=False, stdout=stdout, stderr=stderr)
+    assert isinstance(console, NullConsole)
+    console.start(Plan())
+    console.update(Progress(step=1, epoch=1, step_in_epoch=1, metrics={}, examples_per_second=1))
+    console.end_epoch(EpochSummary(step=1, epoch=1, metrics={}, seconds=1, examples_per_second=1))
+    console.message("hello")
+    console.message("careful", "warning")
+    console.message("lost", "error")
+    console.close()
+    assert stdout.getvalue() == ""
+    assert stderr.getvalue() == "error: lost\n"
+
+
+def test_the_bar_is_drawn_five_times_a_second_however_often_it_is_told() -> None:
+    clock, stdout = _Clock(), io.StringIO()
+    console = ProgressBarConsole(stdout, io.StringIO(), clock=clock)
+    console.start(Plan(steps_per_epoch=1000))
+    drawn = []
+    console._bar.refresh = lambda: drawn.append(clock.now)
+    for step in range(1000):
+        clock.now = step / 1000
+        console.update(Progress(step=step, epoch=1, step_in_epoch=step, metrics={}, examples_per_second=1))
+    assert len(drawn) == 5
+    console.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0.0, "0.0000"),
+        (0.12344, "0.1234"),
+        (1e-5, "1.000e-05"),
+        (-1.23456e7, "-1.235e+07"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_numbers_keep_the_digits_that_tell_something(number: float, text: str) -> None:
+    assert number_text(number) == text
+
+
+def test_the_bar_drops_metrics_before_the_rate_and_the_rate_before_the_loss() -> None:
+    plan = Plan(steps_per_epoch=68)
+    metrics = {"loss": 0.5, "accuracy": 0.9, "precision": 0.8, "recall": 0.7}
+    progress = Progress(step=40, epoch=1, step_in_epoch=40, metrics=metrics, examples_per_second=12345)
+    everything = "40/68  loss 0.5000  accuracy 0.9000  precision 0.8000  12,345 examples/s  0:00:12 left"
+    assert bar_text(plan, progress, 12, width=100) == everything
+    assert bar_text(plan, progress, 12, width=60) == "40/68  loss 0.5000  12,345 examples/s  0:00:12 left"
+    assert bar_text(plan, progress, 12, width=30) == "40/68  loss 0.5000"

@@ -1,0 +1,76 @@
+"""metrics.jsonl and TensorBoard summaries."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+
+from tfdist.errors import UserError
+from tfdist.telemetry.metrics import MetricsLog
+from tfdist.telemetry.run_directory import RunDirectory
+
+
+def _read(path: pathlib.Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_point_is_one_object_with_every_metric_beside_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(str(tmp_path)), tensorboard=False)
+    log.log(step=10, epoch=1, split="train", metrics={"loss": 0.5, "grad_norm": float("inf")}, learning_rate=0.1)
+    log.log(step=10, epoch=1, split="eval", metrics={"loss": np.float32(0.25), "per_class": np.array([0.5, 1.0])})
+    log.close()
+    assert _read(tmp_path / "metrics.jsonl") == [
+        {"step": 10, "epoch": 1, "split": "train", "learning_rate": 0.1, "loss": 0.5, "grad_norm": "inf"},
+        {"step": 10, "epoch": 1, "split": "eval", "learning_rate": None, "loss": 0.25, "per_class": [0.5, 1.0]},
+    ]
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(str(tmp_path)))
+    for step in (1, 2):
+        log.log(step=step, epoch=1, split="train", metrics={"loss": 1 / step, "vector": [1, 2]}, learning_rate=0.1)
+    log.log(step=2, epoch=1, split="eval", metrics={"loss": float("nan")})
+    log.close()
+    assert _scalars(tmp_path / "tensorboard" / "train") == {
+        "loss": [(1, 1.0), (2, 0.5)],
+        "learning_rate": [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))],
+    }
+    assert _scalars(tmp_path / "tensorboard" / "eval") == {"loss": [(2, pytest.approx(float("nan"), nan_ok=True))]}
+
+
+def _scalars(directory: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(directory)).Reload()
+    tags = events.Tags()["tensors"]
+    return {tag: [(e.step, float(make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
+
+
+def test_a_resumed_run_takes_back_the_points_that_it_will_pass_again(tmp_path: pathlib.Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    MetricsLog(run).discard_after(0)
+    killed = MetricsLog(run, tensorboard=False)
+    for step in (10, 20, 30):
+        killed.log(step=step, epoch=1, split="train", metrics={"loss": 1.0})
+    killed.close()
+    with open(run.metrics, "a") as file:
+        file.write('{"step": 4')
+    resumed = MetricsLog(run, tensorboard=False)
+    resumed.discard_after(20)
+    resumed.log(step=30, epoch=1, split="train", metrics={"loss": 2.0})
+    resumed.close()
+    assert [(point["step"], point["loss"]) for point in _read(tmp_path / "metrics.jsonl")] == [
+        (10, 1.0),
+        (20, 1.0),
+        (30, 2.0),
+    ]
+
+
+def test_a_metric_that_takes_a_key_of_the_contract_is_refused(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(str(tmp_path)), tensorboard=False)
+    with pytest.raises(UserError, match="may not be called 'step'"):
+        log.log(step=1, epoch=1, split="train", metrics={"step": 1.0})

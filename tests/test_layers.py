@@ -1,0 +1,255 @@
+"""Holds the layering of docs/architecture.md by reading every module's imports with `ast`, and shows that it bites."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+from support import REPOSITORY
+
+# Each part of the package, with the parts it may import: those below it. Parts of one level do not know each other.
+FOUNDATION = {"storage", "telemetry", "errors"}
+COMPUTING = {"strategies"} | FOUNDATION
+MATERIAL = {"data", "tasks", "backup"} | COMPUTING
+MAY_IMPORT = {
+    "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
+    "launch": {"strategies.cluster", "errors"},
+    "config": {"configuration", "tuning", "training"} | MATERIAL,
+    "configuration": {"errors"},  # what config.py is made of
+    "experiment": {"tuning", "training"} | MATERIAL,
+    "tuning": {"training"} | MATERIAL,
+    "training": MATERIAL,
+    "data": COMPUTING,
+    "tasks": COMPUTING,
+    "backup": COMPUTING,
+    "strategies": FOUNDATION,
+    "telemetry": {"storage", "errors"},  # what is told is stored
+    "storage": {"errors"},
+    "errors": set(),
+    "models": set(),
+}
+PACKAGE = "tfdist"
+# Modules (or packages) that alone may import a library.
+ONLY_IMPORTERS = {"gin": {"config"}, "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker"}}
+# strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
+ENVIRONMENT_READERS = {"main", "launch", "strategies.cluster", "strategies.environment"}
+ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+
+
+def test_the_package_keeps_its_layers() -> None:
+    found = violations(REPOSITORY / PACKAGE)
+    assert not found, "\n".join(found)
+
+
+# What is checked
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A source file; `name` is its dotted name below the package, "" for the package itself."""
+
+    path: pathlib.Path
+    name: str
+    tree: ast.Module
+
+    @property
+    def part(self) -> str:
+        """The layer it belongs to."""
+        return self.name.split(".")[0]
+
+
+def violations(package: pathlib.Path) -> list[str]:
+    """One line for each breach of the layering in `package`, sorted."""
+    modules = {module.name: module for module in read_modules(package)}
+    found: list[str] = []
+    graph: dict[str, set[str]] = {}
+    for module in modules.values():
+        graph[module.name] = set()
+        for line, target in imports(module, package.name):
+            own = own_module(target, package.name, modules)
+            if own is None:
+                found += [f"{module.name}:{line}: {text}" for text in library_breach(module, target)]
+            else:
+                graph[module.name].add(own)
+                found += [f"{module.name}:{line}: {text}" for text in layer_breach(module, own)]
+        found += [f"{module.name}:{line}: reads the environment" for line in environment_reads(module)]
+        found += shape_breaches(module)
+    return sorted(set(found)) + [f"circle: {' → '.join(circle)}" for circle in circles(graph)]
+
+
+def read_modules(package: pathlib.Path) -> Iterator[Module]:
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        yield Module(path, name, ast.parse(path.read_text(encoding="utf-8"), str(path)))
+
+
+def imports(module: Module, package: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything imported, also inside functions and through import_module."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=source, names=names, level=level):
+                base = source or ""
+                if level:
+                    inside = [package, *filter(None, module.name.split("."))]
+                    is_package = module.path.name == "__init__.py"
+                    above = inside[: len(inside) - level + is_package]
+                    base = ".".join([*above, *filter(None, [source])])
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
+            case ast.Call(
+                func=ast.Name(id=called) | ast.Attribute(attr=called), args=[ast.Constant(value=str(name)), *_]
+            ):
+                if called in ("import_module", "__import__"):
+                    yield node.lineno, name
+
+
+def own_module(target: str, package: str, modules: dict[str, Module]) -> str | None:
+    """The module of the package that `target` (a module or a name in one) stands for; None for a library."""
+    first, *rest = target.split(".")
+    if first != package:
+        return None
+    while rest and ".".join(rest) not in modules:
+        rest.pop()
+    return ".".join(rest)
+
+
+def layer_breach(module: Module, own: str) -> Iterator[str]:
+    part = own.split(".")[0]
+    if part == module.part:
+        return
+    if module.part not in MAY_IMPORT:
+        yield f"{module.part!r} has no place in the layers: give it one in {pathlib.Path(__file__).name}"
+    elif not {part, own} & MAY_IMPORT[module.part]:
+        yield f"{module.part} may not import {own or 'the package itself'}"
+
+
+def library_breach(module: Module, target: str) -> Iterator[str]:
+    importers = ONLY_IMPORTERS.get(target.split(".")[0])
+    if importers is not None and not belongs(module.name, importers):
+        yield f"only {' and '.join(sorted(importers))} may import {target.split('.')[0]}"
+
+
+def environment_reads(module: Module) -> Iterator[int]:
+    """The lines that read or set this process's environment through `os`, under whichever name it was imported."""
+    if belongs(module.name, ENVIRONMENT_READERS):
+        return
+    aliases = {
+        alias.asname or alias.name
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "os"
+    }
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in aliases:
+                if attribute in ENVIRONMENT_NAMES:
+                    yield node.lineno
+            case ast.ImportFrom(module="os", names=names) if {alias.name for alias in names} & ENVIRONMENT_NAMES:
+                yield node.lineno
+
+
+def shape_breaches(module: Module) -> Iterator[str]:
+    if "utils" in module.name.split("."):
+        yield f"{module.name}: a module is named for what it does, not utils"
+    if module.path.name == "__init__.py" and module.path.read_text(encoding="utf-8").strip():
+        yield f"{module.name or 'the package'}: its __init__.py is not empty"
+
+
+def belongs(name: str, names: set[str]) -> bool:
+    """Whether `name` is one of `names` or lies in a package among them."""
+    return any(name == each or name.startswith(f"{each}.") for each in names)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The circles among the modules, each once, from its first module back to it."""
+    found: dict[frozenset[str], list[str]] = {}
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            circle = path[path.index(name) :]
+            start = circle.index(min(circle))
+            found.setdefault(frozenset(circle), [*circle[start:], *circle[:start], circle[start]])
+        elif name not in done:
+            for target in sorted(graph[name]):
+                visit(target, [*path, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+    return list(found.values())
+
+
+# That it bites
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"data/a.py": "from tfdist.training import loop", "training/loop.py": ""},
+            "data may not import training.loop",
+        ),
+        ({"data/a.py": "def f():\n    import tfdist.tasks.b", "tasks/b.py": ""}, "data may not import tasks.b"),
+        ({"data/a.py": "from ..training.loop import run", "training/loop.py": ""}, "data may not import training.loop"),
+        ({"tasks/a.py": "from .. import experiment", "experiment.py": ""}, "tasks may not import experiment"),
+        ({"models/a.py": "from tfdist.errors import UserError", "errors.py": ""}, "models may not import errors"),
+        (
+            {"launch/a.py": "import tfdist.strategies.base", "strategies/base.py": ""},
+            "launch may not import strategies",
+        ),
+        ({"experiment.py": "from tfdist import config", "config.py": ""}, "experiment may not import config"),
+        ({"errors.py": "import tfdist"}, "errors may not import the package itself"),
+        ({"novel/a.py": "import tfdist.errors", "errors.py": ""}, "'novel' has no place in the layers"),
+        ({"experiment.py": "import gin.config"}, "only config may import gin"),
+        ({"experiment.py": "import importlib\nimportlib.import_module('gin')"}, "only config may import gin"),
+        ({"strategies/tpu.py": "import horovod.tensorflow as hvd"}, "may import horovod"),
+        ({"data/a.py": "import os\nx = os.environ.get('A')"}, "data.a:2: reads the environment"),
+        ({"data/a.py": "import os as system\nsystem.getenv('A')"}, "data.a:2: reads the environment"),
+        ({"data/a.py": "from os import environ"}, "data.a:1: reads the environment"),
+        ({"storage/utils.py": ""}, "not utils"),
+        ({"data/__init__.py": "x = 1"}, "data: its __init__.py is not empty"),
+        ({"__init__.py": "x = 1"}, "the package: its __init__.py is not empty"),
+        (
+            {"data/a.py": "import tfdist.data.b", "data/b.py": "import tfdist.data.a"},
+            "circle: data.a → data.b → data.a",
+        ),
+    ],
+)
+def test_a_breach_is_found(tmp_path: pathlib.Path, files: dict[str, str], expected: str) -> None:
+    found = violations(write_package(tmp_path, files))
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
+    files = {
+        "main.py": "import os\nfrom tfdist import config, experiment\nos.environ.get('A')",
+        "config.py": "import gin\nfrom tfdist.configuration import files",
+        "configuration/files.py": "from tfdist.errors import UserError\nimport os.path",
+        "experiment.py": "from tfdist.training import loop",
+        "training/loop.py": "from tfdist.data import batches\nfrom tfdist.training.step import run\nfrom . import step",
+        "training/step.py": "def run(environ: dict) -> None:\n    environ.get('A')",
+        "data/batches.py": "from tfdist.strategies.base import Topology\nimport ginger",
+        "strategies/base.py": "from tfdist.errors import UserError",
+        "strategies/cluster.py": "import os\nos.environ['TF_CONFIG']",
+        "strategies/horovod.py": "def f():\n    import horovod.tensorflow",
+        "launch/local.py": "import os\nfrom tfdist.strategies.cluster import x\nos.getenv('A')",
+        "errors.py": "",
+    }
+    assert violations(write_package(tmp_path, files)) == []
+
+
+def write_package(folder: pathlib.Path, files: dict[str, str]) -> pathlib.Path:
+    package = folder / PACKAGE
+    for name, text in {"__init__.py": "", **files}.items():
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return package

@@ -1,0 +1,215 @@
+"""tools/build_horovod.py: what it decides, what it refuses, and that the Horovod it installed reduces."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+import tomllib
+from types import ModuleType
+
+import pytest
+from support import REPOSITORY, run_command, run_python
+
+CMAKE_LISTS = """\
+# TF SOURCES
+list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")
+list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")
+
+# Create library
+add_library(${TF_TARGET_LIB} SHARED ${SOURCES} ${TF_SOURCES})
+"""
+ALLREDUCE = """
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+hvd.init()
+
+@tf.function
+def reduce(rank):
+    return hvd.grouped_allreduce([rank * tf.ones([3]), 10.0 * rank], op=hvd.Sum)
+
+vector, scalar = reduce(tf.constant(float(hvd.rank() + 1)))
+print("RESULT", hvd.rank(), hvd.size(), vector.numpy().tolist(), float(scalar))
+hvd.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    path = REPOSITORY / "tools" / "build_horovod.py"
+    spec = importlib.util.spec_from_file_location("build_horovod", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# Settings
+
+
+def test_the_default_is_tensorflow_on_cpus_with_gloo(tool: ModuleType) -> None:
+    assert tool.build_settings({"PATH": "/bin"}) == tool.DEFAULT_SETTINGS
+    assert tool.DEFAULT_SETTINGS["HOROVOD_WITH_GLOO"] == tool.DEFAULT_SETTINGS["HOROVOD_WITHOUT_MPI"] == "1"
+
+
+def test_nccl_adds_to_the_defaults(tool: ModuleType) -> None:
+    given = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_CUDA_HOME": "/cuda", "HOROVOD_NCCL_HOME": "/nccl"}
+    assert tool.build_settings(given) == tool.DEFAULT_SETTINGS | given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"HOROVOD_WITH_MPI": "1"},
+        {"HOROVOD_CPU_OPERATIONS": "MPI"},
+        {"HOROVOD_GPU_OPERATIONS": "MPI"},
+        {"HOROVOD_GPU_ALLREDUCE": "NCCL", "HOROVOD_GPU_BROADCAST": "MPI"},
+    ],
+)
+def test_whatever_asks_for_mpi_switches_it_on(tool: ModuleType, given: dict[str, str]) -> None:
+    settings = tool.build_settings(given)
+    assert settings["HOROVOD_WITH_MPI"] == "1"
+    assert "HOROVOD_WITHOUT_MPI" not in settings
+    assert settings.items() >= given.items()
+
+
+def test_a_switch_that_is_off_or_empty_changes_no_default(tool: ModuleType) -> None:
+    settings = tool.build_settings({"HOROVOD_WITH_MPI": "0", "HOROVOD_GPU_OPERATIONS": ""})
+    assert settings == tool.DEFAULT_SETTINGS | {"HOROVOD_WITH_MPI": "0"}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"HOROVOD_WITH_MPI": "1", "HOROVOD_WITHOUT_MPI": "1"}, "HOROVOD_WITH_MPI=1 and HOROVOD_WITHOUT_MPI=1"),
+        ({"HOROVOD_CPU_OPERATIONS": "MPI", "HOROVOD_WITHOUT_MPI": "1"}, "HOROVOD_CPU_OPERATIONS=MPI"),
+        ({"HOROVOD_WITHOUT_TENSORFLOW": "1"}, "HOROVOD_WITHOUT_TENSORFLOW"),
+    ],
+)
+def test_contradictions_are_refused(tool: ModuleType, given: dict[str, str], named: str) -> None:
+    with pytest.raises(tool.BuildError, match=named):
+        tool.build_settings(given)
+
+
+def test_the_build_sees_the_users_environment_and_the_tools_first(tool: ModuleType) -> None:
+    given = {
+        "PATH": "/bin",
+        "CXX": "g++-13",
+        "MAKEFLAGS": "-j1",
+        "CCL_ROOT": "/oneccl",
+        "HOROVOD_SKIP_COMPILE": "1",
+        "HOROVOD_CMAKE": "/opt/cmake",
+        "HOROVOD_GPU_OPERATIONS": "",
+    }
+    environment = tool.build_environment(given, tool.build_settings(given), pathlib.Path("/tools"))
+    assert environment == tool.DEFAULT_SETTINGS | {
+        "PATH": "/tools/bin:/bin",
+        "PYTHONPATH": "/tools",
+        "CXX": "g++-13",
+        "MAKEFLAGS": "-j1",
+        "HOROVOD_CMAKE": "/opt/cmake",
+    }
+
+
+# The cache's key
+
+
+def test_the_key_names_horovod_tensorflow_and_python(tool: ModuleType) -> None:
+    key = tool.cache_key(tool.build_settings({}), "2.21.0")
+    assert key.startswith(f"horovod0.28.1-tf2.21.0-cp{sys.version_info.major}{sys.version_info.minor}-")
+
+
+def test_the_key_changes_with_what_is_built_and_with_nothing_else(tool: ModuleType) -> None:
+    def key(environment: dict[str, str], tensorflow: str = "2.21.0") -> str:
+        return tool.cache_key(tool.build_settings(environment), tensorflow)
+
+    assert key({}) == key({"HOROVOD_FUSION_THRESHOLD": "1", "HOROVOD_RANK": "0", "PATH": "/bin"})
+    different = [key({}), key({}, "2.20.0"), key({"HOROVOD_WITH_MPI": "1"}), key({"HOROVOD_GPU_OPERATIONS": "NCCL"})]
+    assert len(set(different)) == len(different)
+
+
+def test_a_kept_wheel_is_found_and_a_part_of_one_is_not(tool: ModuleType, tmp_path: pathlib.Path) -> None:
+    built = tmp_path / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
+    built.write_bytes(b"wheel")
+    folder = tmp_path / "cache" / "key"
+    assert tool.find_wheel(folder) is None
+    kept = tool.keep(built, folder)
+    assert kept == tool.find_wheel(folder)
+    kept.rename(kept.with_name(f"{kept.name}.part"))
+    assert tool.find_wheel(folder) is None
+
+
+# What is refused
+
+
+def test_another_archive_than_the_pinned_one_is_refused(tool: ModuleType, tmp_path: pathlib.Path) -> None:
+    archive = tmp_path / "horovod-0.28.1.tar.gz"
+    archive.write_bytes(b"abc")
+    sha256_of_abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
+    tool.check_archive(archive, sha256_of_abc)
+    with pytest.raises(tool.BuildError, match=f"{sha256_of_abc}, expected {tool.SOURCE_SHA256}"):
+        tool.check_archive(archive)
+
+
+def test_the_xla_kernels_and_only_they_are_left_out(tool: ModuleType, tmp_path: pathlib.Path) -> None:
+    cmake_lists = tmp_path / "CMakeLists.txt"
+    cmake_lists.write_text(CMAKE_LISTS)
+    tool.leave_out_xla(cmake_lists)
+    before, after = CMAKE_LISTS.splitlines(), cmake_lists.read_text().splitlines()
+    changed = [line for line in range(len(before)) if before[line] != after[line]]
+    assert changed == [2]
+    assert after[2].startswith("#")
+    with pytest.raises(tool.BuildError, match="does not hold the line expected"):
+        tool.leave_out_xla(cmake_lists)
+
+
+def test_a_missing_compiler_make_or_cuda_is_named(
+    tool: ModuleType, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def install(name: str) -> None:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+
+    with pytest.raises(tool.BuildError, match=r"No C\+\+ compiler: looked for c\+\+, g\+\+, clang\+\+"):
+        tool.check_tools({}, {})
+    install("g++")
+    with pytest.raises(tool.BuildError, match="looked for nothing-of-this-name"):
+        tool.check_tools({}, {"CXX": "nothing-of-this-name -O2"})
+    with pytest.raises(tool.BuildError, match="make is missing"):
+        tool.check_tools({}, {})
+    install("make")
+    tool.check_tools({}, {})
+    nccl = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_CUDA_HOME": str(tmp_path)}
+    with pytest.raises(tool.BuildError, match=f"needs the CUDA toolkit: looked for {tmp_path}/bin/nvcc"):
+        tool.check_tools(nccl, {})
+
+
+def test_an_environment_without_tensorflow_gets_one_message_and_status_2(tmp_path: pathlib.Path) -> None:
+    # -S hides site-packages, and with it TensorFlow.
+    finished = run_python(["-S", REPOSITORY / "tools" / "build_horovod.py", "--cache", tmp_path / "cache"])
+    assert finished.status == 2
+    assert finished.stderr.startswith("build_horovod: TensorFlow is not installed in this environment")
+    assert len(finished.stderr.splitlines()) == 1
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_it_installs_for_run_time_is_the_extra_horovod(tool: ModuleType) -> None:
+    with (REPOSITORY / "pyproject.toml").open("rb") as stream:
+        extras = tomllib.load(stream)["project"]["optional-dependencies"]
+    assert list(tool.RUN_TIME_PACKAGES) == extras["horovod"]
+
+
+# What was installed
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_two_processes_reduce_through_horovodrun(tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "allreduce.py"
+    program.write_text(ALLREDUCE)
+    horovodrun = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2"]
+    finished = run_command([*horovodrun, sys.executable, program], timeout=180).check()
+    results = sorted(line.split("RESULT ")[1] for line in finished.stdout.splitlines() if "RESULT " in line)
+    assert results == [f"{rank} 2 [3.0, 3.0, 3.0] 30.0" for rank in (0, 1)]

@@ -1,0 +1,31 @@
+"""Becomes one worker's command, tied to the launcher: `python child.py PARENT_PID CPUS COMMAND…`.
+
+Invariant: the worker does not outlive its launcher, however that ends. On Linux the kernel kills it with SIGKILL when
+the parent dies (PR_SET_PDEATHSIG, which survives exec); elsewhere only an orderly end of the launcher ends it.
+
+Run as a script by `processes.py` and `horovod_worker.py`, not imported. It is a program of its own because code between
+fork and exec (`preexec_fn`) is not safe in a launcher that has threads. Imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def main(parent_pid: int, cpus: str, command: list[str]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            sys.exit(f"the launcher, process {parent_pid}, is gone")
+        if cpus:
+            os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

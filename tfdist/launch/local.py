@@ -1,0 +1,62 @@
+"""The launcher tf_config: N processes on this machine that find each other through TF_CONFIG.
+
+Invariant: no other program can take a worker's port while the workers run. The launcher keeps each port bound, not
+listening and with SO_REUSEADDR, which on Linux lets the worker (its server sets that too) listen there, and keeps the
+kernel from giving the port to anybody who asks for a free one or connects outwards.
+
+Called by `__main__.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+
+from tfdist.launch.output import STDERR, STDOUT, Output
+from tfdist.launch.plan import Plan
+from tfdist.launch.processes import Process, Worker, cpu_shares
+
+HOST = "127.0.0.1"
+_DRAIN_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
+    """Starts the workers; none is left when the context ends, whatever ends it."""
+    workers: list[Process] = []
+    with contextlib.ExitStack() as at_end:
+        ports = [at_end.enter_context(reserve_port()).getsockname()[1] for _ in range(plan.num_workers)]
+        at_end.callback(output.drain, _DRAIN_SECONDS)
+        at_end.callback(_kill, workers)
+        addresses = [f"{HOST}:{port}" for port in ports]
+        shares = cpu_shares(plan.num_workers) if plan.pin_cpus else [[]] * plan.num_workers
+        for index in range(plan.num_workers):
+            environment = plan.environment | {"TF_CONFIG": tf_config(addresses, index)}
+            workers.append(Process(index, plan.command, environment, shares[index]))
+        for worker in workers:
+            stdout, stderr = worker.pipes
+            output.follow(stdout, STDOUT, lambda line, index=worker.index: [(index, line)])
+            output.follow(stderr, STDERR, lambda line, index=worker.index: [(index, line)])
+        yield workers
+
+
+def tf_config(addresses: Sequence[str], index: int) -> str:
+    return json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
+
+
+def reserve_port() -> socket.socket:
+    """A socket that keeps a free port for a worker that listens with SO_REUSEADDR."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((HOST, 0))
+    return sock
+
+
+def _kill(workers: Sequence[Process]) -> None:
+    for worker in workers:
+        worker.send(signal.SIGKILL)
+    for worker in workers:
+        worker.wait()

@@ -1,0 +1,82 @@
+"""Passes on what the workers write, line by line, each line with its worker's name in front.
+
+Invariant: a line of a worker appears whole, once, in its order, on the stream (stdout or stderr) it was written to;
+nothing of another worker stands inside it. A reader that went away (`| head`) does not hold up the workers.
+
+Used by `local.py` and `horovod.py`, which start the workers, and by `__main__.py` for the launcher's own words.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import IO
+
+STDOUT, STDERR = 1, 2
+_LONGEST_LINE_BYTES = 1 << 20
+_LAST_WORDS = 5
+
+# Takes a line apart into the lines of workers that it holds: the index of the worker and what it wrote.
+Labeller = Callable[[bytes], list[tuple[int, bytes]]]
+
+
+class Output:
+    """The launcher's stdout and stderr."""
+
+    def __init__(self, stdout: int = STDOUT, stderr: int = STDERR) -> None:
+        self._file_descriptors = {STDOUT: stdout, STDERR: stderr}
+        self._lock = threading.Lock()
+        self._pumps: list[threading.Thread] = []
+        self._last_words: dict[int, collections.deque[str]] = {}
+        self._last_to_speak: int | None = None
+
+    def say(self, message: str) -> None:
+        """Writes the launcher's own words to stderr."""
+        with self._lock:
+            self._write(STDERR, b"".join(b"[launch] " + line.encode() + b"\n" for line in message.splitlines()))
+
+    def follow(self, pipe: IO[bytes], stream: int, label: Labeller) -> None:
+        """Passes on what comes out of `pipe` until its end, on a thread of its own."""
+        pump = threading.Thread(target=self._pump, args=(pipe, stream, label), daemon=True)
+        self._pumps.append(pump)
+        pump.start()
+
+    def drain(self, timeout_seconds: float) -> None:
+        """Waits until every pipe has ended and everything is written."""
+        for pump in self._pumps:
+            pump.join(timeout_seconds)
+        self._pumps = [pump for pump in self._pumps if pump.is_alive()]
+
+    def last_words(self, worker: int) -> list[str]:
+        """A worker's last lines on stderr, if others wrote there after it; else none, as they can still be seen."""
+        return [] if self._last_to_speak == worker else list(self._last_words.get(worker, ()))
+
+    def _pump(self, pipe: IO[bytes], stream: int, label: Labeller) -> None:
+        rest = b""
+        with pipe:
+            while chunk := os.read(pipe.fileno(), 1 << 16):
+                *lines, rest = re.split(rb"\r?\n|\r(?!$)", rest + chunk)
+                if len(rest) > _LONGEST_LINE_BYTES:
+                    lines, rest = [*lines, rest], b""
+                self._pass_on(lines, stream, label)
+        if rest:
+            self._pass_on([rest], stream, label)
+
+    def _pass_on(self, lines: list[bytes], stream: int, label: Labeller) -> None:
+        with self._lock:
+            for worker, text in (pair for line in lines for pair in label(line.rstrip(b"\r"))):
+                self._write(stream, b"[worker %d] " % worker + text + b"\n")
+                if stream == STDERR and text.strip():
+                    words = self._last_words.setdefault(worker, collections.deque(maxlen=_LAST_WORDS))
+                    words.append(text.decode(errors="replace"))
+                    self._last_to_speak = worker
+
+    def _write(self, stream: int, data: bytes) -> None:
+        while data and (file_descriptor := self._file_descriptors.get(stream)) is not None:
+            try:
+                data = data[os.write(file_descriptor, data) :]
+            except OSError:  # nobody reads any more
+                del self._file_descriptors[stream]

@@ -1,0 +1,104 @@
+"""One worker as a process: started, watched, signalled, and ended with all its own children.
+
+Invariant: a worker leads a process group of its own, and when it is reaped nothing of that group is left.
+
+Used by `local.py` and `horovod.py`; `supervision.py` sees only the `Worker` protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+CHILD = Path(__file__).with_name("child.py")
+
+
+class Worker(Protocol):
+    """What the supervision needs of a worker, whoever started it."""
+
+    index: int
+
+    def poll(self) -> int | None:
+        """The exit status as a shell would give it (128 + N for signal N); None while it runs."""
+
+    def send(self, signal_number: int) -> None:
+        """Signals the worker; SIGKILL goes to its whole process group. Does nothing when it has ended."""
+
+
+class Process:
+    """A worker that is a child of this process."""
+
+    def __init__(
+        self, index: int, command: Sequence[str], environment: Mapping[str, str], cpus: Sequence[int] = ()
+    ) -> None:
+        self.index = index
+        self._status: int | None = None
+        self._popen = subprocess.Popen(
+            bound_to_parent(command, cpus),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """What it writes to stdout and stderr."""
+        assert self._popen.stdout is not None and self._popen.stderr is not None
+        return self._popen.stdout, self._popen.stderr
+
+    def poll(self) -> int | None:
+        if self._status is None and has_ended(self._popen.pid):
+            send_to_group(self._popen.pid, signal.SIGKILL)  # before it is reaped its number cannot be another's
+            self._status = shell_status(self._popen.wait())
+        return self._status
+
+    def send(self, signal_number: int) -> None:
+        if self.poll() is not None:
+            return
+        if signal_number == signal.SIGKILL:
+            send_to_group(self._popen.pid, signal_number)
+        else:
+            self._popen.send_signal(signal_number)
+
+    def wait(self) -> int:
+        """Waits for its end and returns the status."""
+        while (status := self.poll()) is None:
+            os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        return status
+
+
+def bound_to_parent(command: Sequence[str], cpus: Sequence[int] = ()) -> list[str]:
+    """`command`, to be run by a child of this process that must not outlive it, on these CPUs alone if any."""
+    return [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), ",".join(map(str, cpus)), *command]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; does not reap it."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def send_to_group(pid: int, signal_number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal_number)
+
+
+def shell_status(returncode: int) -> int:
+    """The status as a shell gives it: 128 + N where Python's is -N."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def cpu_shares(num_workers: int) -> list[list[int]]:
+    """The CPUs of this process, dealt to the workers in equal parts; a CPU is shared only if there are too few."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if num_workers > len(cpus):
+        return [[cpus[index % len(cpus)]] for index in range(num_workers)]
+    share = len(cpus) // num_workers
+    return [cpus[index * share : (index + 1) * share] for index in range(num_workers)]

@@ -1,0 +1,111 @@
+"""What workers say to each other in a rendezvous: one JSON line each way over TCP, and what else may answer there.
+
+Invariant: `decode` returns only what a worker of this protocol said of itself; all else is an exception that
+`describe` puts in words.
+
+Called by `rendezvous.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import socket
+from typing import Any
+
+PROTOCOL = "tfdist-rendezvous-1"
+MAX_LINE_BYTES = 1 << 20
+FOREIGN_PATIENCE_SECONDS = 5.0  # for a foreign program at a peer's address to go away
+
+
+class WrongPeer(Exception):
+    """Something answered that is not a worker in this protocol."""
+
+
+def encode(**said: object) -> bytes:
+    return json.dumps({"protocol": PROTOCOL, **said}).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """A peer's account of itself.
+
+    Raises:
+      ConnectionResetError: it closed without a word.
+      WrongPeer: this is no worker in a rendezvous.
+    """
+    if not line:
+        raise ConnectionResetError
+    try:
+        said = json.loads(line)
+        is_ours = said["protocol"] == PROTOCOL and isinstance(said["index"], int)
+        is_ours = is_ours and all(isinstance(said[key], list) for key in ("workers", "waits_for"))
+        is_ours = is_ours and isinstance(said["ready"], bool) and isinstance(said["start"], str)
+    except (ValueError, KeyError, TypeError):
+        is_ours = False
+    if not is_ours:
+        raise WrongPeer(line)
+    return said
+
+
+def describe(error: Exception, host: str, name_patience_seconds: float) -> tuple[str, float | None]:
+    """What keeps a peer from answering, and for how long to bear with it; None bears with it to the end."""
+    match error:
+        case WrongPeer(args=[bytes(line)]) if line[3:4] == b"\x04":  # HTTP/2's first frame, so gRPC
+            return "TensorFlow runs there already: is it a worker of an earlier start that must end first?", None
+        case WrongPeer(args=[line]):
+            return f"something else than a tfdist worker answers there: {line[:60]!r}", FOREIGN_PATIENCE_SECONDS
+        case socket.gaierror():
+            return f"the host name {host!r} does not resolve", name_patience_seconds
+        case ConnectionRefusedError():
+            return "nothing listens there yet", None
+        case ConnectionResetError():
+            return "it accepts connections and closes them without an answer", None
+        case TimeoutError():
+            return "it does not answer; it hangs, its host is off, or a firewall is between", None
+    return (error.strerror if isinstance(error, OSError) and error.strerror else repr(error)), None
+
+
+async def connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the first address of `host` that takes one; raises what the last address answered."""
+    loop = asyncio.get_running_loop()
+    refused: OSError = ConnectionRefusedError()
+    for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            reader, writer = await asyncio.open_connection(address[0], port, limit=MAX_LINE_BYTES)
+        except OSError as error:
+            refused = error
+            continue
+        if writer.get_extra_info("sockname") != writer.get_extra_info("peername"):
+            return reader, writer
+        writer.close()  # TCP met itself, which it can where nobody listens
+    raise refused
+
+
+def listen(host: str | None, port: int) -> list[socket.socket]:
+    """Sockets listening on `port` at every address of `host` that this machine has; None means all interfaces.
+
+    SO_REUSEADDR leaves the port free for TensorFlow as soon as they are closed.
+    """
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listening: list[socket.socket] = []
+    absent = OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    with contextlib.ExitStack() as close_on_error:
+        for family, kind, protocol, _, address in infos:
+            try:
+                sock = close_on_error.enter_context(socket.socket(family, kind, protocol))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(address)
+                sock.listen(128)
+                listening.append(sock)
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # as where IPv6 is off
+                    raise
+                absent = error
+        if not listening:
+            raise absent
+        close_on_error.pop_all()
+    return listening

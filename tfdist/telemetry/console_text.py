@@ -1,0 +1,144 @@
+"""Words and figures of the console: the lines for an epoch and for the way through it.
+
+Invariant: pure functions of numbers, one line each, without control characters; columns stay where they are from line
+to line. The plain console and the progress bar share them, and the training loop fills the dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+Level = Literal["info", "warning", "error"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How far a run is to go; None where nobody knows."""
+
+    total_epochs: int | None = None
+    steps_per_epoch: int | None = None
+    total_steps: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run is. Epochs count from 1, as `step_in_epoch` does; metrics are numbers in the order to show them."""
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    metrics: Mapping[str, Any]
+    examples_per_second: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpochSummary:
+    """How an epoch ended; `eval_metrics` is empty where nothing was evaluated, `seconds` are the epoch's."""
+
+    step: int
+    epoch: int
+    metrics: Mapping[str, Any]
+    seconds: float
+    examples_per_second: float
+    eval_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class TimeLeft:
+    """Estimates from the steps done since the first report, start-up and compilation before it apart."""
+
+    def __init__(self, total_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total_steps = total_steps
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def seconds(self, step: int) -> float | None:
+        """Seconds to the end of the run, once two reports have told the speed."""
+        now = self._clock()
+        if self._first is None:
+            self._first = (step, now)
+        first_step, first_time = self._first
+        if self._total_steps is None or step <= first_step:
+            return None
+        return (now - first_time) / (step - first_step) * max(self._total_steps - step, 0)
+
+
+def plan_text(plan: Plan) -> str:
+    """`training: 10 epochs, 23 steps an epoch, 230 steps in all`."""
+    parts = []
+    if plan.total_epochs is not None:
+        parts.append(f"{plan.total_epochs:,} {'epoch' if plan.total_epochs == 1 else 'epochs'}")
+    if plan.steps_per_epoch is not None:
+        parts.append(f"{plan.steps_per_epoch:,} steps an epoch")
+    if plan.total_steps is not None:
+        parts.append(f"{plan.total_steps:,} steps in all")
+    return "training: " + (", ".join(parts) or "until stopped")
+
+
+def epoch_text(plan: Plan, epoch: int) -> str:
+    """`epoch  3/10`."""
+    if plan.total_epochs is None:
+        return f"epoch {epoch}"
+    total = str(plan.total_epochs)
+    return f"epoch {epoch:>{len(total)}}/{total}"
+
+
+def step_text(plan: Plan, step_in_epoch: int) -> str:
+    """`40/68`."""
+    return f"{step_in_epoch}" if plan.steps_per_epoch is None else f"{step_in_epoch}/{plan.steps_per_epoch}"
+
+
+def epoch_line(plan: Plan, summary: EpochSummary) -> str:
+    """`epoch  3/10  step  68  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,345 examples/s`."""
+    step = f"step {summary.step:>{len(str(plan.total_steps or summary.step))}}"
+    parts = [f"{epoch_text(plan, summary.epoch)}  {step}  {metrics_text(summary.metrics)}".rstrip()]
+    if summary.eval_metrics:
+        parts.append(f"eval {metrics_text(summary.eval_metrics)}")
+    parts.append(f"{summary.seconds:.1f} s  {rate_text(summary.examples_per_second, None)}")
+    return " | ".join(parts)
+
+
+def progress_line(plan: Plan, progress: Progress, seconds_left: float | None) -> str:
+    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`."""
+    step = f"step {step_text(plan, progress.step_in_epoch)}"
+    rate = rate_text(progress.examples_per_second, seconds_left)
+    parts = [epoch_text(plan, progress.epoch), step, metrics_text(progress.metrics), rate]
+    return "  ".join(part for part in parts if part)
+
+
+def bar_text(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int) -> str:
+    """`40/68  loss 0.1234  accuracy 0.9671  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
+    steps = step_text(plan, progress.step_in_epoch)
+    rate = rate_text(progress.examples_per_second, seconds_left)
+    for most in (3, 2, 1):
+        text = f"{steps}  {metrics_text(progress.metrics, most=most)}  {rate}"
+        if len(text) <= width:
+            return text
+    return f"{steps}  {metrics_text(progress.metrics, most=1)}"[:width]
+
+
+def metrics_text(metrics: Mapping[str, Any], *, most: int | None = None) -> str:
+    """`loss 0.1234  accuracy 0.9671`: the numbers among the metrics, the first `most` of them."""
+    numbers = [(name, float(value)) for name, value in metrics.items() if np.ndim(value) == 0]
+    return "  ".join(f"{name} {number_text(number)}" for name, number in numbers[:most])
+
+
+def number_text(number: float) -> str:
+    """Four decimals where they tell something, else three and an exponent."""
+    if not math.isfinite(number) or number == 0 or 1e-3 <= abs(number) < 1e5:
+        return f"{number:.4f}"
+    return f"{number:.3e}"
+
+
+def rate_text(examples_per_second: float, seconds_left: float | None) -> str:
+    """`12,345 examples/s  0:00:12 left`."""
+    rate = f"{examples_per_second:,.0f} examples/s"
+    if seconds_left is None:
+        return rate
+    minutes, seconds = divmod(round(seconds_left), 60)
+    return f"{rate}  {minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"

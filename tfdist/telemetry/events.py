@@ -1,0 +1,69 @@
+"""Keeps the lifecycle of a run: one JSON object an event, and a sentence on the console where there is one.
+
+Invariant: only the chief writes events.jsonl; another worker writes a file that bears its index, and only once it
+has something to tell. `experiment.py` makes one log a process and closes it last.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from tfdist.storage import files
+from tfdist.storage.log_sink import LogSink
+from tfdist.telemetry.console import Console
+from tfdist.telemetry.console_text import Level
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.run_directory import RunDirectory
+
+
+class EventLog:
+    """Events with the keys time (ISO 8601, UTC, milliseconds), level, event, worker, step and details.
+
+    Example:
+
+        log = EventLog(run, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
+        log.info("restored", step=1200, message="Continuing at step 1,200.", backup="backups/1200")
+    """
+
+    def __init__(self, run: RunDirectory, *, worker: int, is_chief: bool, console: Console) -> None:
+        self._path = run.events if is_chief else run.worker_events(worker)
+        self._worker = worker
+        self._console = console
+        self._sink: LogSink | None = None
+
+    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        """Something that belongs to a good run. `message` goes to the console, too, and into the details."""
+        self._write("info", event, step, message, details)
+
+    def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        """Something that the run mended or passed over, and that the user should know."""
+        self._write("warning", event, step, message, details)
+
+    def error(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        """Something that ends the run."""
+        self._write("error", event, step, message, details)
+
+    def close(self) -> None:
+        """Leaves every event stored; a later event opens the log again."""
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+    def _write(
+        self, level: Level, event: str, step: int | None, message: str | None, details: dict[str, object]
+    ) -> None:
+        if message is not None:
+            self._console.message(message, level)
+            details = {"message": message, **details}
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        record = {
+            "time": now,
+            "level": level,
+            "event": event,
+            "worker": self._worker,
+            "step": None if step is None else int(step),
+            "details": details,
+        }
+        if self._sink is None:
+            self._sink = files.open_log(self._path)
+        self._sink.write_line(to_json(record))

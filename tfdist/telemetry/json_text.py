@@ -1,0 +1,33 @@
+"""Turns what a run reports into JSON that every parser takes.
+
+Invariant: the text is JSON as RFC 8259 has it. NaN and the infinities, for which JSON has no number, become the
+strings "nan", "inf" and "-inf", which `float()` reads back. The event log, the metrics log and the result use it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """One line of JSON, or several with `indent`; what JSON does not know is written as its `str`."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__array__"):
+        return _plain(np.asarray(value).tolist())
+    return str(value)

@@ -1,0 +1,114 @@
+"""Keeps the figures of a run: metrics.jsonl for programs, summaries for TensorBoard.
+
+Invariant: one object a logged point with step, epoch, split, learning_rate and every metric beside them; a point that
+a resumed run passes again stands there once. The chief makes a `MetricsLog`, every other worker a `NullMetricsLog`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.storage.log_sink import LogSink
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.run_directory import RunDirectory
+
+_OWN_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})
+_SUMMARY_FLUSH_SECONDS = 10
+
+
+class Metrics(Protocol):
+    """Takes the figures of a run."""
+
+    def log(
+        self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
+    ) -> None:
+        """One point, `split` being "train", "eval" or the like. Metrics are numbers or arrays of them."""
+
+    def discard_after(self, step: int) -> None:
+        """Takes back the points behind `step`, where a resumed run starts again. Call it before the first `log`."""
+
+    def close(self) -> None:
+        """Leaves every point stored."""
+
+
+class MetricsLog:
+    """`Metrics` in the run directory; NaN and infinities are written as `json_text` says."""
+
+    def __init__(self, run: RunDirectory, *, tensorboard: bool = True) -> None:
+        self._run = run
+        self._tensorboard = tensorboard
+        self._sink: LogSink | None = None
+        self._writers: dict[str, Any] = {}
+
+    def log(
+        self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
+    ) -> None:
+        taken = sorted(_OWN_KEYS & set(metrics))
+        if taken:
+            raise UserError(
+                f"A metric may not be called {taken[0]!r}: metrics.jsonl has that key. Give it another name."
+            )
+        if self._sink is None:
+            self._sink = files.open_log(self._run.metrics)
+        head = {"step": int(step), "epoch": int(epoch), "split": split, "learning_rate": learning_rate}
+        self._sink.write_line(to_json({**head, **metrics}))
+        if self._tensorboard:
+            rate = {} if learning_rate is None else {"learning_rate": learning_rate}
+            self._summarise(int(step), split, {**metrics, **rate})
+
+    def discard_after(self, step: int) -> None:
+        if not files.exists(self._run.metrics):
+            return
+        lines = files.read(self._run.metrics).decode().split("\n")[:-1]
+        kept = [line for line in lines if _step_of(line) <= step]
+        if len(kept) < len(lines):
+            files.write_atomic(self._run.metrics, "".join(f"{line}\n" for line in kept))
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+    def _summarise(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
+        import tensorflow as tf
+
+        if split not in self._writers:
+            self._writers[split] = tf.summary.create_file_writer(
+                files.join(self._run.tensorboard, split), flush_millis=_SUMMARY_FLUSH_SECONDS * 1000
+            )
+        with self._writers[split].as_default():
+            for name, value in metrics.items():
+                if np.ndim(value) == 0:
+                    tf.summary.scalar(name, float(value), step=step)
+
+
+class NullMetricsLog:
+    """`Metrics` of a worker that is not the chief: keeps nothing."""
+
+    def log(
+        self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
+    ) -> None:
+        pass
+
+    def discard_after(self, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _step_of(line: str) -> float:
+    """The step of a point; infinity for half a line, which a crash may leave, so that it goes."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

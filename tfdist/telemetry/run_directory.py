@@ -1,0 +1,68 @@
+"""The names in a run directory: the contract that other programs read.
+
+Invariant: no other module spells one of these names. Whoever writes or reads a run gets its paths here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from tfdist.storage import files
+from tfdist.storage.writable import check_writable
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """The paths of one run. `path` is local, where `~` is understood, or `gs://BUCKET/DIRECTORY`."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        path = os.path.expanduser(os.fspath(self.path))
+        object.__setattr__(self, "path", path.rstrip("/") or path)
+
+    def create(self) -> None:
+        """Makes the directory itself; raises UserError where nothing can be written."""
+        check_writable(self.path)
+
+    @property
+    def config(self) -> str:
+        return files.join(self.path, "config.gin")
+
+    @property
+    def result(self) -> str:
+        return files.join(self.path, "result.json")
+
+    @property
+    def evaluation(self) -> str:
+        """What `--mode=evaluate` found last."""
+        return files.join(self.path, "evaluation.json")
+
+    @property
+    def metrics(self) -> str:
+        return files.join(self.path, "metrics.jsonl")
+
+    @property
+    def events(self) -> str:
+        return files.join(self.path, "events.jsonl")
+
+    def worker_events(self, worker: int) -> str:
+        """What a worker other than the chief has to tell."""
+        return files.join(self.path, f"events-worker-{worker}.jsonl")
+
+    @property
+    def tensorboard(self) -> str:
+        return files.join(self.path, "tensorboard")
+
+    @property
+    def backups(self) -> str:
+        return files.join(self.path, "backups")
+
+    @property
+    def export(self) -> str:
+        return files.join(self.path, "export")
+
+    @property
+    def model(self) -> str:
+        return files.join(self.export, "model.keras")
