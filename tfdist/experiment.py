@@ -143,7 +143,15 @@ def train(
         set_precision(precision)
         source = as_source(train_data())
         plan = plan_for(source.num_examples, run.topology.num_replicas)
-        learner = build_learner(strategy, model, optimizer, task, source.structure, precision)
+        learner = build_learner(
+            strategy,
+            model,
+            optimizer,
+            task,
+            source.structure,
+            precision=precision,
+            batch_size=global_batch_size,
+        )
         boundaries = Boundaries(
             total_steps=min(limit for limit in (steps, epochs and epochs * plan.steps_per_epoch) if limit),
             steps_per_epoch=plan.steps_per_epoch,

@@ -96,7 +96,7 @@ class LocalGradients:
             objective = forward(self._model, self._task, part, training=True, scales=scales)
             loss = objective.loss_sum
             if self._loss_scale is not None:
-                loss *= tf.convert_to_tensor(self._loss_scale.scale.value)
+                loss *= self._loss_scale.factor()
         gradients = tape.gradient(loss, variables)
         if all(g is None for g in gradients):
             raise UserError(

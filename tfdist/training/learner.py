@@ -35,7 +35,14 @@ class Learner:
 
 
 def build_learner(
-    strategy: Strategy, model: ModelBuilder, optimizer: OptimizerBuilder, task: Task, structure: Any, precision: str
+    strategy: Strategy,
+    model: ModelBuilder,
+    optimizer: OptimizerBuilder,
+    task: Task,
+    structure: Any,
+    *,
+    precision: str,
+    batch_size: int,
 ) -> Learner:
     """Makes model, optimizer and metrics; every worker ends with the chief's values.
 
@@ -46,6 +53,7 @@ def build_learner(
       task: checked against the model on `structure`.
       structure: nest of `tf.TensorSpec`s of a batch of examples.
       precision: "float16" adds a loss scale.
+      batch_size: examples in a global batch.
 
     Raises:
       UserError: the parts do not fit together.
@@ -53,7 +61,7 @@ def build_learner(
     with strategy.scope():
         built = build_model(model, task, structure)
         made_optimizer = build_optimizer(optimizer, built)
-        loss_scale = LossScale() if precision == "float16" else None
+        loss_scale = LossScale(batch_size) if precision == "float16" else None
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
     separate_replicas(built)

@@ -33,18 +33,25 @@ class LossScale:
     """A dynamic loss scale. Make it inside the strategy's scope; its two variables belong to the training's state.
 
     Args:
+      batch_size: examples in a global batch. Losses are differentiated as sums over examples; the scale is that of
+        their mean, since a float16 sum over a batch would leave float16's range sooner.
       initial: the first scale, a power of two so that scaling rounds nothing.
       steps_to_double: steps without overflow after which it doubles.
     """
 
-    def __init__(self, initial: float = INITIAL_SCALE, steps_to_double: int = STEPS_TO_DOUBLE) -> None:
+    def __init__(self, batch_size: int, initial: float = INITIAL_SCALE, steps_to_double: int = STEPS_TO_DOUBLE) -> None:
         self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="loss_scale")
         self.good_steps = keras.Variable(0, dtype="int32", trainable=False, name="loss_scale_good_steps")
         self._steps_to_double = steps_to_double
+        self._sum_to_mean = 2.0 ** -(batch_size.bit_length() - 1)  # about 1 ÷ batch_size, and exact
 
     @property
     def variables(self) -> list[keras.Variable]:
         return [self.scale, self.good_steps]
+
+    def factor(self) -> tf.Tensor:
+        """What a sum of losses is multiplied with before it is differentiated, float32 scalar."""
+        return tf.convert_to_tensor(self.scale.value) * self._sum_to_mean
 
     def update(self, finite: tf.Tensor) -> None:
         """Takes note of one step; in replica context, with the same `finite` on every replica."""

@@ -117,7 +117,7 @@ class TrainStep:
         # A batch whose weights are all zero changes nothing, instead of making everything NaN.
         factor = tf.math.reciprocal_no_nan(weight)
         if self._loss_scale is not None:
-            factor /= tf.convert_to_tensor(self._loss_scale.scale.value)
+            factor /= self._loss_scale.factor()
         gradients = [_times(g, factor) for g in gradients]
         term_sums = dict(zip(self._term_names, terms, strict=True))
         return GlobalSums(gradients, loss_sum, weight, term_sums, _all_finite(gradients, loss_sum))
