@@ -51,7 +51,15 @@ def tfdist_training(
         shuffle_seed=0,
     )
     task = Supervised(loss=loss(), metrics=[metric])
-    learner = build_learner(strategy, workload.build_model, optimizer, task, source.structure, "float32")
+    learner = build_learner(
+        strategy,
+        workload.build_model,
+        optimizer,
+        task,
+        source.structure,
+        precision="float32",
+        batch_size=plan.global_batch_size,
+    )
     step = TrainStep(
         strategy=strategy,
         model=learner.model,

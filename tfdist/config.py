@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from gin import config as gin_config
 from gin import config_parser, selector_map
 
+from tfdist import user_code
 from tfdist.configuration import files, graph, report
 from tfdist.configuration.functions import Function, describe
 from tfdist.configuration.graph import CONSTANT, MACRO, Graph, Reference, Setting, Source
@@ -43,6 +44,7 @@ from tfdist.errors import UserError, suggest
 #   _CONFIG, _OPERATIVE_CONFIG, _SINGLETONS, _CONFIG_IS_LOCKED: what a call of a configurable function reads and writes;
 #   _REGISTRY, _INVERSE_REGISTRY, _CONSTANTS, _PARSE_CONTEXTS: what a name means;
 #   _make_configurable, _inverse_lookup, and what _Context takes from ParseContext.
+MAX_SETTINGS_SHOWN = 6
 _ROOT = ("a root", "")  # stands where dynamic registration keeps the import that a function came by
 
 
@@ -100,6 +102,26 @@ class Config:
                 if missing is None:
                     raise
                 raise missing from error
+
+    def user_error(self, error: Exception) -> UserError | None:
+        """What to tell the user about an exception of `run`; None where tfdist itself failed.
+
+        Everything that the configuration names is called by gin, so gin's frames tell which of it raised.
+        """
+        roots = {root.selector for root in self._roots.values()}
+        called = [selector for selector in _calls_by_gin(error) if selector not in roots]
+        if called and called[-1] in self._functions:
+            failure = user_code.failed(f"{self._functions[called[-1]].name}()", error)
+            settings = [setting for setting in self._used if setting.target == called[-1]][:MAX_SETTINGS_SHOWN]
+            return UserError("\n    ".join([str(failure), *map(self._stated, settings)]))
+        refused = user_code.refused_values(error)
+        if refused is None and user_code.own_places(error):
+            return user_code.failed("Your code", error)
+        return refused
+
+    def _stated(self, setting: Setting) -> str:
+        value = report.value_text(setting.value, lambda target: self._functions[target].name)
+        return f"{graph.setting_name(setting, self._functions)} = {value}  ({setting.source.location})"
 
     def text(self) -> str:
         """The configuration that holds, as gin text: `load` makes the same configuration of it."""
@@ -463,6 +485,13 @@ def _missing_in_call(error: Exception, functions: Mapping[str, Function]) -> Use
         supplied = {*call.f_locals.get("new_kwargs", ()), *call.f_locals.get("arg_names", ())}
         missing = [name for name in function.required if name not in supplied]
     return graph.missing_values(function.name, missing) if missing else None
+
+
+def _calls_by_gin(error: Exception) -> list[str]:
+    """The selectors of the calls by gin that an exception came through, outermost first."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    of_gin = [f for f in frames if f.f_code.co_filename == gin_config.__file__ and f.f_code.co_name == "gin_wrapper"]
+    return [f.f_locals["selector"] for f in of_gin]
 
 
 def _failed_call(error: Exception) -> FrameType | None:

@@ -14,6 +14,7 @@ EXIT_BUG = 1
 EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 3
 EXIT_PEER_LOST = 4
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
 
 
@@ -52,3 +53,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """A sentence that names what `name` was probably meant to be; empty when nothing is near."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def is_whole_number(value: object, *, least: int = 1) -> bool:
+    """Whether a setting is an int of at least `least`; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -20,15 +20,17 @@ from tfdist.tasks.base import Task
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training import assembly, checks
+from tfdist.training import arguments, assembly, checks
+from tfdist.training.callbacks import check_callbacks
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model
 from tfdist.training.loop import Boundaries, Outcome
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.normalization import synchronized
-from tfdist.training.precision import set_precision
+from tfdist.training.optimizer import check_optimizer_builder
+from tfdist.training.precision import POLICIES, set_precision
 from tfdist.training.randomness import set_seeds
 from tfdist.training.run import Request, Run, open_run
-from tfdist.training.tuned import check_xla
+from tfdist.training.tuned import XLA_CHOICES
 
 DataFunction = Callable[[], Any]
 
@@ -94,7 +96,7 @@ def train(
       UserError: something given is wrong.
       DivergedError: the loss or a gradient was not finite.
     """
-    checks.check_counts(
+    arguments.check_counts(
         "train",
         {
             "epochs": epochs,
@@ -107,7 +109,22 @@ def train(
             "steps_per_call": steps_per_call,
         },
     )
-    check_xla(xla)
+    arguments.check_switches(
+        "train",
+        {
+            "deterministic": deterministic,
+            "shuffle": shuffle,
+            "drop_remainder": drop_remainder,
+            "synchronize_batch_norm": synchronize_batch_norm,
+        },
+    )
+    arguments.check_seed("train.seed", seed)
+    arguments.check_choice("train.precision", precision, POLICIES)
+    arguments.check_choice("train.xla", xla, XLA_CHOICES)
+    arguments.check_objects("train", strategy=strategy, task=task)
+    arguments.check_functions("train", {"model": model, "train_data": train_data, "eval_data": eval_data})
+    check_optimizer_builder(optimizer)
+    check_callbacks(callbacks)
     if epochs is None and steps is None:
         raise UserError("train needs an end: write train.epochs = 10 or train.steps = 1000.")
 
@@ -132,7 +149,6 @@ def train(
             task=task,
             train_data=train_data,
             eval_data=eval_data,
-            callbacks=callbacks,
             plan=plan_for,
             eval_batch_size=eval_batch_size or global_batch_size,
         )
@@ -238,7 +254,10 @@ def evaluate(
     Raises:
       UserError: something given is wrong, or there are no such weights.
     """
-    checks.check_counts("evaluate", {"global_batch_size": global_batch_size})
+    arguments.check_counts("evaluate", {"global_batch_size": global_batch_size})
+    arguments.check_choice("evaluate.precision", precision, POLICIES)
+    arguments.check_objects("evaluate", strategy=strategy, task=task)
+    arguments.check_functions("evaluate", {"model": model, "data": data})
     path = weights or RunDirectory(request.run_dir).model
     if request.check_only:
         set_precision(precision)
@@ -252,8 +271,8 @@ def evaluate(
     with open_run(request, strategy, mode="evaluate") as run:
         set_precision(precision)
         with strategy.scope():
-            built = build_model(model, task, as_source(data()).structure)
             metrics = MetricGroup(task.metric_specs())
+            built = build_model(model, task, as_source(data()).structure, metrics=[metrics])
         assembly.load_weights(built, path)
         results = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size).evaluate()
         if run.topology.is_chief:

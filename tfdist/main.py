@@ -1,7 +1,8 @@
 """The command: flags → configuration → one function of experiment.py. Holds no logic of a run.
 
-Invariant: what a user did wrong ends with one message and exit status 2, without a traceback; TensorFlow is imported
-only once flags and gin files have passed what can be checked without it.
+Invariant: what a user did wrong ends with one message and exit status 2, without a traceback; a bug of tfdist keeps
+its traceback and ends with 1. TensorFlow is imported only once flags and gin files have passed what can be checked
+without it.
 """
 
 from __future__ import annotations
@@ -10,31 +11,45 @@ import argparse
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from tfdist.errors import EXIT_DONE, TfdistError, UserError
+from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, TfdistError, UserError, suggest
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
     "evaluate": "evaluate the trained model of --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
+REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    flags = build_parser().parse_args(arguments)
+    verbose = False
     try:
+        flags = parse(sys.argv[1:] if arguments is None else arguments)
+        verbose = flags.verbose
         run(flags)
     except TfdistError as error:
+        if verbose:
+            traceback.print_exception(error)
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
     return EXIT_DONE
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. See: {self.prog} --help")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m tfdist.main",
         description="Trains Keras 3 models, the same way on every distribution strategy. An experiment is a gin file.",
         epilog="modes: " + "; ".join(f"{mode}: {text}" for mode, text in MODES.items()),
@@ -45,9 +60,35 @@ def build_parser() -> argparse.ArgumentParser:
         "--gin_param", action="append", default=[], metavar="'NAME = VALUE'", help="one setting, after all files"
     )
     parser.add_argument("--run_dir", metavar="DIR", help="local or gs://; default: runs/ and the first gin file's name")
-    parser.add_argument("--mode", choices=MODES, default="train", help="default: train")
-    parser.add_argument("--verbose", action="store_true", help="show TensorFlow's own log")
+    parser.add_argument("--mode", metavar="{" + ",".join(MODES) + "}", default="train", help="default: train")
+    parser.add_argument("--verbose", action="store_true", help="show TensorFlow's own log, and tracebacks of errors")
     return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags; raises UserError with what was probably meant."""
+    parser = build_parser()
+    flags, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise UserError(_why_unknown(unknown, [o for action in parser._actions for o in action.option_strings]))
+    if flags.mode not in MODES:
+        raise UserError(f"There is no --mode={flags.mode}; the modes are {', '.join(MODES)}.{suggest(flags.mode, MODES)}")
+    if not flags.gin_file:
+        raise UserError("No experiment given. Write --gin_file=configs/experiments/digits.gin")
+    return flags
+
+
+def _why_unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
+    flag, equals, value = unknown[0].partition("=")
+    if flag.startswith("-"):
+        near = suggest(flag, known) or f" The flags are {', '.join(known)}."
+        return f"There is no flag {flag}.{near}"
+    if flag.endswith(".gin") and not equals:
+        return f"{flag!r} stands alone. Write --gin_file={flag}"
+    return (
+        f"{' '.join(unknown)!r} belongs to no flag. A value that holds spaces needs quotes: "
+        "--gin_param='train.epochs = 3'"
+    )
 
 
 def run(flags: argparse.Namespace) -> None:
@@ -56,38 +97,91 @@ def run(flags: argparse.Namespace) -> None:
     Raises:
       TfdistError: what the user should read, with the exit status.
     """
-    if not flags.gin_file:
-        raise UserError("No experiment given. Write --gin_file=configs/experiments/digits.gin")
-    from tfdist import config
+    try:
+        from tfdist import config
+    except ModuleNotFoundError as error:
+        check_installed(error)
+        raise
+    from tfdist.storage import gcs
 
-    loaded = config.load(gin_files=flags.gin_file, gin_params=flags.gin_param, roots=lambda: load_roots(flags.verbose))
+    gcs.limit_retries(os.environ)
+    loaded = config.load(
+        gin_files=flags.gin_file,
+        gin_params=flags.gin_param,
+        roots=lambda: load_roots(flags.verbose),
+        read_url=lambda url: read_url(url, flags.verbose),
+    )
     from tfdist.experiment import Request
 
     run_dir = flags.run_dir or os.path.join("runs", pathlib.PurePath(flags.gin_file[0]).stem)
-    if flags.mode == "validate":
-        print(loaded.explain(), flush=True)
-        request = Request(run_dir=run_dir, check_only=True)
-        for root in ("train", "evaluate"):
-            loaded.check(root, given=("request",))
-        loaded.run("train", request=request)
-        print("valid", flush=True)
-    else:
-        loaded.run(flags.mode, request=Request(run_dir=run_dir, config_text=loaded.operative_text))
+    try:
+        if flags.mode == "validate":
+            validate(loaded, Request(run_dir=run_dir, check_only=True))
+        else:
+            loaded.run(flags.mode, request=Request(run_dir=run_dir, config_text=loaded.operative_text))
+    except TfdistError:
+        raise
+    except Exception as error:
+        users = loaded.user_error(error)
+        if users is None:
+            raise
+        raise users from error
+
+
+def validate(loaded: Any, request: Any) -> None:
+    """Says what is configured, and checks every mode that is."""
+    print(loaded.explain(), flush=True)
+    configured = {binding.key.split(".")[0] for binding in loaded.bindings}
+    for mode in [mode for mode in ("train", "evaluate") if mode == "train" or mode in configured]:
+        print(f"\n--mode={mode}", flush=True)
+        loaded.run(mode, request=request)
+    print("\nvalid", flush=True)
 
 
 def load_roots(verbose: bool) -> Mapping[str, Callable[..., Any]]:
     """The gin roots by name; imports TensorFlow."""
-    os.environ["KERAS_BACKEND"] = "tensorflow"
-    if verbose:
-        from tfdist import experiment
-    else:
-        from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
+    import_tensorflow(verbose)
+    from tfdist import experiment
 
-        quiet_tensorflow(os.environ)
-        with quiet_import(os.environ):
-            import tensorflow  # noqa: F401 (its libraries chatter while they load)
-        from tfdist import experiment
     return {"train": experiment.train, "evaluate": experiment.evaluate}
+
+
+def read_url(url: str, verbose: bool) -> str:
+    """The text of a gin file in a bucket."""
+    import_tensorflow(verbose)
+    from tfdist.storage import files
+
+    try:
+        return files.read(url).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The gin file {url!r} cannot be read: {error}") from error
+
+
+def import_tensorflow(verbose: bool) -> None:
+    """Imports TensorFlow, and shows of its own log only what was asked for."""
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    try:
+        if verbose:
+            import tensorflow  # noqa: F401
+        else:
+            from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
+
+            quiet_tensorflow(os.environ)
+            with quiet_import(os.environ):
+                import tensorflow  # noqa: F401 (its libraries chatter while they load)
+    except ModuleNotFoundError as error:
+        check_installed(error)
+        raise
+
+
+def check_installed(error: ModuleNotFoundError) -> None:
+    """Raises UserError where what is missing is a package that tfdist stands on."""
+    package = (error.name or "").split(".")[0]
+    if package in REQUIREMENTS:
+        raise UserError(
+            f"{sys.executable} has no module {package!r}, which tfdist needs. Use the Python of the environment that "
+            "tools/quickstart.sh makes (.venv/bin/python), or run: pip install -e ."
+        ) from error
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from tfdist.launch.horovod import find_horovodrun
 from tfdist.launch.supervision import Ending, blame
 
 ROOT = Path(__file__).parents[2]
@@ -397,6 +398,12 @@ def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str],
     done = command(*arguments)
     assert done.returncode == EXIT_USER_ERROR and done.stdout == ""
     assert expected in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_without_horovod_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(UserError, match=r"Run: python tools/build_horovod\.py"):
+        find_horovodrun(str(tmp_path))
 
 
 def test_help_imports_no_tensorflow() -> None:

@@ -114,6 +114,8 @@ class Strategy(abc.ABC):
 
         Every replica gets the same bits.
         """
+        if self.topology.num_replicas == 1:  # MirroredStrategy fails on tensors without a device, such as variables' values
+            return list(tensors)
         context = tf.distribute.get_replica_context()
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, is_whole_number
 from tfdist.strategies import environment
 from tfdist.strategies.base import Notify, Strategy, Topology
 from tfdist.strategies.one_device import use_only
@@ -42,13 +42,26 @@ class Horovod(Strategy):
         cycle_time_milliseconds: float | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(fp16_compression, bool):
+            raise UserError(f"Horovod.fp16_compression is {fp16_compression!r}; write True or False.")
+        if fusion_threshold_bytes is not None and not is_whole_number(fusion_threshold_bytes, least=0):
+            raise UserError(f"Horovod.fusion_threshold_bytes is {fusion_threshold_bytes!r}; write a number of bytes.")
+        if cycle_time_milliseconds is not None and not (
+            isinstance(cycle_time_milliseconds, (int, float)) and cycle_time_milliseconds > 0
+        ):
+            raise UserError(f"Horovod.cycle_time_milliseconds is {cycle_time_milliseconds!r}; write a number above 0.")
         self.fp16_compression = fp16_compression
         self.fusion_threshold_bytes = fusion_threshold_bytes
         self.cycle_time_milliseconds = cycle_time_milliseconds
 
     def expected_replicas(self) -> int | None:
-        size = environment.first_set(("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), environment.current())
-        return int(environment.current()[size]) if size else 1
+        variables = environment.current()
+        name = environment.first_set(("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), variables)
+        if name is None:
+            return 1
+        if not variables[name].isdigit():
+            raise UserError(f"{name} is {variables[name]!r}, no number of processes. It is set by horovodrun: unset it.")
+        return int(variables[name])
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         environment.set_horovod_tuning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, is_whole_number
 from tfdist.strategies.base import Notify, Strategy, Topology
 
 
@@ -21,10 +21,13 @@ class Mirrored(Strategy):
 
     def __init__(self, num_cpu_devices: int = 0, num_gpus: int | None = None) -> None:
         super().__init__()
-        if num_cpu_devices < 0 or (num_gpus is not None and num_gpus < 1):
+        if not is_whole_number(num_cpu_devices, least=0):
             raise UserError(
-                f"Mirrored takes num_cpu_devices >= 0 and num_gpus >= 1; received {num_cpu_devices=}, {num_gpus=}."
+                f"Mirrored.num_cpu_devices is {num_cpu_devices!r}; write a whole number: 2 splits the CPU in two, 0 uses "
+                "the GPUs."
             )
+        if num_gpus is not None and not is_whole_number(num_gpus):
+            raise UserError(f"Mirrored.num_gpus is {num_gpus!r}; write a whole number of at least 1, or None for all.")
         self.num_cpu_devices = num_cpu_devices
         self.num_gpus = num_gpus
 
@@ -36,8 +39,8 @@ class Mirrored(Strategy):
         wanted = len(gpus) if self.num_gpus is None else self.num_gpus
         if not gpus or wanted > len(gpus):
             raise UserError(
-                f"Mirrored(num_gpus={self.num_gpus}) finds {len(gpus)} GPUs on this machine. To try it on logical "
-                "CPU devices, write mirrored.Mirrored.num_cpu_devices = 2."
+                f"The strategy mirrored needs {self.num_gpus or 'GPUs, one'} or more, and TensorFlow finds {len(gpus)} here. "
+                "To try it on logical CPU devices, write mirrored.Mirrored.num_cpu_devices = 2."
             )
         return gpus[:wanted]
 

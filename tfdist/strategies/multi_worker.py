@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, is_whole_number
 from tfdist.strategies import environment
 from tfdist.strategies.base import Notify, Strategy, Topology
 from tfdist.strategies.cluster import Cluster, read_tf_config
@@ -40,11 +40,15 @@ class MultiWorker(Strategy):
     ) -> None:
         super().__init__()
         if implementation not in IMPLEMENTATIONS:
-            raise UserError(f"MultiWorker.implementation is {implementation!r}; write one of {IMPLEMENTATIONS}.")
-        if bytes_per_pack != "auto" and (not isinstance(bytes_per_pack, int) or bytes_per_pack < 0):
+            raise UserError(
+                f"MultiWorker.implementation is {implementation!r}; write one of {', '.join(map(repr, IMPLEMENTATIONS))}."
+            )
+        if bytes_per_pack != "auto" and not is_whole_number(bytes_per_pack, least=0):
             raise UserError(
                 f"MultiWorker.bytes_per_pack is {bytes_per_pack!r}; write 'auto' or a number of bytes >= 0."
             )
+        if isinstance(peer_timeout_seconds, bool) or not isinstance(peer_timeout_seconds, (int, float)):
+            raise UserError(f"MultiWorker.peer_timeout_seconds is {peer_timeout_seconds!r}; write a number of seconds.")
         self.implementation = implementation
         self.bytes_per_pack = bytes_per_pack
         self.peer_timeout_seconds = peer_timeout_seconds

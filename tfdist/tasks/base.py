@@ -23,7 +23,7 @@ class Term:
 
     Attributes:
       values: float32 [n, …], the loss of each example, or of each element of it.
-      weights: float32, broadcastable to `values`; None counts every value once.
+      weights: float32, broadcastable to `values`, or [n] beside other terms; None counts every value once.
       coefficient: what the term is multiplied with in the total.
     """
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,11 +17,20 @@ MetricBuilders = Sequence[Callable[[], keras.metrics.Metric]]
 ONLY_OUTPUT = "output"
 
 
+class Prediction(NamedTuple):
+    """One output, and the Keras mask of it, which a tensor loses where it leaves a `tf.function`."""
+
+    values: Any
+    mask: tf.Tensor | None
+
+
 class Supervised(Task):
     """A loss between targets and the model's outputs.
 
     A batch's loss is the weighted sum over the global batch divided by its global weight: with weights w and values l,
-    Σ w·l / Σ w. Several outputs add up, each a mean of its own.
+    Σ w·l / Σ w, be they weights of examples or of elements (time steps). What a Keras mask leaves out weighs nothing.
+    Several outputs add up, each a mean of its own; there a mask leaves out elements of an example's own mean, and the
+    example counts as before.
 
     Args:
       loss: a Keras loss, or a function (y_true, y_pred) → loss of each example. For several outputs a dict of them by
@@ -53,10 +63,14 @@ class Supervised(Task):
                 known = list(self._losses)
                 raise UserError(f"There is no loss for the output {name!r}; losses: {known}.{suggest(name, known)}")
         for name, one in self._losses.items():
-            if not callable(one):
+            if not callable(one) or isinstance(one, type):
                 raise UserError(
-                    f"loss is {one!r} for {name}; write a Keras loss such as @keras.losses.MeanSquaredError()."
+                    f"loss is {one!r} for {name}; write a Keras loss such as @keras.losses.MeanSquaredError(), with "
+                    "parentheses, or a function of (y_true, y_pred)."
                 )
+        for name, builders in metrics_by_output.items():
+            if not isinstance(builders, (list, tuple)):
+                raise UserError(f"metrics is {builders!r} for {name}; write a list, [@keras.metrics.AUC].")
         self._metrics = [(o, _checked_builder(b)) for o, builders in metrics_by_output.items() for b in builders]
 
     def inputs(self, examples: Any) -> Any:
@@ -67,13 +81,15 @@ class Supervised(Task):
         outputs = self._named(model(x, training=training), "The model's outputs", model)
         targets = self._targets(examples)
         weights = self._weights(examples)
-        terms = {}
+        terms, predictions = {}, {}
         for name, loss in self._losses.items():
+            mask = getattr(outputs[name], "_keras_mask", None)
             values = _loss_values(loss, targets[name], outputs[name])
-            terms[name] = Term(
-                values, _with_mask(weights[name], outputs[name], values), self._loss_weights.get(name, 1.0)
-            )
-        return terms, outputs
+            terms[name] = Term(values, _masked(weights[name], mask, values.shape.rank), self._coefficient(name))
+            if len(self._losses) > 1 or isinstance(_parts(examples)[2], Mapping):
+                terms[name] = _by_example(terms[name], weights[name])
+            predictions[name] = Prediction(outputs[name], mask)
+        return terms, predictions
 
     def term_names(self) -> Sequence[str]:
         return () if self._single else tuple(self._losses)
@@ -84,9 +100,7 @@ class Supervised(Task):
             return None
         targets = self._targets(examples)
         return {
-            name: tf.ones(tf.shape(tf.nest.flatten(targets[name])[0])[:1])
-            if weight is None
-            else tf.reshape(weight, [-1])
+            name: tf.ones(tf.shape(tf.nest.flatten(targets[name])[0])[:1]) if weight is None else _of_examples(weight)
             for name, weight in self._weights(examples).items()
         }
 
@@ -96,10 +110,13 @@ class Supervised(Task):
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, _) in zip(metrics, self._metrics, strict=True):
+            prediction = outputs[output]
             weight = weights[output]
+            if prediction.mask is not None:
+                weight = _masked(weight, prediction.mask, prediction.mask.shape.rank)
             if shares is not None:
                 weight = shares if weight is None else weight * with_trailing_axes(shares, weight.shape.rank)
-            metric.update_state(targets[output], outputs[output], sample_weight=weight)
+            metric.update_state(targets[output], prediction.values, sample_weight=weight)
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
         return self._named(_parts(examples)[1], "The targets")
@@ -107,8 +124,16 @@ class Supervised(Task):
     def _weights(self, examples: Any) -> Mapping[str, tf.Tensor | None]:
         given = _parts(examples)[2]
         if isinstance(given, Mapping):
-            return {name: None if name not in given else tf.cast(given[name], tf.float32) for name in self._losses}
-        return dict.fromkeys(self._losses, None if given is None else tf.cast(given, tf.float32))
+            unknown = [name for name in given if name not in self._losses]
+            if unknown:
+                raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
+            return {name: _column(given[name]) if name in given else None for name in self._losses}
+        if isinstance(given, (list, tuple)):
+            raise UserError("sample_weight is a list; give one array, or a dict of arrays by output name.")
+        return dict.fromkeys(self._losses, None if given is None else _column(given))
+
+    def _coefficient(self, name: str) -> float:
+        return self._loss_weights.get(name, 1.0)
 
     def _named(self, value: Any, what: str, model: keras.Model | None = None) -> Mapping[str, Any]:
         """`value` by output name."""
@@ -118,7 +143,12 @@ class Supervised(Task):
             return {ONLY_OUTPUT: value[0] if isinstance(value, (list, tuple)) else value}
         if isinstance(value, (list, tuple)):
             names = getattr(model, "output_names", None) or list(self._losses)
-            value = dict(zip(names, value, strict=False))
+            if len(names) != len(value):
+                raise UserError(
+                    f"{what} are a list of {len(value)}, which cannot be told apart by {list(names)}. Give a dict by "
+                    "output name."
+                )
+            value = dict(zip(names, value, strict=True))
         if not isinstance(value, Mapping) or set(self._losses) - set(value):
             held = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise UserError(f"{what} are {held}, but there are losses for {sorted(self._losses)}. Use the same names.")
@@ -136,7 +166,11 @@ def _parts(examples: Any) -> tuple[Any, Any, Any]:
 def _loss_values(loss: Loss, y_true: Any, y_pred: Any) -> tf.Tensor:
     """float32 [n, …] losses, unreduced: a Keras loss's `call` comes before its own weighting and reduction."""
     y_pred = tf.nest.map_structure(lambda t: tf.cast(t, tf.float32), y_pred)
-    values = loss.call(y_true, y_pred) if isinstance(loss, keras.losses.Loss) else loss(y_true, y_pred)
+    if isinstance(loss, keras.losses.Loss):  # its `__call__` casts the targets so
+        y_true = tf.nest.map_structure(lambda t: tf.cast(t, loss.dtype), y_true)
+        values = loss.call(y_true, y_pred)
+    else:
+        values = loss(y_true, y_pred)
     values = tf.cast(values, tf.float32)
     if values.shape.rank == 0:
         raise UserError(
@@ -146,13 +180,48 @@ def _loss_values(loss: Loss, y_true: Any, y_pred: Any) -> tf.Tensor:
     return values
 
 
-def _with_mask(weights: tf.Tensor | None, y_pred: Any, values: tf.Tensor) -> tf.Tensor | None:
-    """Weights that leave out what a Keras mask on the output leaves out (padding of sequences)."""
-    mask = getattr(y_pred, "_keras_mask", None)
-    if mask is None or mask.shape.rank != values.shape.rank:
+def _column(weights: Any) -> tf.Tensor:
+    """float32 weights, [n] where they are given as [n, 1]."""
+    weights = tf.cast(weights, tf.float32)
+    return tf.squeeze(weights, -1) if weights.shape.rank == 2 and weights.shape[-1] == 1 else weights
+
+
+def _masked(weights: tf.Tensor | None, mask: tf.Tensor | None, rank: int) -> tf.Tensor | None:
+    """The weights of values of `rank` axes, zero where a Keras mask leaves out (padding of sequences)."""
+    if weights is not None and weights.shape.rank > rank:
+        raise UserError(
+            f"sample_weight has the shape {weights.shape.as_list()}, but the losses have {rank} axes. Give one weight "
+            "an example, [n], or one for each of its losses."
+        )
+    if mask is None or mask.shape.rank > rank:
         return weights
     mask = tf.cast(mask, tf.float32)
-    return mask if weights is None else mask * with_trailing_axes(weights, mask.shape.rank)
+    if weights is None:
+        return mask
+    widest = max(mask.shape.rank, weights.shape.rank)
+    return with_trailing_axes(mask, widest) * with_trailing_axes(weights, widest)
+
+
+def _of_examples(weights: tf.Tensor) -> tf.Tensor:
+    """The weight of each example, [n]: the mean of those of its elements."""
+    return tf.reduce_mean(weights, list(range(1, weights.shape.rank)))
+
+
+def _by_example(term: Term, given: tf.Tensor | None) -> Term:
+    """The term with one value an example, the weighted mean over its elements, and one weight, [n].
+
+    Summed over examples, Σₙ wₙ·vₙ with wₙ the mean of an example's weights is the sum over all elements again.
+    """
+    rank = term.values.shape.rank
+    weights = None if given is None else _of_examples(given)
+    axes = list(range(1, rank))
+    if not axes:
+        return dataclasses.replace(term, weights=weights)
+    inner = tf.ones_like(term.values)
+    if term.weights is not None:
+        inner *= with_trailing_axes(term.weights, rank)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(term.values * inner, axes), tf.reduce_sum(inner, axes))
+    return dataclasses.replace(term, values=mean, weights=weights)
 
 
 def _checked_builder(builder: Any) -> Callable[[], keras.metrics.Metric]:

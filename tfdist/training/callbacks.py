@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfdist.errors import UserError
 
@@ -47,9 +48,8 @@ class Callbacks:
         model.optimizer = optimizer  # where Keras callbacks look for the learning rate
         model.stop_training = False
         self._list = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
-        self._has_batch_hooks = any(
-            getattr(type(c), hook) is not getattr(keras.callbacks.Callback, hook) for c in mine for hook in BATCH_HOOKS
-        )
+        self._has_batch_hooks = _overridden(mine, BATCH_HOOKS)
+        self._has_end_hooks = _overridden(mine, ("on_train_end",))
 
     @property
     def wants_stop(self) -> bool:
@@ -58,8 +58,13 @@ class Callbacks:
     def train_begin(self) -> None:
         self._list.on_train_begin()
 
-    def train_end(self, logs: dict[str, Any]) -> None:
+    def train_end(self, logs: dict[str, Any]) -> bool:
+        """Returns whether a callback changed the model's weights, so that the last evaluation is not theirs."""
+        if not self._has_end_hooks:
+            return False
+        before = self._model.get_weights()
         self._list.on_train_end(logs)
+        return any(not np.array_equal(old, new) for old, new in zip(before, self._model.get_weights(), strict=True))
 
     def epoch_begin(self, epoch: int) -> None:
         self._list.on_epoch_begin(epoch)
@@ -86,6 +91,10 @@ class Callbacks:
 def writes(callback: keras.callbacks.Callback) -> bool:
     """Whether only the chief should run it."""
     return bool(getattr(callback, "chief_only", isinstance(callback, WRITERS)))
+
+
+def _overridden(callbacks: Sequence[keras.callbacks.Callback], hooks: Sequence[str]) -> bool:
+    return any(getattr(c, hook) is not getattr(keras.callbacks.Callback, hook) for c in callbacks for hook in hooks)
 
 
 def check_callbacks(callbacks: Any) -> None:

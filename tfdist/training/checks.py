@@ -1,14 +1,13 @@
-"""What can be checked without training: `--mode=validate`, and the beginning of every run.
+"""What can be checked without training: what `--mode=validate` does once the arguments are of the right kinds.
 
 Says what it finds in lines for the user; ends with a UserError at the first thing that is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.data.arrays import ArraySource
@@ -17,19 +16,11 @@ from tfdist.data.pipeline import as_source
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
-from tfdist.training.callbacks import check_callbacks
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.optimizer import build_optimizer
 
 Tell = Callable[[str], None]
-
-
-def check_counts(root: str, counts: Mapping[str, Any]) -> None:
-    """Raises UserError unless each of a root's `counts` is a whole number above 0, or None."""
-    for name, value in counts.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UserError(f"{root}.{name} is {value!r}; write a whole number of at least 1.")
 
 
 def check_training(
@@ -41,7 +32,6 @@ def check_training(
     task: Task,
     train_data: Callable[[], Any],
     eval_data: Callable[[], Any] | None,
-    callbacks: Sequence[keras.callbacks.Callback],
     plan: Callable[[int, int], BatchPlan],
     eval_batch_size: int,
 ) -> None:
@@ -49,17 +39,16 @@ def check_training(
 
     `plan` gives the batches for a number of examples and of replicas.
     """
-    check_callbacks(callbacks)
     replicas = _tell_strategy(tell, strategy)
     source = as_source(train_data())
     batches = plan(source.num_examples, replicas)
     _tell_data(tell, "training", source, batches)
     if eval_data is not None:
         check_evaluation_data(tell, as_source(eval_data()), source, eval_batch_size, replicas)
-    built = build_model(model, task, source.structure)
+    metrics = MetricGroup(task.metric_specs())
+    built = build_model(model, task, source.structure, metrics=[metrics])
     made = build_optimizer(optimizer, built)
-    names = MetricGroup(task.metric_specs()).names
-    tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *names])}")
+    tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
 
 
@@ -70,7 +59,7 @@ def check_evaluation(
     replicas = _tell_strategy(tell, strategy)
     source = as_source(data())
     check_evaluation_data(tell, source, source, batch_size, replicas)
-    built = build_model(model, task, source.structure)
+    built = build_model(model, task, source.structure, metrics=[MetricGroup(task.metric_specs())])
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
@@ -86,7 +75,7 @@ def check_evaluation_data(tell: Tell, source: ArraySource, like: ArraySource, ba
 def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
     expected = strategy.expected_replicas()
     reason = f" ({strategy.reason})" if strategy.reason else ""
-    replicas = "as many replicas as the hardware has" if expected is None else f"{expected} replicas"
+    replicas = "as many replicas as the hardware has" if expected is None else counted(expected, "replica")
     tell(f"strategy: {strategy.name}, {replicas}{reason}")
     return expected or 1
 
@@ -94,8 +83,13 @@ def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
 def _tell_data(tell: Tell, split: str, source: ArraySource, plan: BatchPlan) -> None:
     tell(
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
-        f"{plan.steps_per_epoch:,} steps of {plan.global_batch_size} an epoch"
+        f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 replica`, `2 replicas`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _said(structure: Any) -> str:

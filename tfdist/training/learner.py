@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -59,21 +59,23 @@ def build_learner(
       UserError: the parts do not fit together.
     """
     with strategy.scope():
-        built = build_model(model, task, structure)
-        made_optimizer = build_optimizer(optimizer, built)
-        loss_scale = LossScale(batch_size) if precision == "float16" else None
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
+        built = build_model(model, task, structure, metrics=(train_metrics, eval_metrics))
+        made_optimizer = build_optimizer(optimizer, built)
+        loss_scale = LossScale(batch_size) if precision == "float16" else None
     separate_replicas(built)
     strategy.synchronize([*built.variables, *made_optimizer.variables])
     return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics)
 
 
-def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Model:
-    """A built model that takes what the task gives it. Call it inside the strategy's scope.
+def build_model(
+    builder: ModelBuilder, task: Task, structure: Any, *, metrics: Sequence[MetricGroup] = ()
+) -> keras.Model:
+    """A built model that takes what the task gives it, and gives what `metrics` take. Call it inside the scope.
 
     Raises:
-      UserError: the builder gives no uncompiled Keras model, or the model or the loss does not take the examples.
+      UserError: the builder gives no uncompiled Keras model, or model, loss and metrics do not take the examples.
     """
     if isinstance(builder, keras.Model):
         raise UserError(
@@ -90,7 +92,7 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Mode
     try:
         if not model.built:
             model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
-        trace_loss(model, task, structure)
+        trace_loss(model, task, structure, metrics)
     except UserError:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, tf.errors.OpError) as error:
@@ -100,13 +102,20 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Mode
     return model
 
 
-def trace_loss(model: keras.Model, task: Task, structure: Any) -> None:
-    """Traces the loss on the shapes of a batch, without computing anything."""
+def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
+    """Traces loss and metrics on the shapes of a batch, without computing anything.
+
+    In Keras's stateless scope, so that metrics that make their variables late (F1Score) make them here, as all others.
+    """
 
     def loss(examples: Any) -> tf.Tensor:
-        return forward(model, task, {"examples": examples}, training=False).loss_sum
+        objective = forward(model, task, {"examples": examples}, training=False)
+        for group in metrics:
+            task.update_metrics(group.metrics, examples, objective.outputs, None)
+        return objective.loss_sum
 
-    tf.function(loss, autograph=False).get_concrete_function(structure)
+    with keras.StatelessScope():
+        tf.function(loss, autograph=False).get_concrete_function(structure)
 
 
 def _said(error: Exception, structure: Any) -> str:
@@ -116,6 +125,6 @@ def _said(error: Exception, structure: Any) -> str:
     text = "\n".join(line for line in str(error).strip().splitlines() if line.strip())
     shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", structure)
     return (
-        f"Model and loss do not fit the data{where}: {type(error).__name__}: {text}\n"
+        f"Model, loss and metrics do not fit the data{where}: {type(error).__name__}: {text}\n"
         f"The data gives batches of {shapes}."
     )

@@ -162,7 +162,9 @@ class Loop:
                 self._point("train", outcome.train_metrics)
             if boundaries.ends_epoch(outcome.step):
                 self._end_epoch(logs)
-        self._callbacks.train_end(dict(outcome.train_metrics))
+        changed = self._callbacks.train_end(dict(outcome.train_metrics))
+        if self._strategy.any_worker(changed):  # EarlyStopping may have put back the best weights
+            outcome.evaluated_at = -1
         return outcome
 
     @property

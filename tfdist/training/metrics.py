@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import MetricSpec
 
@@ -20,16 +21,17 @@ class MetricGroup:
     """The metrics of one split. Make it inside the strategy's scope.
 
     Args:
-      specs: what to build.
+      specs: what to build. Some metrics make their variables when they first see outputs; `learner.build_model` shows
+        them some.
       names: what to call them in what is logged; None takes Keras's names. (Keras numbers the second metric of a
         class, so the second split is given the names of the first.)
+
+    Raises:
+      UserError: one builds no metric, or two have the same name.
     """
 
     def __init__(self, specs: Sequence[MetricSpec], names: Sequence[str] | None = None) -> None:
-        self.metrics = [spec.build() for spec in specs]
-        for metric in self.metrics:
-            if not isinstance(metric, keras.metrics.Metric):
-                raise TypeError(f"A metric builder returned {type(metric).__name__}, not a keras.metrics.Metric.")
+        self.metrics = [_built(spec) for spec in specs]
         self.names = (
             list(names)
             if names
@@ -38,6 +40,12 @@ class MetricGroup:
                 for spec, metric in zip(specs, self.metrics, strict=True)
             ]
         )
+        for name in self.names:
+            if self.names.count(name) > 1 or name == "loss":
+                raise UserError(
+                    f"A metric is called {name!r}, as another one or the loss is. Give it a name of its own: write a "
+                    "function that returns keras.metrics.…(name='another_name')."
+                )
 
     def reset(self) -> None:
         """Back to no example seen; in replica context."""
@@ -71,3 +79,21 @@ class MetricGroup:
             return value / tf.cast(strategy.topology.num_replicas, value.dtype)
         replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
         return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
+
+
+def _built(spec: MetricSpec) -> keras.metrics.Metric:
+    try:
+        metric = spec.build()
+    except TypeError as error:
+        raise UserError(
+            f"The metric {_name(spec.build)} cannot be built without arguments: {error}. Write a function that returns "
+            "the metric; to average a function of (y_true, y_pred), one that returns "
+            "keras.metrics.MeanMetricWrapper(the_function)."
+        ) from error
+    if not isinstance(metric, keras.metrics.Metric):
+        raise UserError(f"The metric {_name(spec.build)} gives a {type(metric).__name__}, not a keras.metrics.Metric.")
+    return metric
+
+
+def _name(builder: Any) -> str:
+    return getattr(builder, "__name__", repr(builder))

@@ -10,6 +10,17 @@ import keras
 from tfdist.errors import UserError
 
 
+def check_optimizer_builder(builder: object) -> None:
+    """Raises UserError where `builder` is no function or class that makes an optimizer."""
+    if isinstance(builder, keras.optimizers.Optimizer):
+        raise UserError(
+            f"train.optimizer is a {type(builder).__name__} object; it must be made inside the strategy's scope. Write "
+            f"@keras.optimizers.{type(builder).__name__} without parentheses."
+        )
+    if not callable(builder):
+        raise UserError(f"train.optimizer is {builder!r}; write @keras.optimizers.Adam, or another, without parentheses.")
+
+
 def build_optimizer(
     builder: Callable[[], keras.optimizers.Optimizer], model: keras.Model
 ) -> keras.optimizers.Optimizer:
@@ -21,16 +32,10 @@ def build_optimizer(
     Raises:
       UserError: it is no optimizer builder, or does what the step does itself.
     """
-    if isinstance(builder, keras.optimizers.Optimizer):
-        raise UserError(
-            f"train.optimizer is a {type(builder).__name__} object; it must be made inside the strategy's scope. Write "
-            f"@keras.optimizers.{type(builder).__name__} without parentheses."
-        )
-    if not callable(builder):
-        raise UserError(f"train.optimizer is {builder!r}; write @keras.optimizers.Adam or another optimizer.")
+    check_optimizer_builder(builder)
     optimizer = builder()
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UserError(f"train.optimizer returned {type(optimizer).__name__}, not a keras.optimizers.Optimizer.")
+        raise UserError(f"train.optimizer gave a {type(optimizer).__name__}; it must give a keras.optimizers.Optimizer.")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
         raise UserError("Leave the loss scale out of train.optimizer: train.precision = 'float16' scales by itself.")
     if optimizer.gradient_accumulation_steps:

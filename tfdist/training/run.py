@@ -10,13 +10,27 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from tfdist.errors import UserError
+import tensorflow as tf
+
+from tfdist.errors import PeerLostError, UserError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
+
+LOST_PEER_WORDS = (
+    "Socket closed",
+    "Connection reset by peer",
+    "Connection refused",
+    "Connection closed by peer",
+    "connection is gone",
+    "failed to connect to all addresses",
+    "Collective ops is aborted",
+    "heartbeat timeout",
+    "Horovod has been shut down",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +96,31 @@ def open_run(request: Request, strategy: Strategy, *, mode: str) -> Iterator[Run
             yield run
             strategy.any_worker(False)  # nobody leaves while another still needs it
         except BaseException as error:
-            events.error("run_failed", mode=mode, error=f"{type(error).__name__}: {error}")
+            lost = peer_lost(error, topology)
+            events.error("run_failed", mode=mode, error=f"{type(error).__name__}: {error}", peer_lost=lost is not None)
+            if lost is not None:
+                raise lost from error
             raise
         finally:
             metrics.close()
             events.close()
     finally:
         console.close()
+
+
+def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
+    """The error to end with if `error` says that another worker is gone; None if it says something else.
+
+    TensorFlow's collectives and Horovod's report a broken connection as errors of many classes, in these words.
+    """
+    text = str(error)
+    said = next((words for words in LOST_PEER_WORDS if words in text), None)
+    if topology.num_workers == 1 or said is None or not isinstance(error, (tf.errors.OpError, RuntimeError)):
+        return None
+    return PeerLostError(
+        f"Worker {topology.worker_index} lost the connection to another of the {topology.num_workers} workers "
+        f"({said!r}); this run cannot go on. The other workers' output says what happened. Start all workers again."
+    )
 
 
 def _prepare(directory: RunDirectory, strategy: Strategy, topology: Topology, mode: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.training.gradients import LocalGradients, LocalSums
 from tfdist.training.learner import Learner
@@ -18,12 +17,6 @@ from tfdist.training.step import TrainStep
 
 XLA_CHOICES = ("on", "off", "auto")
 Tell = Callable[..., None]
-
-
-def check_xla(xla: str) -> None:
-    """Raises UserError where `xla` is none of the choices."""
-    if xla not in XLA_CHOICES:
-        raise UserError(f"train.xla is {xla!r}; write one of {', '.join(map(repr, XLA_CHOICES))}.")
 
 
 def choose_xla(

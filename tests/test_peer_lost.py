@@ -1,0 +1,58 @@
+"""A worker that loses another ends with one message and status 4, and does not hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import support
+
+DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
+DEADLINE_SECONDS = 120
+
+
+def start_worker(index: int, addresses: list[str], run_dir: pathlib.Path) -> subprocess.Popen[str]:
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    command = ["--gin_file", DIGITS, "--gin_param", "train.epochs = 100000", "--run_dir", run_dir]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tfdist.main", *map(str, command)],
+        env=support.clean_environment() | {"TF_CONFIG": json.dumps(config)},
+        cwd=support.REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_points(path: pathlib.Path, count: int) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not path.exists() or path.read_text().count("\n") < count:
+        assert time.monotonic() < deadline, f"no {count} points in {path}"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, killed: int) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
+    workers = [start_worker(index, addresses, tmp_path / "run") for index in range(2)]
+    try:
+        wait_for_points(tmp_path / "run" / "metrics.jsonl", 6)
+        os.kill(workers[killed].pid, signal.SIGKILL)
+        _, stderr = workers[1 - killed].communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert workers[1 - killed].returncode == 4, stderr
+    assert "Traceback" not in stderr
+    assert stderr.count("error:") == 1
+    assert f"Worker {1 - killed} lost the connection" in stderr
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -1,0 +1,71 @@
+"""Checks what the roots were given, by kind, before anything is connected, made or written.
+
+Invariant: whatever passes here can be used as the root's docstring says. Raises UserError with the setting's name, the
+value and what to write. Called first thing by the roots of experiment.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+
+MOST_SEED = 2**32 - 1  # NumPy's
+
+
+def check_counts(root: str, counts: Mapping[str, Any]) -> None:
+    """Each is a whole number above 0, or None."""
+    for name, value in counts.items():
+        if value is not None and not is_whole_number(value):
+            raise UserError(f"{root}.{name} is {value!r}; write a whole number of at least 1.")
+
+
+def check_switches(root: str, switches: Mapping[str, Any]) -> None:
+    """Each is True or False."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise UserError(f"{root}.{name} is {value!r}; write True or False.")
+
+
+def check_choice(setting: str, value: Any, choices: Collection[str]) -> None:
+    """It is one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        near = suggest(value, choices) if isinstance(value, str) else ""
+        raise UserError(f"{setting} is {value!r}; write one of {', '.join(map(repr, choices))}.{near}")
+
+
+def check_seed(setting: str, seed: Any) -> None:
+    """It is a whole number that every generator of random numbers takes."""
+    if not is_whole_number(seed, least=0) or seed > MOST_SEED:
+        raise UserError(f"{setting} is {seed!r}; write a whole number from 0 to {MOST_SEED}.")
+
+
+def check_objects(root: str, *, strategy: Any, task: Any) -> None:
+    """They are what their names say, made already."""
+    for name, value, kind, example in (
+        ("strategy", strategy, Strategy, "@mirrored.Mirrored()"),
+        ("task", task, Task, "@supervised.Supervised()"),
+    ):
+        if not isinstance(value, kind):
+            raise UserError(f"{root}.{name} is {_kind_of(value)}; write {example}, with parentheses.")
+
+
+def check_functions(root: str, functions: Mapping[str, Callable[..., Any] | None]) -> None:
+    """Each can be called, or is None."""
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            raise UserError(
+                f"{root}.{name} is {_kind_of(value)}; write a function, @my_module.my_function without parentheses: it "
+                "is called when the run needs it."
+            )
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if callable(value):
+        return f"the function {getattr(value, '__name__', value)}"
+    return repr(value) if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"

@@ -1,0 +1,108 @@
+"""Whose code an exception comes from, and how to say it in one message.
+
+Invariant: a file is the user's own if it is neither tfdist's, nor an installed library's, nor Python's. Messages show
+the user's own lines; for the frames between them there is the traceback of `--verbose`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import UserError
+
+_TFDIST = f"{Path(__file__).resolve().parent}{os.sep}"
+_PYTHON = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
+# Their errors in a graph mean that an operation refused the values it got.
+_REFUSALS = ("InvalidArgumentError", "UnimplementedError")
+_GRAPH_FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+_MAX_PLACES = 3
+_MAX_REASON = 300  # characters
+_MAX_LINES = 12
+
+
+def failed(what: str, error: BaseException) -> UserError:
+    """The UserError for what the user's code, or a library called with the user's values, raised."""
+    return UserError("\n    ".join([f"{what} failed: {said(error)}", *own_places(error)]))
+
+
+def said(error: BaseException) -> str:
+    """An exception's type and text, without empty lines, colours and what notes add."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > _MAX_LINES:
+        lines = [*lines[:_MAX_LINES], "…"]
+    return ": ".join(filter(None, [type(error).__name__, "\n".join(lines)]))
+
+
+def own_places(error: BaseException) -> list[str]:
+    """The last of the user's own lines that an exception came through, `file:line, in function: text`, outermost first.
+
+    An exception of a graph that runs has no such lines in its traceback; then they are those that made the operation.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    places = [f"{shown(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in frames]
+    if not places and _is_graph_failure(error):
+        frames = [f for f in _GRAPH_FRAME.finditer(str(error)) if is_own(f["file"])]
+        places = [f"{shown(f['file'])}:{f['line']}, in {f['function']}" for f in frames]
+    return list(dict.fromkeys(places))[-_MAX_PLACES:]
+
+
+def is_own(filename: str) -> bool:
+    """Whether the user wrote the file."""
+    if "site-packages" in filename or "dist-packages" in filename or filename.startswith("<"):
+        return False
+    return not os.path.abspath(filename).startswith((_TFDIST, *_PYTHON))
+
+
+def raised_here(error: BaseException) -> bool:
+    """Whether a line of tfdist's own raised it, rather than the user's code or a library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and os.path.abspath(frames[-1].filename).startswith(_TFDIST)
+
+
+def refused_values(error: BaseException) -> UserError | None:
+    """The UserError for an operation of the model or the loss that refused its values in a running graph.
+
+    A label that is no class and an index that is in no embedding end so. None for any other exception.
+    """
+    if not _is_graph_failure(error) or type(error).__name__ not in _REFUSALS:
+        return None
+    text = str(error)
+    frames = [f["file"] for f in _GRAPH_FRAME.finditer(text)]
+    nearest = next((f for f in reversed(frames) if "site-packages" not in f), "")
+    if not is_own(nearest) and f"{os.sep}tasks{os.sep}" not in nearest and f"{os.sep}models{os.sep}" not in nearest:
+        return None
+    reason = re.split(r"\n\s*\[\[", text[max((f.end() for f in _GRAPH_FRAME.finditer(text)), default=0) :])[0].strip()
+    if len(reason) > _MAX_REASON:
+        reason = f"{reason[:_MAX_REASON]} …"
+    operation = re.search(r"\{\{node (?:while/)*([^}]+)\}\}", text)
+    where = f" (in {operation[1]})" if operation else ""
+    return UserError(
+        "\n    ".join([f"The model or the loss cannot compute on these examples{where}: {reason}", *own_places(error)])
+    )
+
+
+def where_defined(function: Any) -> str:
+    """` (file:line)` of a function or class of the user's own; empty for anything else."""
+    try:
+        found = inspect.unwrap(function)
+        filename, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
+    except (TypeError, OSError, ValueError):
+        return ""
+    return f" ({shown(filename)}:{line})" if filename and is_own(filename) else ""
+
+
+def shown(filename: str) -> str:
+    """A path as the user would write it: relative when it lies below the working directory."""
+    relative = os.path.relpath(filename)
+    return filename if relative.startswith("..") else relative
+
+
+def _is_graph_failure(error: BaseException) -> bool:
+    return type(error).__module__.startswith("tensorflow.") and "Graph execution error" in str(error)
