@@ -56,3 +56,20 @@ def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, 
     assert stderr.count("error:") == 1
     assert f"Worker {1 - killed} lost the connection" in stderr
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_worker_although_tensorflow_handles_it(tmp_path: pathlib.Path) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
+    workers = [start_worker(index, addresses, tmp_path / "run") for index in range(2)]
+    try:
+        wait_for_points(tmp_path / "run" / "metrics.jsonl", 2)
+        workers[1].terminate()
+        workers[1].communicate(timeout=DEADLINE_SECONDS)
+        assert workers[1].returncode == -signal.SIGTERM
+        _, stderr = workers[0].communicate(timeout=DEADLINE_SECONDS)
+        assert workers[0].returncode == 4, stderr
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()

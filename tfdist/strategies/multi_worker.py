@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies import environment
 from tfdist.strategies.base import Notify, Strategy, Topology
 from tfdist.strategies.cluster import Cluster, read_tf_config
@@ -40,15 +43,16 @@ class MultiWorker(Strategy):
     ) -> None:
         super().__init__()
         if implementation not in IMPLEMENTATIONS:
-            raise UserError(
-                f"MultiWorker.implementation is {implementation!r}; write one of {', '.join(map(repr, IMPLEMENTATIONS))}."
-            )
+            known = ", ".join(map(repr, IMPLEMENTATIONS))
+            near = suggest(str(implementation), IMPLEMENTATIONS)
+            raise UserError(f"MultiWorker.implementation is {implementation!r}; write one of {known}.{near}")
         if bytes_per_pack != "auto" and not is_whole_number(bytes_per_pack, least=0):
             raise UserError(
                 f"MultiWorker.bytes_per_pack is {bytes_per_pack!r}; write 'auto' or a number of bytes >= 0."
             )
-        if isinstance(peer_timeout_seconds, bool) or not isinstance(peer_timeout_seconds, (int, float)):
-            raise UserError(f"MultiWorker.peer_timeout_seconds is {peer_timeout_seconds!r}; write a number of seconds.")
+        is_number = isinstance(peer_timeout_seconds, (int, float)) and not isinstance(peer_timeout_seconds, bool)
+        if not is_number or not peer_timeout_seconds > 0:
+            raise UserError(f"MultiWorker.peer_timeout_seconds is {peer_timeout_seconds!r}; write seconds above 0.")
         self.implementation = implementation
         self.bytes_per_pack = bytes_per_pack
         self.peer_timeout_seconds = peer_timeout_seconds
@@ -88,6 +92,23 @@ class MultiWorker(Strategy):
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         cluster = self._cluster()
         rendezvous(cluster, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
-        distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options(DEFAULT_PACKING))
+        with kept_sigterm_handler():
+            distribution = tf.distribute.MultiWorkerMirroredStrategy(
+                communication_options=self._options(DEFAULT_PACKING)
+            )
         num_local = distribution.num_replicas_in_sync // cluster.num_workers
         return distribution, Topology(cluster.worker_index, cluster.num_workers, num_local_replicas=num_local)
+
+
+@contextlib.contextmanager
+def kept_sigterm_handler() -> Iterator[None]:
+    """Puts this process's SIGTERM handler back: TensorFlow replaces it by one that takes note and goes on.
+
+    Without it a preempted or terminated worker would not end.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there may Python set handlers
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
