@@ -6,9 +6,8 @@ cost, and there is no state to save. Called by the experiment.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +18,6 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
 PREFETCHED_STEPS = 8
-MOST_THREADS = 8
 
 
 def as_source(data: Any) -> ArraySource:
@@ -52,8 +50,7 @@ def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, 
         return {"examples": read(piece.pop("indices")), **piece}
 
     dataset = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-    num_threads = min(MOST_THREADS, available_cpus())
-    dataset = dataset.map(local_batch, num_parallel_calls=num_threads, deterministic=True)
+    dataset = map_inline(dataset, local_batch)
     if plan.pad:
         width = plan.global_batch_size // plan.num_replicas
         dataset = dataset.map(lambda batch: _with_width(batch, width, plan.num_microbatches))
@@ -63,14 +60,29 @@ def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
-    # On threads of its own, reading does not take turns with the operations of the step (docs/performance.md).
-    options.threading.private_threadpool_size = num_threads
     return dataset.with_options(options)
 
 
-def available_cpus() -> int:
-    """The CPUs that this process may use: fewer than the machine's where the launcher pinned it."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
+    """`dataset.map(function)`, with the operations of `function` run one after the other by the thread that asks.
+
+    `Dataset.map` hands each operation to a pool of threads, which costs a few quick ones more than they take and keeps
+    the operations of the step waiting (docs/performance.md). What is slow inside, such as gathering large rows, still
+    uses all cores.
+    """
+    traced = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
+    structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+    specs = tf.nest.flatten(structure)
+    mapped = tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=traced.captured_inputs,
+        f=traced,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+        use_inter_op_parallelism=False,
+        preserve_cardinality=True,
+    )
+    return tf.data.experimental.from_variant(mapped, structure)
 
 
 def _with_width(batch: dict[str, Any], width: int, num_microbatches: int) -> dict[str, Any]:
