@@ -67,11 +67,10 @@ def ratio(name: str, ours: Sequence[float], peer: Sequence[float], goal: float |
 def as_table(figures: Sequence[Figure]) -> str:
     rows = [HEADINGS, *(_row(figure) for figure in figures)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
-    lines = []
-    for row in rows:
-        first, *others = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-        lines.append("  ".join([first, *others]).rstrip())
-    return "\n".join(lines)
+    aligned = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    for cells, row in zip(aligned, rows, strict=True):
+        cells[0] = row[0].ljust(widths[0])
+    return "\n".join("  ".join(cells).rstrip() for cells in aligned)
 
 
 def _row(figure: Figure) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -65,6 +66,12 @@ class MultiWorker(Strategy):
 
     def set_packing(self, bytes_per_pack: int) -> None:
         self.bytes_per_pack = bytes_per_pack
+
+    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        devices = self.distribution.extended.worker_devices
+        if len(devices) == 1 and "CPU" in devices[0]:
+            return iter(dataset)  # nothing to bring to another device: TensorFlow's own iterator costs 0.1 ms a step
+        return super().distribute(dataset)
 
     def sum_over_replicas(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         packing = DEFAULT_PACKING if self.bytes_per_pack == "auto" else self.bytes_per_pack

@@ -1,7 +1,8 @@
 """The gradients of one replica's part of a batch, microbatch after microbatch.
 
 Invariant: what is returned are sums over examples, not means, so that adding them over microbatches, replicas and
-workers gives the sum over the global batch. No collective happens here except inside layers that ask for one
+workers gives the sum over the global batch (where there is nothing to add, gradients alone may be means: see
+`gives_means`). No collective happens here except inside layers that ask for one
 (synchronized batch normalisation).
 """
 
@@ -29,7 +30,8 @@ class LocalSums(NamedTuple):
     """One replica's sums over its examples.
 
     Attributes:
-      gradients: of the summed loss, by trainable variable; None where the loss does not depend on it.
+      gradients: of the summed loss, or of the mean with `gives_means`, by trainable variable; None where the loss
+        does not depend on it.
       loss_sum: float32 scalar.
       weight: float32 scalar, the weight of these examples.
       term_sums: float32 scalars by loss term.
@@ -52,6 +54,10 @@ class LocalGradients:
       num_microbatches: into how many slices a batch comes cut.
       loss_scale: multiplies the loss before it is differentiated; None for precisions that need none.
       jit_compile: whether XLA compiles the pass.
+
+    Attributes:
+      gives_means: these examples are the whole global batch, so the gradients come divided by its weight: the backward
+        pass starts with 1 ÷ weight in place of 1, which saves a pass over all of them.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class LocalGradients:
         self._metrics = metrics
         self._num_microbatches = num_microbatches
         self._loss_scale = loss_scale
+        self.gives_means = strategy.topology.num_replicas == num_microbatches == 1 and loss_scale is None
         self._pass = tf.function(self._differentiate, jit_compile=True) if jit_compile else self._differentiate
 
     def __call__(self, batch: dict[str, Any]) -> LocalSums:
@@ -97,7 +104,8 @@ class LocalGradients:
             loss = objective.loss_sum
             if self._loss_scale is not None:
                 loss *= self._loss_scale.factor()
-        gradients = tape.gradient(loss, variables)
+        start = tf.math.reciprocal_no_nan(objective.weight) if self.gives_means else None
+        gradients = tape.gradient(loss, variables, output_gradients=start)
         if all(g is None for g in gradients):
             raise UserError(
                 "The loss does not depend on any trainable variable of the model: nothing would be learned."

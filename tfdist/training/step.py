@@ -19,8 +19,6 @@ from tfdist.training.layer_state import moving_variables
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.precision import LossScale
 
-MOST_VARIABLES_TO_TURN = 32  # trainable; the steps of larger models take long, and so does tracing them
-
 
 class Totals(NamedTuple):
     """What some steps add up to, the same on every replica.
@@ -48,13 +46,6 @@ class GlobalSums(NamedTuple):
     weight: tf.Tensor
     term_sums: dict[str, tf.Tensor]
     finite: tf.Tensor
-
-
-class Computed(NamedTuple):
-    """A step up to the update: its sums by replica, and what the forward pass moved along, as it was before."""
-
-    sums: GlobalSums
-    before: list[tf.Tensor]
 
 
 class TrainStep:
@@ -101,55 +92,21 @@ class TrainStep:
         self.reset_metrics = tf.function(lambda: strategy.run(metrics.reset), autograph=False)
 
     def _run(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Totals, dict[str, tf.Tensor]]:
-        """`num_steps` (int32 scalar, at least 1) steps; their totals, and the training metrics so far."""
+        """`num_steps` (int32 scalar) steps; their totals, and the training metrics so far."""
 
-        totals = (self._run_turned if self._pays_to_turn() else self._run_plainly)(iterator, num_steps)
-        return totals, self._strategy.first_local(self._strategy.run(self._metrics.read, args=(self._strategy,)))
-
-    def _run_plainly(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> Totals:
         def proceed(totals: Totals) -> tf.Tensor:
             going = totals.steps < num_steps
             return going if self._loss_scale is not None else going & tf.equal(totals.skipped, 0)
 
         def step(totals: Totals) -> tuple[Totals]:
-            return (self._update_or_skip(totals, self._compute(iterator)),)
+            before = self._strategy.run(self._read_moving)
+            sums = self._strategy.run(self.global_sums, args=(next(iterator),))
+            seen = self._strategy.first_local(sums._replace(gradients=[]))
+            tf.cond(seen.finite, lambda: self._update(sums), lambda: self._skip(seen.finite, before))
+            return (_advanced(totals, seen),)
 
-        return tf.while_loop(proceed, step, [self._zero_totals()], parallel_iterations=1)[0]
-
-    def _run_turned(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> Totals:
-        """The same steps in a loop that is turned: each round applies what the round before computed.
-
-        A loop waits at the end of a round and the finite check waits for all gradients; turned, the two are one. It
-        costs that the forward and backward pass is traced twice, once for the first step.
-        """
-
-        def proceed(totals: Totals, computed: Computed) -> tf.Tensor:
-            return self._strategy.first_local(computed.sums.finite) & (totals.steps + 1 < num_steps)
-
-        def turn(totals: Totals, computed: Computed) -> tuple[Totals, Computed]:
-            self._update(computed.sums)
-            return _advanced(totals, self._seen(computed)), self._compute(iterator)
-
-        first = [self._zero_totals(), self._compute(iterator)]
-        return self._update_or_skip(*tf.while_loop(proceed, turn, first, parallel_iterations=1))
-
-    def _pays_to_turn(self) -> bool:
-        """Whether steps are short enough for it to matter, and the loop such that it can be turned."""
-        is_small = len(self._model.trainable_variables) <= MOST_VARIABLES_TO_TURN
-        return is_small and self._loss_scale is None and self._strategy.topology.num_local_replicas == 1
-
-    def _compute(self, iterator: Iterator[Any]) -> Computed:
-        before = self._strategy.run(self._read_moving)
-        return Computed(self._strategy.run(self.global_sums, args=(next(iterator),)), before)
-
-    def _update_or_skip(self, totals: Totals, computed: Computed) -> Totals:
-        seen = self._seen(computed)
-        tf.cond(seen.finite, lambda: self._update(computed.sums), lambda: self._skip(seen.finite, computed.before))
-        return _advanced(totals, seen)
-
-    def _seen(self, computed: Computed) -> GlobalSums:
-        """The sums as the first local replica holds them, without the gradients."""
-        return self._strategy.first_local(computed.sums._replace(gradients=[]))
+        (totals,) = tf.while_loop(proceed, step, [self._zero_totals()], parallel_iterations=1)
+        return totals, self._strategy.first_local(self._strategy.run(self._metrics.read, args=(self._strategy,)))
 
     def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch."""
@@ -163,11 +120,12 @@ class TrainStep:
             [local.loss_sum, local.weight, *terms],
             scale=self._typical_weight,
         )
-        # A batch whose weights are all zero changes nothing, instead of making everything NaN.
-        factor = tf.math.reciprocal_no_nan(weight)
-        if self._loss_scale is not None:
-            factor /= self._loss_scale.factor()
-        gradients = [_times(g, factor) for g in gradients]
+        if not self._local_gradients.gives_means:
+            # A batch whose weights are all zero changes nothing, instead of making everything NaN.
+            factor = tf.math.reciprocal_no_nan(weight)
+            if self._loss_scale is not None:
+                factor /= self._loss_scale.factor()
+            gradients = [_times(g, factor) for g in gradients]
         term_sums = dict(zip(self._term_names, terms, strict=True))
         return GlobalSums(gradients, loss_sum, weight, term_sums, _all_finite(gradients, loss_sum))
 
