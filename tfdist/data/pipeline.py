@@ -6,54 +6,60 @@ cost, and there is no state to save. Called by the experiment.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.data.arrays import ArraySource
 from tfdist.data.batches import BatchPlan
+from tfdist.data.source import Order, Source
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
 PREFETCHED_STEPS = 8
-MOST_THREADS = 8
+PARALLEL_READS = 4
 
 
-def as_source(data: Any) -> ArraySource:
+def as_source(data: Any) -> Source:
     """What a user's data function returned, as a source.
 
     Raises:
       UserError: it is nothing that can be read by index.
     """
-    if isinstance(data, ArraySource):
+    if isinstance(data, Source):
         return data
     if data is None or isinstance(data, (str, bytes, int, float, tf.data.Dataset)):
         raise UserError(
             "A data function returns arrays, (x, y) or (x, y, sample_weight), each of them an array or a dict of "
-            f"arrays; received {type(data).__name__}."
+            f"arrays, or one of tfdist's sources; received {type(data).__name__}."
         )
     return ArraySource(data)
 
 
-def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, first_step: int = 0) -> tf.data.Dataset:
+def build_pipeline(source: Source, plan: BatchPlan, topology: Topology, *, first_step: int = 0) -> tf.data.Dataset:
     """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
 
     Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
     `shares` where it gives them.
     """
-    read = source.reader()
+    read = source.reader(Order(batch_size=plan.global_batch_size, seed=plan.shuffle_seed))
     num_local = topology.num_local_replicas
 
     def local_batch(t: tf.Tensor) -> dict[str, Any]:
         piece = plan.replica_slice(t // num_local, topology.first_replica + t % num_local)
-        return {"examples": read(piece.pop("indices")), **piece}
+        positions, epoch = piece.pop("positions"), piece.pop("epoch")
+        examples = read(positions, epoch)
+        if source.augment is not None and plan.shuffle_seed is not None:
+            examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
+        return {"examples": examples, **piece}
 
     dataset = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-    num_threads = min(MOST_THREADS, available_cpus())
-    dataset = dataset.map(local_batch, num_parallel_calls=num_threads, deterministic=True)
+    if source.calls_python or source.augment is not None:
+        dataset = dataset.map(local_batch, num_parallel_calls=PARALLEL_READS, deterministic=True)
+    else:
+        dataset = map_inline(dataset, local_batch)
     if plan.pad:
         width = plan.global_batch_size // plan.num_replicas
         dataset = dataset.map(lambda batch: _with_width(batch, width, plan.num_microbatches))
@@ -63,14 +69,37 @@ def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
-    # On threads of its own, reading does not take turns with the operations of the step (docs/performance.md).
-    options.threading.private_threadpool_size = num_threads
     return dataset.with_options(options)
 
 
-def available_cpus() -> int:
-    """The CPUs that this process may use: fewer than the machine's where the launcher pinned it."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
+    """int32 [n, 2] seeds for what is random about the examples at these places of an epoch."""
+    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0x5EED], tf.int64), epoch)
+    mixed = tf.stack([key[0] + positions, tf.fill(tf.shape(positions), key[1])], axis=1)
+    # Neighbouring seeds are fine: every stateless operation scrambles its seed.
+    return tf.cast(tf.bitwise.bitwise_and(mixed, 0x7FFFFFFF), tf.int32)
+
+
+def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
+    """`dataset.map(function)`, with the operations of `function` run one after the other by the thread that asks.
+
+    `Dataset.map` hands each operation to a pool of threads, which costs a few quick ones more than they take and keeps
+    the operations of the step waiting (docs/performance.md). What is slow inside, such as gathering large rows, still
+    uses all cores.
+    """
+    traced = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
+    structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+    specs = tf.nest.flatten(structure)
+    mapped = tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=traced.captured_inputs,
+        f=traced,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+        use_inter_op_parallelism=False,
+        preserve_cardinality=True,
+    )
+    return tf.data.experimental.from_variant(mapped, structure)
 
 
 def _with_width(batch: dict[str, Any], width: int, num_microbatches: int) -> dict[str, Any]:

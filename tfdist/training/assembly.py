@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from tfdist.data.arrays import ArraySource
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import as_source, build_pipeline, dispose
+from tfdist.data.source import Source
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.tasks.base import Task
@@ -30,13 +30,13 @@ from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
 
 
-def stream(run: Run, source: ArraySource, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
+def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
     """This worker's local batches, from a step on."""
     return run.strategy.distribute(build_pipeline(source, plan, run.topology, first_step=first_step))
 
 
 def build_step(
-    run: Run, learner: Learner, task: Task, source: ArraySource, plan: BatchPlan, *, xla: str, deterministic: bool
+    run: Run, learner: Learner, task: Task, source: Source, plan: BatchPlan, *, xla: str, deterministic: bool
 ) -> TrainStep:
     """The training step, with what was left to "auto" settled."""
 
@@ -97,7 +97,7 @@ def run_loop(
     learner: Learner,
     step: TrainStep,
     evaluator: Evaluator | None,
-    source: ArraySource,
+    source: Source,
     plan: BatchPlan,
     boundaries: Boundaries,
     callbacks: Sequence[keras.callbacks.Callback],

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.arrays import ArraySource
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import as_source
+from tfdist.data.source import Source
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
@@ -63,7 +63,7 @@ def check_evaluation(
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
-def check_evaluation_data(tell: Tell, source: ArraySource, like: ArraySource, batch_size: int, replicas: int) -> None:
+def check_evaluation_data(tell: Tell, source: Source, like: Source, batch_size: int, replicas: int) -> None:
     """Checks that evaluation examples look as training's do."""
     ours, theirs = _said(source.structure), _said(like.structure)
     if ours != theirs:
@@ -80,7 +80,7 @@ def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
     return expected or 1
 
 
-def _tell_data(tell: Tell, split: str, source: ArraySource, plan: BatchPlan) -> None:
+def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> None:
     tell(
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"

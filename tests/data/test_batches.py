@@ -1,0 +1,147 @@
+"""What a plan promises, over many sizes, microbatches, replicas and options."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import random
+
+import pytest
+import tensorflow as tf
+
+from tfdist.data.batches import BatchPlan
+from tfdist.data.source import permute
+from tfdist.errors import UserError
+
+REPLICAS = (1, 2, 3, 4)
+
+
+def some_plans(*, pad: bool, count: int = 40) -> list[BatchPlan]:
+    """Plans for one replica, of settings that can be split among each of REPLICAS."""
+    settings = [
+        BatchPlan(
+            num_examples=num_examples,
+            global_batch_size=batch,
+            num_replicas=1,
+            num_microbatches=microbatches,
+            shuffle_seed=seed,
+            drop_remainder=drop,
+            pad=pad,
+        )
+        for num_examples, batch, microbatches, seed, drop in itertools.product(
+            (1, 2, 5, 12, 13, 24, 31, 50), (4, 8, 12, 13, 24), (1, 2, 3), (None, 7), (False, True)
+        )
+        if batch >= microbatches * max(REPLICAS)
+        and not (drop and num_examples < batch)
+        and not (pad and batch % (microbatches * 12))
+    ]
+    return random.Random(0).sample(settings, min(count, len(settings)))
+
+
+def name(plan: BatchPlan) -> str:
+    return "-".join(str(value) for value in dataclasses.astuple(plan))
+
+
+EXACT, PADDED = some_plans(pad=False), some_plans(pad=True, count=12)
+every_plan = pytest.mark.parametrize("plan", EXACT + PADDED, ids=name)
+
+
+def pieces(plan: BatchPlan, step: int, replica: int) -> list[list[tuple[int, float]]]:
+    """Microbatch by microbatch, a replica's examples with its share in each."""
+    held = plan.replica_slice(tf.constant(step, tf.int64), tf.constant(replica, tf.int64))
+    order = {"num_examples": plan.num_examples, "seed": plan.shuffle_seed}
+    indices = permute(held["positions"], held["epoch"], **order).numpy().tolist()
+    shares = held["shares"].numpy().tolist() if "shares" in held else [1.0] * len(indices)
+    splits = held["splits"].numpy().tolist() if "splits" in held else [0, len(indices)]
+    assert len(splits) == plan.num_microbatches + 1 and splits[-1] == len(indices) == len(shares)
+    rows = list(zip(indices, shares, strict=True))
+    return [rows[begin:end] for begin, end in itertools.pairwise(splits)]
+
+
+def microbatches(plan: BatchPlan, step: int) -> list[dict[int, float]]:
+    """Microbatch by microbatch, how much of each example all replicas together have."""
+    totals: list[collections.Counter[int]] = [collections.Counter() for _ in range(plan.num_microbatches)]
+    for replica in range(plan.num_replicas):
+        for total, rows in zip(totals, pieces(plan, step, replica), strict=True):
+            for index, share in rows:
+                total[index] += share
+    return [{index: round(share, 5) for index, share in total.items() if share} for total in totals]
+
+
+@every_plan
+def test_each_example_counts_once_an_epoch(plan: BatchPlan) -> None:
+    for num_replicas in (1, 3):
+        plan = dataclasses.replace(plan, num_replicas=num_replicas)
+        seen: collections.Counter[int] = collections.Counter()
+        for step in range(plan.steps_per_epoch, 2 * plan.steps_per_epoch):
+            for held in microbatches(plan, step):
+                seen.update(held)
+        assert all(share == pytest.approx(1.0, abs=1e-4) for share in seen.values())
+        whole = plan.num_examples - (plan.num_examples % plan.global_batch_size if plan.drop_remainder else 0)
+        assert len(seen) == whole and set(seen) <= set(range(plan.num_examples))
+        assert plan.num_examples_until(2 * plan.steps_per_epoch) == 2 * whole
+
+
+@every_plan
+def test_batches_and_microbatches_are_those_of_one_replica(plan: BatchPlan) -> None:
+    for step in range(plan.steps_per_epoch + 1):
+        expected = microbatches(plan, step)
+        size = sum(len(held) for held in expected)
+        assert size == plan.num_examples_until(step + 1) - plan.num_examples_until(step)
+        for num_replicas in REPLICAS[1:]:
+            assert microbatches(dataclasses.replace(plan, num_replicas=num_replicas), step) == expected
+
+
+@every_plan
+def test_no_replica_is_without_an_example_and_parts_differ_by_one_at_most(plan: BatchPlan) -> None:
+    for num_replicas in REPLICAS:
+        plan = dataclasses.replace(plan, num_replicas=num_replicas)
+        for step in range(plan.steps_per_epoch):
+            sizes = [[len(rows) for rows in pieces(plan, step, replica)] for replica in range(num_replicas)]
+            assert min(map(min, sizes)) >= 1
+            for of_one_microbatch in zip(*sizes, strict=True):
+                assert max(of_one_microbatch) - min(of_one_microbatch) <= 1
+
+
+@pytest.mark.parametrize("plan", PADDED, ids=name)
+def test_padding_gives_every_replica_the_same_number_in_every_step(plan: BatchPlan) -> None:
+    for num_replicas in REPLICAS:
+        plan = dataclasses.replace(plan, num_replicas=num_replicas)
+        width = plan.global_batch_size // num_replicas // plan.num_microbatches
+        for step, replica in itertools.product(range(plan.steps_per_epoch), range(num_replicas)):
+            assert [len(rows) for rows in pieces(plan, step, replica)] == [width] * plan.num_microbatches
+
+
+def order(plan: BatchPlan, epoch: int) -> list[int]:
+    steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
+    return [index for step in steps for rows in pieces(plan, step, 0) for index, _ in rows]
+
+
+def test_shuffling_gives_another_order_each_epoch_and_the_same_again_for_the_same_seed() -> None:
+    plan = BatchPlan(num_examples=100, global_batch_size=16, num_replicas=1, shuffle_seed=3)
+    orders = [order(plan, epoch) for epoch in range(3)]
+    assert all(sorted(each) == list(range(100)) for each in orders)
+    assert len({tuple(each) for each in [*orders, list(range(100))]}) == 4
+    assert [order(dataclasses.replace(plan), epoch) for epoch in range(3)] == orders
+    assert order(dataclasses.replace(plan, shuffle_seed=4), 0) not in orders
+
+
+def test_without_shuffling_the_order_is_that_of_the_data() -> None:
+    plan = BatchPlan(num_examples=20, global_batch_size=8, num_replicas=1)
+    assert order(plan, 0) == order(plan, 5) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"global_batch_size": 3, "num_replicas": 4}, "global_batch_size = 3 .*4 replicas.*Write a multiple of 4"),
+        ({"global_batch_size": 8, "num_replicas": 4, "num_microbatches": 3}, "4 replicas × 3 microbatches.*of 12"),
+        ({"global_batch_size": 10, "num_replicas": 4, "pad": True}, "evenly .*multiple of 4, such as (8|12)"),
+        ({"num_examples": 0}, "no examples"),
+        ({"num_examples": 15, "drop_remainder": True}, "15 examples, fewer than one batch of 16"),
+    ],
+)
+def test_what_cannot_be_split_is_an_error(settings: dict[str, int | bool], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BatchPlan(**{"num_examples": 100, "global_batch_size": 16, "num_replicas": 1} | settings)

@@ -1,0 +1,114 @@
+"""Local streams of several workers together are the plan's batches, from any step on."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data.arrays import ArraySource
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import as_source, build_pipeline, dispose
+from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
+
+EXAMPLES = 29
+
+
+def source() -> ArraySource:
+    numbers = np.arange(EXAMPLES)
+    return ArraySource(({"number": numbers, "square": numbers.astype(np.float64) ** 2}, numbers[:, np.newaxis] % 3))
+
+
+def plan(**settings: Any) -> BatchPlan:
+    return BatchPlan(**{"num_examples": EXAMPLES, "global_batch_size": 12, "shuffle_seed": 5} | settings)
+
+
+def taken(batches: BatchPlan, topology: Topology, *, steps: int, first_step: int = 0) -> list[Any]:
+    stream = build_pipeline(source(), batches, topology, first_step=first_step)
+    return list(itertools.islice(stream.as_numpy_iterator(), steps * topology.num_local_replicas))
+
+
+@pytest.mark.parametrize(("num_workers", "num_local"), [(1, 1), (1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_the_workers_streams_together_are_the_global_batches(
+    num_workers: int, num_local: int, microbatches: int
+) -> None:
+    steps = 7
+    alone = plan(num_replicas=1, num_microbatches=microbatches)
+    expected = taken(alone, Topology(0, 1, 1), steps=steps)
+    parts = plan(num_replicas=num_workers * num_local, num_microbatches=microbatches)
+    streams = [taken(parts, Topology(w, num_workers, num_local), steps=steps) for w in range(num_workers)]
+    for step, whole in enumerate(expected):
+        pieces = [piece for s in streams for piece in s[step * num_local : (step + 1) * num_local]]
+        assert len(pieces) == num_workers * num_local
+        for m in range(microbatches):
+            found = np.concatenate([_numbers(piece, m) for piece in pieces])
+            # Of fewer examples than replicas every replica has all.
+            assert list(dict.fromkeys(found)) == list(dict.fromkeys(_numbers(whole, m)))
+
+
+def _numbers(piece: dict[str, Any], microbatch: int) -> np.ndarray:
+    (inputs, labels) = piece["examples"]
+    np.testing.assert_array_equal(inputs["square"], inputs["number"].astype(np.float32) ** 2)
+    np.testing.assert_array_equal(labels[:, 0], inputs["number"] % 3)
+    splits = piece.get("splits", [0, len(labels)])
+    shares = piece.get("shares", np.ones(len(labels), np.float32))
+    kept = slice(splits[microbatch], splits[microbatch + 1])
+    return inputs["number"][kept][shares[kept] > 0]
+
+
+@pytest.mark.parametrize("first_step", [1, 3, 8, 1000])
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_stream_from_a_step_on_is_the_stream_that_skips_to_it(first_step: int, pad: bool) -> None:
+    batches, topology = plan(num_replicas=4, num_microbatches=3, pad=pad), Topology(1, 2, 2)
+    skipped = build_pipeline(source(), batches, topology).skip(first_step * 2)
+    expected = list(itertools.islice(skipped.as_numpy_iterator(), 8))
+    for ours, theirs in zip(taken(batches, topology, steps=4, first_step=first_step), expected, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_a_padded_stream_has_static_shapes() -> None:
+    spec = build_pipeline(source(), plan(num_replicas=2, num_microbatches=3, pad=True), Topology(0, 1, 2)).element_spec
+    shapes = [s.shape.as_list() for s in tf.nest.flatten(spec)]
+    assert shapes == [[6], [6], [6, 1], [6], [4]]
+
+
+def test_a_stream_never_ends_and_can_be_disposed_of() -> None:
+    stream = build_pipeline(source(), plan(num_replicas=1), Topology(0, 1, 1))
+    assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
+    iterator = iter(stream)
+    next(iterator)
+    dispose(iterator)
+
+
+def test_float64_becomes_float32_and_other_types_stay() -> None:
+    x, y = ArraySource((np.zeros((3, 2)), np.zeros(3, np.int8))).structure
+    assert (x.dtype, y.dtype) == (tf.float32, tf.int8)
+    assert x.shape.as_list() == [None, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "received NoneType"),
+        ("digits", "received str"),
+        (tf.data.Dataset.range(3), "returns arrays.*received .*Dataset"),
+        ((np.zeros(3), np.zeros(4)), r"same number of examples.*lengths \[3, 4\]"),
+        ((), "no arrays"),
+        ((np.zeros(3), 5), "one entry an example; received int '5'"),
+        ((np.zeros(3), None), "one entry an example; received NoneType"),
+        ((np.zeros(3), np.array([[1], [1, 2], []], dtype=object)), "one entry an example; received ndarray"),
+    ],
+)
+def test_data_that_is_none_gives_the_message(data: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        as_source(data)
+
+
+def test_a_source_stays_the_source_that_it_is() -> None:
+    held = source()
+    assert as_source(held) is held
