@@ -17,6 +17,7 @@ import numpy as np
 
 MOST_STREAMS = 32
 WINDOW_BLOCKS = 4
+MOST_WINDOW_RECORDS = 1 << 16  # a permutation of more would take more memory than it mixes
 
 Window = tuple[int, int]
 
@@ -45,8 +46,10 @@ class BlockOrder:
         """int64 [n] record numbers at int64 [n] positions of an epoch."""
         found = np.empty_like(positions)
         for key, chosen, within in self.windows(positions, epoch):
-            runs = [np.arange(first, first + count) for first, count in self.runs(key, epoch)]
-            found[chosen] = np.concatenate(runs)[within]
+            firsts, counts = np.array(self.runs(key, epoch), np.int64).T
+            ends = np.cumsum(counts)
+            run = np.searchsorted(ends, within, side="right")
+            found[chosen] = firsts[run] + within - (ends - counts)[run]
         return found
 
     def windows(self, positions: np.ndarray, epoch: int) -> list[tuple[Window, np.ndarray, np.ndarray]]:
@@ -85,7 +88,7 @@ class BlockOrder:
 
     @functools.cached_property
     def _width(self) -> int:
-        return max(1, self.window_blocks * max(self.block_sizes))
+        return max(1, min(self.window_blocks * max(self.block_sizes), MOST_WINDOW_RECORDS))
 
     @functools.cached_property
     def _phases(self) -> np.ndarray:

@@ -31,6 +31,14 @@ class Columns:
         used = [*_listed(self.inputs), *_listed(self.targets), *([self.weights] if self.weights else [])]
         return list(dict.fromkeys(used))
 
+    @property
+    def input_names(self) -> list[str]:
+        return _listed(self.inputs)
+
+    @property
+    def target_names(self) -> list[str]:
+        return _listed(self.targets)
+
     def check(self, known: Sequence[str], where: str) -> None:
         """Raises UserError where `known`, what `where` holds, lacks one of the names."""
         for name in self.names:

@@ -63,6 +63,10 @@ class RecordSource(Source):
 
         return read
 
+    def block_order(self, order: Order) -> BlockOrder:
+        """Where the records of an epoch stand, for an order with a seed."""
+        return BlockOrder(self._block_sizes(), batch_size=order.batch_size, seed=order.seed)
+
     def _in_order(self, positions: np.ndarray, epoch: int) -> list[bytes]:
         del epoch
         records: list[bytes] = []
@@ -71,7 +75,7 @@ class RecordSource(Source):
         return records
 
     def _permuted(self, order: Order) -> Callable[[np.ndarray, int], list[bytes]]:
-        blocks = BlockOrder(self._block_sizes(), batch_size=order.batch_size, seed=order.seed)
+        blocks = self.block_order(order)
         windows = WindowCache(lambda window, epoch: self._read_window(blocks, window, epoch))
 
         def fetch(positions: np.ndarray, epoch: int) -> list[bytes]:

@@ -25,10 +25,12 @@ class Order:
       batch_size: examples of a global batch; file sources lay their streams so that a worker's part of every batch
         comes from the same ones.
       seed: of the permutation, another one each epoch; None keeps the examples in their own order.
+      drop_remainder: whether an epoch's last batch is left out if it is smaller.
     """
 
     batch_size: int
     seed: int | None
+    drop_remainder: bool = False
 
 
 class Source(abc.ABC):
@@ -47,6 +49,14 @@ class Source(abc.ABC):
     augment: Callable[[Any, tf.Tensor], Any] | None = None
     calls_python = False
     """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
+
+    def prepare(self, directory: str) -> None:
+        """Fits what is to be the same in every split and process of a run: vocabularies, means.
+
+        Called once by every worker, before `structure` is used: by the chief first, then by the others. What the chief
+        leaves in `directory`, which belongs to the run and may be missing yet, the others and later runs of
+        `--mode=evaluate` find there. Where nobody calls it, as in a check, the source fits for itself alone.
+        """
 
     @abc.abstractmethod
     def reader(self, order: Order) -> Reader:

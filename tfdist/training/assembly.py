@@ -30,6 +30,26 @@ from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
 
 
+def open_source(run: Run, data: Callable[[], Any]) -> Source:
+    """What a data function gives, prepared on every worker: on the chief first, for the others to find.
+
+    Raises:
+      UserError: the data cannot be read; on every worker, where it is the chief that fails.
+    """
+    source = as_source(data())
+    problem: UserError | None = None
+    if run.topology.is_chief:
+        try:
+            source.prepare(run.directory.fitted)
+        except UserError as error:
+            problem = error
+    if run.strategy.any_worker(problem is not None):
+        raise problem or UserError("The chief could not prepare the data; its message says why.")
+    if not run.topology.is_chief:
+        source.prepare(run.directory.fitted)
+    return source
+
+
 def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
     """This worker's local batches, from a step on."""
     return run.strategy.distribute(build_pipeline(source, plan, run.topology, first_step=first_step))
@@ -75,7 +95,7 @@ def build_evaluator(
     """An evaluator of all that `data` gives, in its order; None without data."""
     if data is None:
         return None
-    source = as_source(data())
+    source = open_source(run, data)
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=batch_size,
