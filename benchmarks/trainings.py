@@ -76,9 +76,7 @@ def tfdist_training(
     def batches() -> Iterator[Any]:
         return strategy.distribute(build_pipeline(source, plan, strategy.topology))
 
-    choose_packing(
-        strategy, learner, step, batches, deterministic=False, tell=lambda kind, message, **_: tell(message)
-    )
+    choose_packing(strategy, learner, step, batches, deterministic=False, tell=lambda kind, message, **_: tell(message))
     iterator = batches()
 
     def train(num_steps: int) -> None:

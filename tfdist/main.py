@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, TfdistError, UserError, suggest
+from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_READER, TfdistError, UserError, suggest
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_NO_READER
     return EXIT_DONE
 
 
@@ -72,14 +75,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if unknown:
         raise UserError(_why_unknown(unknown, [o for action in parser._actions for o in action.option_strings]))
     if flags.mode not in MODES:
-        raise UserError(f"There is no --mode={flags.mode}; the modes are {', '.join(MODES)}.{suggest(flags.mode, MODES)}")
+        raise UserError(
+            f"There is no --mode={flags.mode}; the modes are {', '.join(MODES)}.{suggest(flags.mode, MODES)}"
+        )
     if not flags.gin_file:
         raise UserError("No experiment given. Write --gin_file=configs/experiments/digits.gin")
     return flags
 
 
 def _why_unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
-    flag, equals, value = unknown[0].partition("=")
+    flag, equals, _ = unknown[0].partition("=")
     if flag.startswith("-"):
         near = suggest(flag, known) or f" The flags are {', '.join(known)}."
         return f"There is no flag {flag}.{near}"
@@ -130,7 +135,7 @@ def run(flags: argparse.Namespace) -> None:
 
 def validate(loaded: Any, request: Any) -> None:
     """Says what is configured, and checks every mode that is."""
-    print(loaded.explain(), flush=True)
+    print(loaded.explain().rstrip(), flush=True)
     configured = {binding.key.split(".")[0] for binding in loaded.bindings}
     for mode in [mode for mode in ("train", "evaluate") if mode == "train" or mode in configured]:
         print(f"\n--mode={mode}", flush=True)
@@ -154,7 +159,7 @@ def read_url(url: str, verbose: bool) -> str:
     try:
         return files.read(url).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The gin file {url!r} cannot be read: {error}") from error
+        raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def import_tensorflow(verbose: bool) -> None:
@@ -162,7 +167,7 @@ def import_tensorflow(verbose: bool) -> None:
     os.environ["KERAS_BACKEND"] = "tensorflow"
     try:
         if verbose:
-            import tensorflow  # noqa: F401
+            import tensorflow
         else:
             from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
 

@@ -48,7 +48,7 @@ def own_places(error: BaseException) -> list[str]:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
     places = [f"{shown(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in frames]
     if not places and _is_graph_failure(error):
-        frames = [f for f in _GRAPH_FRAME.finditer(str(error)) if is_own(f["file"])]
+        frames = [f for f in _graph_frames(str(error)) if is_own(f["file"])]
         places = [f"{shown(f['file'])}:{f['line']}, in {f['function']}" for f in frames]
     return list(dict.fromkeys(places))[-_MAX_PLACES:]
 
@@ -74,11 +74,11 @@ def refused_values(error: BaseException) -> UserError | None:
     if not _is_graph_failure(error) or type(error).__name__ not in _REFUSALS:
         return None
     text = str(error)
-    frames = [f["file"] for f in _GRAPH_FRAME.finditer(text)]
-    nearest = next((f for f in reversed(frames) if "site-packages" not in f), "")
+    frames = _graph_frames(text)
+    nearest = next((f["file"] for f in reversed(frames) if "site-packages" not in f["file"]), "")
     if not is_own(nearest) and f"{os.sep}tasks{os.sep}" not in nearest and f"{os.sep}models{os.sep}" not in nearest:
         return None
-    reason = re.split(r"\n\s*\[\[", text[max((f.end() for f in _GRAPH_FRAME.finditer(text)), default=0) :])[0].strip()
+    reason = re.split(r"\n\s*\[\[", text[frames[-1].end() if frames else 0 :])[0].strip()
     if len(reason) > _MAX_REASON:
         reason = f"{reason[:_MAX_REASON]} …"
     operation = re.search(r"\{\{node (?:while/)*([^}]+)\}\}", text)
@@ -102,6 +102,12 @@ def shown(filename: str) -> str:
     """A path as the user would write it: relative when it lies below the working directory."""
     relative = os.path.relpath(filename)
     return filename if relative.startswith("..") else relative
+
+
+def _graph_frames(text: str) -> list[re.Match[str]]:
+    """The lines that made the operation, without those of whoever called tfdist."""
+    frames = list(_GRAPH_FRAME.finditer(text))
+    return frames[next((i for i, f in enumerate(frames) if f["file"].startswith(_TFDIST)), 0) :]
 
 
 def _is_graph_failure(error: BaseException) -> bool:

@@ -2,9 +2,10 @@
 
     PYTHONPATH=.:tests python -m equivalence.cases STRATEGY DIRECTORY [CASE …]
 
-STRATEGY: one_device, mirrored2, mirrored4, padded2, multi_worker (with TF_CONFIG), horovod (under horovodrun). Each case is a
-run of `experiment.train`, from data to export/model.keras, in DIRECTORY/CASE. Models are smooth (tanh, no pooling), so
-that the last bit of a sum does not decide which way a unit goes and differences stay as small as they begin.
+STRATEGY: one_device, mirrored2, mirrored4, padded2, multi_worker (with TF_CONFIG), horovod (under horovodrun). Each
+case is a run of `experiment.train`, from data to export/model.keras, in DIRECTORY/CASE. Models are smooth (tanh, no
+pooling), so that the last bit of a sum does not decide which way a unit goes and differences stay as small as they
+begin.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
             return place / name
     if Path(name).is_dir():
         raise UserError(f"{name} is a directory; write the gin file in it that is meant.")
-    looked = places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} further directories"
+    looked = " and ".join(map(str, places if len(places) < 4 else [*places[:2], f"{len(places) - 2} more directories"]))
     hint = "" if Path(name).is_absolute() else f" Looked for it in {looked}."
     raise UserError(f"there is no gin file {name!r}.{hint}{_near_files(name, places)}")
 

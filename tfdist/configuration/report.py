@@ -135,7 +135,7 @@ def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions:
             column = 2 + widths[0] + 3 + widths[1]
             if len(line) <= column:
                 line += f"  {origin.pop(0)}"
-            lines += [line, *(f"{'':{column}}  {note}" for note in origin)]
+            lines += [line.rstrip(), *(f"{'':{column}}  {note}" for note in origin)]
         return lines
 
     kept = {setting.key for setting in used}

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist.errors import UserError
 from tfdist.strategies import environment
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.cluster import read_tf_config
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
@@ -26,10 +28,25 @@ def choose(
     """The strategy that fits this process's environment and devices; its `reason` says why.
 
     Each argument makes one strategy, so that a gin file can set what matters if that one is chosen.
+
+    Raises:
+      UserError: an argument makes nothing, or TF_CONFIG is set and wrong.
     """
+    makers = {
+        "one_device": one_device,
+        "mirrored": mirrored,
+        "multi_worker": multi_worker,
+        "horovod": horovod,
+        "tpu": tpu,
+    }
+    for name, make in makers.items():
+        if not callable(make):
+            raise UserError(
+                f"auto.choose.{name} is {make!r}; write a class such as @mirrored.Mirrored, no parentheses."
+            )
     variables = environment.current()
     gpus = tf.config.list_physical_devices("GPU")
-    if variables.get("TF_CONFIG"):
+    if read_tf_config(variables) is not None:
         return _because("TF_CONFIG is set", multi_worker())
     if mark := environment.first_set(environment.HOROVOD_MARKS, variables):
         return _because(f"{mark} is set", horovod())
@@ -44,5 +61,5 @@ def choose(
 
 
 def _because(reason: str, strategy: Strategy) -> Strategy:
-    strategy.reason = f"strategy {strategy.name}: {reason}"
+    strategy.reason = f"auto: {reason}"
     return strategy

@@ -110,14 +110,19 @@ class Strategy(abc.ABC):
         return tf.nest.map_structure(lambda v: self.distribution.experimental_local_results(v)[0], value)
 
     def sum_over_replicas(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums each tensor over all replicas of the run, in one reduction. Called in replica context.
+        """Sums each tensor over all replicas of the run, in one reduction of each type. Called in replica context.
 
         Every replica gets the same bits.
         """
-        if self.topology.num_replicas == 1:  # MirroredStrategy fails on tensors without a device, such as variables' values
+        if self.topology.num_replicas == 1:  # MirroredStrategy fails on tensors without a device, as variables' values
             return list(tensors)
         context = tf.distribute.get_replica_context()
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
+        summed: dict[int, tf.Tensor] = {}
+        for dtype in dict.fromkeys(t.dtype for t in tensors):  # one collective carries one type
+            places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            parts = context.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[i] for i in places])
+            summed.update(zip(places, parts, strict=True))
+        return [summed[i] for i in range(len(tensors))]
 
     def sum_gradients(
         self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor], *, scale: float

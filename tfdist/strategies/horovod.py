@@ -60,7 +60,9 @@ class Horovod(Strategy):
         if name is None:
             return 1
         if not variables[name].isdigit():
-            raise UserError(f"{name} is {variables[name]!r}, no number of processes. It is set by horovodrun: unset it.")
+            raise UserError(
+                f"{name} is {variables[name]!r}, no number of processes. It is set by horovodrun: unset it."
+            )
         return int(variables[name])
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:

@@ -23,8 +23,8 @@ class Mirrored(Strategy):
         super().__init__()
         if not is_whole_number(num_cpu_devices, least=0):
             raise UserError(
-                f"Mirrored.num_cpu_devices is {num_cpu_devices!r}; write a whole number: 2 splits the CPU in two, 0 uses "
-                "the GPUs."
+                f"Mirrored.num_cpu_devices is {num_cpu_devices!r}; write a whole number: 2 splits the CPU in two, "
+                "0 uses the GPUs."
             )
         if num_gpus is not None and not is_whole_number(num_gpus):
             raise UserError(f"Mirrored.num_gpus is {num_gpus!r}; write a whole number of at least 1, or None for all.")
@@ -39,8 +39,8 @@ class Mirrored(Strategy):
         wanted = len(gpus) if self.num_gpus is None else self.num_gpus
         if not gpus or wanted > len(gpus):
             raise UserError(
-                f"The strategy mirrored needs {self.num_gpus or 'GPUs, one'} or more, and TensorFlow finds {len(gpus)} here. "
-                "To try it on logical CPU devices, write mirrored.Mirrored.num_cpu_devices = 2."
+                f"The strategy mirrored needs {self.num_gpus or 1} GPUs or more, and TensorFlow finds {len(gpus)} "
+                "here. To try it on logical CPU devices, write mirrored.Mirrored.num_cpu_devices = 2."
             )
         return gpus[:wanted]
 

@@ -46,8 +46,12 @@ def use_only(device: str) -> None:
     else:
         kind, _, index = device.upper().partition(":")
         if kind != "GPU" or not (index or "0").isdigit():
-            raise UserError(f"OneDevice.device is {device!r}, which names no device. Write 'auto', 'CPU', 'GPU:0', 'GPU:1' …")
+            raise UserError(
+                f"OneDevice.device is {device!r}, which names no device. Write 'auto', 'CPU', 'GPU:0', 'GPU:1' …"
+            )
         chosen = gpus[int(index or 0) : int(index or 0) + 1]
         if not chosen:
-            raise UserError(f"OneDevice.device is {device!r}, but TensorFlow finds {len(gpus)} GPUs here. Write 'auto' or 'CPU'.")
+            raise UserError(
+                f"OneDevice.device is {device!r}, but TensorFlow finds {len(gpus)} GPUs here. Write 'auto' or 'CPU'."
+            )
     tf.config.set_visible_devices(chosen, "GPU")

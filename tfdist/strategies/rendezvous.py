@@ -1,7 +1,7 @@
 """Waits until every worker of the cluster is there, before TensorFlow starts its own servers.
 
-TensorFlow 2.21 waits for a missing peer in MultiWorkerMirroredStrategy's constructor without end or word, and then
-ignores SIGINT and SIGTERM. So each worker first listens at its own address with a protocol of one JSON line, asks every
+TensorFlow 2.21 waits an hour for a missing peer, in MultiWorkerMirroredStrategy's constructor, without a word and
+deaf to SIGINT and SIGTERM. So each worker first listens at its own address with a protocol of one JSON line, asks every
 peer who it is, and says for whom it waits. A worker is `ready` when all peers answered it; it leaves, and gives the
 port to TensorFlow, when all peers are ready and each has heard that this one is.
 

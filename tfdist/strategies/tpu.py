@@ -5,18 +5,24 @@ Proven without a TPU up to the call that needs the hardware; docs/tpu.md says wh
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping, Sequence
+
 import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.cluster import split_address
+
+ANSWER_SECONDS = 10.0
 
 
 class TPU(Strategy):
     """`tf.distribute.TPUStrategy`. Train with `train.precision = 'bfloat16'`, which TPUs compute natively.
 
     Args:
-      address: the TPU's name, its gRPC address, or "local" on a TPU VM; None asks the environment (TPU_NAME) and the
-        metadata server.
+      address: the TPU's name, its gRPC address, or "local" on a TPU VM. None takes "local" where TensorFlow lists TPU
+        devices on this machine, else the name or the address in the environment (TPU_NAME and Kubernetes' variable).
       zone: the Google Cloud zone of a TPU given by name; None takes this machine's.
       project: its Google Cloud project; None takes this machine's.
     """
@@ -26,6 +32,9 @@ class TPU(Strategy):
 
     def __init__(self, address: str | None = None, zone: str | None = None, project: str | None = None) -> None:
         super().__init__()
+        for setting, value in (("address", address), ("zone", zone), ("project", project)):
+            if value is not None and not isinstance(value, str):
+                raise UserError(f"TPU.{setting} is {value!r}; write it as text in quotes, or None.")
         self.address = address
         self.zone = zone
         self.project = project
@@ -34,37 +43,60 @@ class TPU(Strategy):
         return None
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
-        resolver = self._resolve()
+        address = self.address or ("local" if tf.config.list_physical_devices("TPU") else None)
+        resolver = self._resolve(address)
         try:
-            if self.address != "local":
+            if address != "local":
                 tf.config.experimental_connect_to_cluster(resolver)
             tf.tpu.experimental.initialize_tpu_system(resolver)
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"The TPU {self._said_address()} was found but does not initialise: {first_line(error)} Check with "
+                f"The TPU {_said(address)} does not initialise: {first_line(error)} Check with "
                 "`gcloud compute tpus tpu-vm describe` that it is READY and that no other process holds it."
             ) from error
         distribution = tf.distribute.TPUStrategy(resolver)
-        notify(f"TPU {self._said_address()}: {distribution.num_replicas_in_sync} cores")
+        check_one_host(distribution.extended.num_hosts)
+        notify(f"TPU {_said(address)}: {distribution.num_replicas_in_sync} cores")
         return distribution, Topology(0, 1, num_local_replicas=distribution.num_replicas_in_sync)
 
-    def _resolve(self) -> tf.distribute.cluster_resolver.TPUClusterResolver:
+    def _resolve(self, address: str | None) -> tf.distribute.cluster_resolver.TPUClusterResolver:
         try:
             resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
-                tpu=self.address, zone=self.zone, project=self.project
+                tpu=address, zone=self.zone, project=self.project
             )
-            if self.address == "local" and not tf.config.list_physical_devices("TPU"):
+            if address == "local" and not tf.config.list_physical_devices("TPU"):
                 raise ValueError("TensorFlow lists no TPU device on this machine.")
+            if address != "local":
+                check_answers(resolver.cluster_spec().as_dict())
         except Exception as error:  # the resolver lets through whatever the metadata server's client raises
             raise UserError(
-                f"No TPU found for address = {self._said_address()}: {first_line(error)} On a TPU VM write "
-                "tpu.TPU.address = 'local' and install libtpu (pip install 'tensorflow-tpu'); else give the TPU's name "
-                "with its zone and project, or a grpc:// address."
+                f"No TPU found for TPU.address = {_said(address)}: {first_line(error)} On a TPU VM install libtpu "
+                "(docs/tpu.md) and write tpu.TPU.address = 'local'; else give the TPU's name with its "
+                "zone and project, or a grpc:// address."
             ) from error
         return resolver
 
-    def _said_address(self) -> str:
-        return repr(self.address) if self.address else "None (environment and metadata server)"
+
+def check_answers(jobs: Mapping[str, Sequence[str]]) -> None:
+    """Raises OSError where nothing listens at an address; TensorFlow would wait for it without end or word."""
+    for host, port in (split_address(address) for addresses in jobs.values() for address in addresses):
+        try:
+            socket.create_connection((host, port), ANSWER_SECONDS).close()
+        except OSError as error:
+            raise OSError(f"{host}:{port} does not answer ({error.strerror or error}).") from error
+
+
+def check_one_host(num_hosts: int) -> None:
+    """Raises UserError for a slice of several hosts, each of which would read the first host's examples."""
+    if num_hosts > 1:
+        raise UserError(
+            f"This TPU has {num_hosts} hosts; tfdist trains on the TPUs of one host. Use a slice of a single host, "
+            "such as v4-8 or v5litepod-8."
+        )
+
+
+def _said(address: str | None) -> str:
+    return repr(address) if address else "None (whatever the environment names)"
 
 
 def first_line(error: BaseException) -> str:

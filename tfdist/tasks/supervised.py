@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
 from tfdist.tasks.base import MetricSpec, Task, Term, with_trailing_axes
+from tfdist.user_code import where_defined
 
 Loss = keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric]]
@@ -92,7 +93,7 @@ class Supervised(Task):
         return terms, predictions
 
     def term_names(self) -> Sequence[str]:
-        return () if self._single else tuple(self._losses)
+        return () if len(self._losses) == 1 else tuple(self._losses)
 
     def term_weights(self, examples: Any) -> dict[str, tf.Tensor] | None:
         given = _parts(examples)[2]
@@ -174,8 +175,8 @@ def _loss_values(loss: Loss, y_true: Any, y_pred: Any) -> tf.Tensor:
     values = tf.cast(values, tf.float32)
     if values.shape.rank == 0:
         raise UserError(
-            f"The loss {getattr(loss, '__name__', loss)!r} returns one number for the whole batch. Return the loss of "
-            "each example, shape [n]; tfdist sums and averages over the global batch."
+            f"The loss {getattr(loss, '__name__', loss)!r}{where_defined(loss)} returns one number for the whole "
+            "batch. Return the loss of each example, shape [n]; tfdist sums and averages over the global batch."
         )
     return values
 

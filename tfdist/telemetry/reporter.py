@@ -10,6 +10,8 @@ from tfdist.telemetry.console_text import EpochSummary, Progress
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics
 
+SHOWN_VARIABLES = 5
+
 
 class RunReporter:
     """Passes on what the loop says; rates come as steps a second and go out as examples a second."""
@@ -57,3 +59,12 @@ class RunReporter:
 
     def skipped(self, *, step: int, steps: int, scale: float) -> None:
         self._events.info("steps_skipped", step=step, steps=steps, loss_scale=scale)
+
+    def unused(self, *, step: int, variables: list[str]) -> None:
+        shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
+        self._events.warning(
+            "variables_unused",
+            step=step,
+            message=f"The loss does not depend on {len(variables)} trainable variables; they stay as they are: {shown}",
+            variables=variables,
+        )

@@ -6,13 +6,15 @@ all; those that write files run on the chief alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from tfdist.errors import UserError
+from tfdist import user_code
+from tfdist.errors import TfdistError, UserError
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -47,7 +49,8 @@ class Callbacks:
         self._model = model
         model.optimizer = optimizer  # where Keras callbacks look for the learning rate
         model.stop_training = False
-        self._list = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
+        hooks = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
+        self._list = _Explaining(hooks)
         self._has_batch_hooks = _overridden(mine, BATCH_HOOKS)
         self._has_end_hooks = _overridden(mine, ("on_train_end",))
 
@@ -88,13 +91,47 @@ class Callbacks:
         self._list.on_test_end(logs)
 
 
+class _Explaining:
+    """The hooks of a CallbackList, with what they raise turned into a message that names the callback."""
+
+    def __init__(self, hooks: keras.callbacks.CallbackList) -> None:
+        self._hooks = hooks
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        hook = getattr(self._hooks, name)
+
+        def call(*args: Any) -> None:
+            try:
+                hook(*args)
+            except TfdistError:
+                raise
+            except Exception as error:
+                raise user_code.failed(f"The callback {_raising(error)}, in {name},", error) from error
+
+        return call
+
+
+def _raising(error: Exception) -> str:
+    """The name of the callback that an exception came through first."""
+    holders = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [h for h in holders if isinstance(h, keras.callbacks.Callback)]
+    found = [h for h in found if not isinstance(h, keras.callbacks.CallbackList)]
+    return type(found[0]).__name__ if found else "list"
+
+
 def writes(callback: keras.callbacks.Callback) -> bool:
     """Whether only the chief should run it."""
     return bool(getattr(callback, "chief_only", isinstance(callback, WRITERS)))
 
 
 def _overridden(callbacks: Sequence[keras.callbacks.Callback], hooks: Sequence[str]) -> bool:
-    return any(getattr(c, hook) is not getattr(keras.callbacks.Callback, hook) for c in callbacks for hook in hooks)
+    """Whether one of them has a hook of its own; LambdaCallback has them on the instance."""
+
+    def is_own(callback: keras.callbacks.Callback, hook: str) -> bool:
+        method = getattr(callback, hook)
+        return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
+
+    return any(is_own(callback, hook) for callback in callbacks for hook in hooks)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +13,12 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.training.gradients import forward
+from tfdist.training.layer_state import separate_losses
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.optimizer import build_optimizer
 from tfdist.training.precision import LossScale
 from tfdist.training.randomness import separate_replicas
+from tfdist.user_code import own_places, said, where_defined
 
 ModelBuilder = Callable[[], keras.Model]
 OptimizerBuilder = Callable[[], keras.optimizers.Optimizer]
@@ -65,6 +66,8 @@ def build_learner(
         made_optimizer = build_optimizer(optimizer, built)
         loss_scale = LossScale(batch_size) if precision == "float16" else None
     separate_replicas(built)
+    if strategy.topology.num_local_replicas > 1:
+        separate_losses(built)
     strategy.synchronize([*built.variables, *made_optimizer.variables])
     return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics)
 
@@ -84,10 +87,14 @@ def build_model(
         )
     model = builder()
     if not isinstance(model, keras.Model):
-        raise UserError(f"The model builder returned {type(model).__name__}; return an uncompiled keras.Model.")
+        raise UserError(
+            f"The model builder{where_defined(builder)} returned {type(model).__name__}; return an uncompiled "
+            "keras.Model."
+        )
     if model.compiled:
         raise UserError(
-            "The model is compiled. Return it uncompiled: train.optimizer and train.task take the place of compile()."
+            f"The model is compiled{where_defined(builder)}. Return it uncompiled: train.optimizer and train.task take "
+            "the place of compile()."
         )
     try:
         if not model.built:
@@ -95,7 +102,7 @@ def build_model(
         trace_loss(model, task, structure, metrics)
     except UserError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, tf.errors.OpError) as error:
+    except Exception as error:  # whatever the user's model, loss or metric raises
         raise UserError(_said(error, structure)) from error
     if not model.trainable_variables:
         raise UserError("The model has no trainable variables: nothing would be learned.")
@@ -105,26 +112,24 @@ def build_model(
 def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
     """Traces loss and metrics on the shapes of a batch, without computing anything.
 
-    In Keras's stateless scope, so that metrics that make their variables late (F1Score) make them here, as all others.
+    Metrics that make their variables when they first see outputs (F1Score) thus have them outside any graph; Keras's
+    stateless scope puts that off till the end of the trace, and keeps the trace from counting anything.
     """
 
     def loss(examples: Any) -> tf.Tensor:
         objective = forward(model, task, {"examples": examples}, training=False)
-        for group in metrics:
-            task.update_metrics(group.metrics, examples, objective.outputs, None)
+        with keras.StatelessScope(initialize_variables=False):
+            for group in metrics:
+                task.update_metrics(group.metrics, examples, objective.outputs, None)
         return objective.loss_sum
 
+    tf.function(loss, autograph=False).get_concrete_function(structure)
     with keras.StatelessScope():
-        tf.function(loss, autograph=False).get_concrete_function(structure)
+        pass  # at its end Keras makes the variables that were asked for in the other one
 
 
 def _said(error: Exception, structure: Any) -> str:
     """One message out of an error that Keras, TensorFlow or the user's own code raised on the examples."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    text = "\n".join(line for line in str(error).strip().splitlines() if line.strip())
     shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", structure)
-    return (
-        f"Model, loss and metrics do not fit the data{where}: {type(error).__name__}: {text}\n"
-        f"The data gives batches of {shapes}."
-    )
+    failure = "\n    ".join([f"Model, loss and metrics do not fit the data: {said(error)}", *own_places(error)])
+    return f"{failure}\nThe data gives batches of {shapes}."

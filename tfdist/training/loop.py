@@ -69,6 +69,8 @@ class Reporter(Protocol):
 
     def skipped(self, *, step: int, steps: int, scale: float) -> None: ...
 
+    def unused(self, *, step: int, variables: list[str]) -> None: ...
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -143,6 +145,7 @@ class Loop:
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._sums = EpochSums()
+        self._told_unused = False
         self._outcome = Outcome(step=first_step)
         self._epoch_started = time.perf_counter()
         self._evaluation_seconds = 0.0
@@ -200,6 +203,9 @@ class Loop:
             self._outcome.train_metrics = self._sums.means() | to_python(metrics)
             if skipped:
                 self._on_skipped(done, skipped)
+            if self._step.unused and not self._told_unused:
+                self._told_unused = True
+                self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
             self._pace.observe(steps, seconds)
             self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
             self._reporter.progress(

@@ -6,6 +6,8 @@ device that saw every example once. Read once a call of the step function, in th
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +25,7 @@ class MetricGroup:
     Args:
       specs: what to build. Some metrics make their variables when they first see outputs; `learner.build_model` shows
         them some.
-      names: what to call them in what is logged; None takes Keras's names. (Keras numbers the second metric of a
-        class, so the second split is given the names of the first.)
+      names: what to call them in what is logged; None takes Keras's names, of which repeats are numbered (auc, auc_1).
 
     Raises:
       UserError: one builds no metric, or two have the same name.
@@ -32,14 +33,7 @@ class MetricGroup:
 
     def __init__(self, specs: Sequence[MetricSpec], names: Sequence[str] | None = None) -> None:
         self.metrics = [_built(spec) for spec in specs]
-        self.names = (
-            list(names)
-            if names
-            else [
-                f"{spec.output}_{metric.name}" if spec.output else metric.name
-                for spec, metric in zip(specs, self.metrics, strict=True)
-            ]
-        )
+        self.names = list(names) if names else _names(specs, self.metrics)
         for name in self.names:
             if self.names.count(name) > 1 or name == "loss":
                 raise UserError(
@@ -93,6 +87,20 @@ def _built(spec: MetricSpec) -> keras.metrics.Metric:
     if not isinstance(metric, keras.metrics.Metric):
         raise UserError(f"The metric {_name(spec.build)} gives a {type(metric).__name__}, not a keras.metrics.Metric.")
     return metric
+
+
+def _names(specs: Sequence[MetricSpec], metrics: Sequence[keras.metrics.Metric]) -> list[str]:
+    """Their names, with numbers that begin anew; Keras counts on through all that a process builds."""
+    names: list[str] = []
+    for spec, metric in zip(specs, metrics, strict=True):
+        prefix = f"{spec.output}_" if spec.output else ""
+        plain = re.sub(r"_\d+$", "", metric.name)
+        if plain == metric.name or spec.build().name == metric.name:  # the name is its class's, or the user's
+            names.append(prefix + metric.name)
+            continue
+        numbered = (f"{prefix}{plain}_{i}" for i in itertools.count(1))
+        names.append(next(name for name in itertools.chain([prefix + plain], numbered) if name not in names))
+    return names
 
 
 def _name(builder: Any) -> str:

@@ -18,7 +18,9 @@ def check_optimizer_builder(builder: object) -> None:
             f"@keras.optimizers.{type(builder).__name__} without parentheses."
         )
     if not callable(builder):
-        raise UserError(f"train.optimizer is {builder!r}; write @keras.optimizers.Adam, or another, without parentheses.")
+        raise UserError(
+            f"train.optimizer is {builder!r}; write @keras.optimizers.Adam, or another, without parentheses."
+        )
 
 
 def build_optimizer(
@@ -35,7 +37,9 @@ def build_optimizer(
     check_optimizer_builder(builder)
     optimizer = builder()
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UserError(f"train.optimizer gave a {type(optimizer).__name__}; it must give a keras.optimizers.Optimizer.")
+        raise UserError(
+            f"train.optimizer gave a {type(optimizer).__name__}; it must give a keras.optimizers.Optimizer."
+        )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
         raise UserError("Leave the loss scale out of train.optimizer: train.precision = 'float16' scales by itself.")
     if optimizer.gradient_accumulation_steps:

@@ -15,8 +15,11 @@ import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
 from tfdist.training.gradients import Gradient, LocalGradients
+from tfdist.training.layer_state import moving_variables
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.precision import LossScale
+
+MOST_VARIABLES_TO_TURN = 32  # trainable; the steps of larger models take long, and so does tracing them
 
 
 class Totals(NamedTuple):
@@ -45,6 +48,13 @@ class GlobalSums(NamedTuple):
     weight: tf.Tensor
     term_sums: dict[str, tf.Tensor]
     finite: tf.Tensor
+
+
+class Computed(NamedTuple):
+    """A step up to the update: its sums by replica, and what the forward pass moved along, as it was before."""
+
+    sums: GlobalSums
+    before: list[tf.Tensor]
 
 
 class TrainStep:
@@ -82,32 +92,71 @@ class TrainStep:
         self._term_names = tuple(term_names)
         self._loss_scale = loss_scale
         self._typical_weight = typical_weight
+        # What a skipped step must not change; where one ends the run, nobody reads the metrics.
+        self._moving = [*moving_variables(model), *(metrics.variables if loss_scale is not None else ())]
         self._learning: list[Any] = []
+        self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
         # Keras's fit traces without autograph too, so a model behaves alike under both.
         self.run = tf.function(self._run, reduce_retracing=True, autograph=False)
         self.reset_metrics = tf.function(lambda: strategy.run(metrics.reset), autograph=False)
 
     def _run(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Totals, dict[str, tf.Tensor]]:
-        """`num_steps` (int32 scalar) steps; their totals, and the training metrics so far."""
+        """`num_steps` (int32 scalar, at least 1) steps; their totals, and the training metrics so far."""
 
+        totals = (self._run_turned if self._pays_to_turn() else self._run_plainly)(iterator, num_steps)
+        return totals, self._strategy.first_local(self._strategy.run(self._metrics.read, args=(self._strategy,)))
+
+    def _run_plainly(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> Totals:
         def proceed(totals: Totals) -> tf.Tensor:
             going = totals.steps < num_steps
             return going if self._loss_scale is not None else going & tf.equal(totals.skipped, 0)
 
         def step(totals: Totals) -> tuple[Totals]:
-            sums = self._strategy.run(self.global_sums, args=(next(iterator),))
-            seen = self._strategy.first_local(sums._replace(gradients=[]))
-            tf.cond(seen.finite, lambda: self._update(sums), lambda: self._skip(seen.finite))
-            return (_advanced(totals, seen),)
+            return (self._update_or_skip(totals, self._compute(iterator)),)
 
-        (totals,) = tf.while_loop(proceed, step, [self._zero_totals()], parallel_iterations=1)
-        return totals, self._strategy.first_local(self._strategy.run(self._metrics.read, args=(self._strategy,)))
+        return tf.while_loop(proceed, step, [self._zero_totals()], parallel_iterations=1)[0]
+
+    def _run_turned(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> Totals:
+        """The same steps in a loop that is turned: each round applies what the round before computed.
+
+        A loop waits at the end of a round and the finite check waits for all gradients; turned, the two are one. It
+        costs that the forward and backward pass is traced twice, once for the first step.
+        """
+
+        def proceed(totals: Totals, computed: Computed) -> tf.Tensor:
+            return self._strategy.first_local(computed.sums.finite) & (totals.steps + 1 < num_steps)
+
+        def turn(totals: Totals, computed: Computed) -> tuple[Totals, Computed]:
+            self._update(computed.sums)
+            return _advanced(totals, self._seen(computed)), self._compute(iterator)
+
+        first = [self._zero_totals(), self._compute(iterator)]
+        return self._update_or_skip(*tf.while_loop(proceed, turn, first, parallel_iterations=1))
+
+    def _pays_to_turn(self) -> bool:
+        """Whether steps are short enough for it to matter, and the loop such that it can be turned."""
+        is_small = len(self._model.trainable_variables) <= MOST_VARIABLES_TO_TURN
+        return is_small and self._loss_scale is None and self._strategy.topology.num_local_replicas == 1
+
+    def _compute(self, iterator: Iterator[Any]) -> Computed:
+        before = self._strategy.run(self._read_moving)
+        return Computed(self._strategy.run(self.global_sums, args=(next(iterator),)), before)
+
+    def _update_or_skip(self, totals: Totals, computed: Computed) -> Totals:
+        seen = self._seen(computed)
+        tf.cond(seen.finite, lambda: self._update(computed.sums), lambda: self._skip(seen.finite, computed.before))
+        return _advanced(totals, seen)
+
+    def _seen(self, computed: Computed) -> GlobalSums:
+        """The sums as the first local replica holds them, without the gradients."""
+        return self._strategy.first_local(computed.sums._replace(gradients=[]))
 
     def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch."""
         local = self._local_gradients(batch)
         variables = self._model.trainable_variables
         self._learning = [v for v, g in zip(variables, local.gradients, strict=True) if g is not None]
+        self.unused = [v.path for v, g in zip(variables, local.gradients, strict=True) if g is None]
         terms = [local.term_sums[name] for name in self._term_names]
         gradients, (loss_sum, weight, *terms) = self._strategy.sum_gradients(
             [g for g in local.gradients if g is not None],
@@ -131,10 +180,16 @@ class TrainStep:
         self._strategy.run(on_replica, args=(sums.gradients,))
         return tf.constant(True)
 
-    def _skip(self, finite: tf.Tensor) -> tf.Tensor:
+    def _skip(self, finite: tf.Tensor, before: list[Any]) -> tf.Tensor:
+        """Undoes what the forward pass moved along: infinite batch statistics would stay infinite."""
+        for variable, value in zip(self._moving, before, strict=True):
+            self._strategy.distribution.extended.update(variable.value, lambda v, old: v.assign(old), args=(value,))
         if self._loss_scale is not None:
             self._strategy.run(self._loss_scale.update, args=(tf.constant(False),))
         return finite
+
+    def _read_moving(self) -> list[tf.Tensor]:
+        return [tf.identity(variable.value) for variable in self._moving]  # assignments leave this buffer alone
 
     def _zero_totals(self) -> Totals:
         zero, none = tf.constant(0.0), tf.constant(0)

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
 from tfdist.training.gradients import LocalGradients, LocalSums
+from tfdist.training.layer_state import moving_variables
 from tfdist.training.learner import Learner
 from tfdist.training.normalization import batch_norm_layers
 from tfdist.training.probe import quickest
-from tfdist.training.randomness import seed_generators
 from tfdist.training.step import TrainStep
 
 XLA_CHOICES = ("on", "off", "auto")
@@ -43,7 +43,7 @@ def choose_xla(
         strategy,
         {name: lambda batch, pass_=pass_: _one_number(pass_(batch)) for name, pass_ in variants.items()},
         next(batches()),
-        keep=_moved_along(learner),
+        keep=moving_variables(learner.model),
     )
     tell("xla_chosen", message=f"XLA {choice}: {_said(seconds)} a pass", choice=choice, seconds=seconds)
     return variants[choice]
@@ -71,7 +71,7 @@ def choose_packing(
         return reduced
 
     variants = {size: with_packing(size) for size in candidates}
-    choice, seconds = quickest(strategy, variants, next(batches()), keep=_moved_along(learner))
+    choice, seconds = quickest(strategy, variants, next(batches()), keep=moving_variables(learner.model))
     strategy.set_packing(choice)
     tell("packing_chosen", message=f"bytes_per_pack {choice}: {_said(seconds)}", choice=choice, seconds=seconds)
 
@@ -85,11 +85,6 @@ def _one_number(sums: LocalSums) -> tf.Tensor:
 
 def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _moved_along(learner: Learner) -> list[Any]:
-    """The variables that a forward pass changes."""
-    return [*learner.model.non_trainable_variables, *(g.state for g in seed_generators(learner.model))]
 
 
 def _said(seconds: dict[Any, float]) -> str:

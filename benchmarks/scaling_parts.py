@@ -1,0 +1,98 @@
+"""The measurements of scaling.py, one function a strategy, each to be run by both workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from measuring import Figure, interleaved, ratio
+from trainings import Train, handwritten_training, tfdist_training
+from workloads import Workload, convnet, mlp
+
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.one_device import OneDevice
+
+SAMPLE_SECONDS = 0.4
+ROUNDS = 25
+
+CONVNET = convnet("convnet", input_shape=(28, 28, 1), batch=256, num_examples=256 * 16)
+DENSE = mlp("dense 19 MB", num_features=784, hidden_units=(1536, 1536, 768), batch=512, num_examples=512 * 16)
+SMALL_VARIABLES = mlp("62 small variables", num_features=32, hidden_units=(32,) * 30, batch=128, num_examples=128 * 64)
+GOALS = ((CONVNET, 0.97), (DENSE, 0.80), (SMALL_VARIABLES, 0.50))
+
+
+def multi_worker() -> list[Figure]:
+    alone, together = connected(MultiWorker())
+    figures = [with_and_without(alone, together, workload, goal) for workload, goal in GOALS]
+    keras.backend.clear_session()
+    ours = tfdist_training(together, DENSE, tell=said_by_chief(together))
+    peer = handwritten_training(DENSE, together.distribution)
+    steps = steps_per_sample(together, ours)
+    samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
+    name = f"{DENSE.name}, multi_worker: tfdist ÷ default packing"
+    return of_chief(together, [*figures, ratio(name, *samples, 1.5)])
+
+
+def horovod() -> list[Figure]:
+    alone, together = connected(Horovod())
+    return of_chief(together, [with_and_without(alone, together, workload, goal) for workload, goal in GOALS])
+
+
+def connected(strategy: Strategy) -> tuple[OneDevice, Strategy]:
+    """One device for this worker alone, and the strategy of both."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    alone = OneDevice()
+    alone.connect()
+    strategy.connect()
+    return alone, strategy
+
+
+def with_and_without(alone: OneDevice, together: Strategy, workload: Workload, goal: float) -> Figure:
+    """Training with communication ÷ without."""
+    ours = tfdist_training(together, workload, tell=said_by_chief(together))
+    peer = tfdist_training(alone, workload, share=together.topology.num_workers)
+    steps = steps_per_sample(together, ours)
+    samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
+    return ratio(f"{workload.name}, {together.name}: with ÷ without communication", *samples, goal)
+
+
+def sampled(together: Strategy, train: Train, steps: int) -> Callable[[], float]:
+    """A function that takes one sample of `train` in all workers at once: their mean steps/s."""
+    train(steps)
+
+    def sample() -> float:
+        together.any_worker(False)  # all begin together
+        rate = steps / seconds_of(train, steps)
+        return float(together.sum_over_workers([rate])[0]) / together.topology.num_workers
+
+    return sample
+
+
+def steps_per_sample(together: Strategy, train: Train) -> int:
+    """As many steps as take about SAMPLE_SECONDS, the same for all workers."""
+    steps = 1
+    train(steps)
+    while (seconds := float(together.from_chief([seconds_of(train, steps)])[0])) < SAMPLE_SECONDS / 2:
+        steps *= 2
+    return max(1, round(steps * SAMPLE_SECONDS / seconds))
+
+
+def seconds_of(train: Train, steps: int) -> float:
+    started = time.perf_counter()
+    train(steps)
+    return time.perf_counter() - started
+
+
+def said_by_chief(strategy: Strategy) -> Callable[[str], None]:
+    return print if strategy.topology.is_chief else lambda message: None
+
+
+def of_chief(strategy: Strategy, figures: list[Figure]) -> list[Figure]:
+    """What the first worker leaves; nobody goes before all are done."""
+    strategy.any_worker(False)
+    return figures if strategy.topology.is_chief else []

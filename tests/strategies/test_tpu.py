@@ -1,0 +1,137 @@
+"""The strategy tpu: for real up to the call that needs a TPU, and behind it with two CPU devices in a TPU's place."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from support import Finished, free_ports, run_python
+
+from tfdist.errors import UserError
+from tfdist.strategies import tpu
+from tfdist.strategies.tpu import TPU
+
+# A TensorFlow server that has no TPU, in the place of a TPU's host.
+HOST_WITHOUT_TPU = """
+    import subprocess, sys
+    from tfdist import main
+
+    server = (
+        "import tensorflow as tf, sys, time;"
+        "tf.distribute.Server({'worker': ['127.0.0.1:' + sys.argv[1]]}, job_name='worker', task_index=0);"
+        "print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", server, sys.argv[1]], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        status = main.main(sys.argv[2:])
+        process.kill()
+    sys.exit(status)
+"""
+
+# What stands in for the hardware: the initialisation does nothing, and the strategy's cores are two CPU devices.
+CPUS_FOR_A_TPU = """
+    import sys
+    import tensorflow as tf
+    from tfdist import main
+    from tfdist.strategies import mirrored
+
+    def listed(kind=None, real=tf.config.list_physical_devices):
+        return ["a TPU"] if kind == "TPU" else real(kind)
+
+    def strategy(resolver):
+        made = tf.distribute.MirroredStrategy(cores)
+        type(made.extended).num_hosts = 1
+        return made
+
+    cores = mirrored.split_cpu(2)
+    tf.config.list_physical_devices = listed
+    tf.tpu.experimental.initialize_tpu_system = lambda resolver: None
+    tf.distribute.TPUStrategy = strategy
+    sys.exit(main.main(sys.argv[1:]))
+"""
+DIGITS_ON_TPU = ["--gin_file=configs/experiments/digits.gin", "--gin_file=configs/strategies/tpu.gin"]
+
+
+def run_program(text: str, arguments: list[str], cwd: Path) -> Finished:
+    return run_python(["-c", textwrap.dedent(text), *arguments], cwd=cwd)
+
+
+@pytest.fixture(autouse=True)
+def _no_tpu_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        (None, r"address = None.*Please provide a TPU Name.*tpu.TPU.address = 'local'"),
+        ("local", r"address = 'local': TensorFlow lists no TPU device.*libtpu"),
+        ("grpc://127.0.0.1:1", r"'grpc://127.0.0.1:1': 127.0.0.1:1 does not answer \(Connection refused\)"),
+    ],
+)
+def test_without_a_tpu_the_user_is_told_what_to_write(address: str | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TPU(address).connect()
+
+
+def test_an_address_in_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:1")
+    with pytest.raises(UserError, match=r"None \(whatever the environment names\): 127.0.0.1:1 does not answer"):
+        TPU().connect()
+
+
+@pytest.mark.parametrize("setting", ["address", "zone", "project"])
+def test_a_setting_that_is_no_text_is_refused(setting: str) -> None:
+    with pytest.raises(UserError, match=f"TPU.{setting} is 3; write it as text"):
+        TPU(**{setting: 3})
+
+
+def test_a_tpu_of_this_machine_is_local_unless_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["a TPU"] if kind == "TPU" else [])
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: asked.append(resolver._tpu))
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", lambda resolver: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        TPU().connect()
+    assert asked == ["local"]
+    with pytest.raises(UserError, match="does not answer"):
+        TPU("grpc://127.0.0.1:1").connect()
+
+
+def test_a_tpu_of_several_hosts_is_refused() -> None:
+    tpu.check_one_host(1)
+    with pytest.raises(UserError, match="4 hosts"):
+        tpu.check_one_host(4)
+
+
+def test_how_many_replicas_there_will_be_only_the_hardware_knows() -> None:
+    assert TPU("local").expected_replicas() is None
+
+
+def test_a_host_that_answers_without_a_tpu_is_told_from_one_that_does_not(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    address = f"--gin_param=tpu.TPU.address = 'grpc://127.0.0.1:{port}'"
+    told = run_program(HOST_WITHOUT_TPU, [str(port), *DIGITS_ON_TPU, address, "--run_dir=run"], tmp_path)
+    assert told.status == 2 and "Traceback" not in told.stderr, told.outputs()
+    assert f"error: The TPU 'grpc://127.0.0.1:{port}' does not initialise: TPUs not found in the cluster" in told.stderr
+
+
+def test_behind_the_hardware_the_digits_train_in_bfloat16_on_padded_batches_that_xla_compiles(tmp_path: Path) -> None:
+    settings = ["train.precision = 'bfloat16'", "train.xla = 'on'", "train.epochs = 3"]
+    arguments = [*DIGITS_ON_TPU, *(f"--gin_param={setting}" for setting in settings), "--run_dir=run"]
+    told = run_program(CPUS_FOR_A_TPU, arguments, tmp_path).check()
+    assert "TPU 'local': 2 cores" in told.stdout
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["strategy"], result["num_replicas"]) == ("tpu", 2)
+    assert result["examples_seen"] == 3 * 1437  # the padding is not counted
+    assert result["eval_metrics"]["accuracy"] > 0.8
+
+
+def test_a_batch_that_the_cores_cannot_share_evenly_is_refused(tmp_path: Path) -> None:
+    arguments = [*DIGITS_ON_TPU, "--gin_param=train.global_batch_size = 33", "--run_dir=run"]
+    told = run_program(CPUS_FOR_A_TPU, arguments, tmp_path)
+    assert told.status == 2 and "33 cannot be split evenly among 2 replicas" in told.stderr, told.outputs()

@@ -1,0 +1,355 @@
+"""Losses and metrics are Keras's own numbers, and Σ w·l / Σ w where there are weights; mistakes get a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data.arrays import ArraySource
+from tfdist.errors import UserError
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.gradients import forward, term_scales
+from tfdist.training.learner import build_model
+from tfdist.training.metrics import MetricGroup
+
+N, T = 12, 5
+RANDOM = np.random.default_rng(0)
+ROWS = RANDOM.normal(size=(N, 6)).astype(np.float32)
+LABELS = RANDOM.integers(0, 4, N)
+WORDS = np.where(np.arange(T) < RANDOM.integers(1, T + 1, N)[:, np.newaxis], RANDOM.integers(1, 9, (N, T)), 0)
+TAGS = RANDOM.integers(0, 3, (N, T))
+WEIGHTS = RANDOM.uniform(0.0, 2.0, N).astype(np.float32)
+STEP_WEIGHTS = RANDOM.uniform(0.0, 2.0, (N, T)).astype(np.float32)
+MASK = WORDS != 0
+
+
+def evaluated(task: Supervised, model: keras.Model, examples: Any, *, compiled: bool = False) -> dict[str, float]:
+    """Loss, terms and metrics of one batch, as the step and the evaluation put them together."""
+    strategy = OneDevice()
+    strategy.connect()
+    source = ArraySource(examples)
+    metrics = MetricGroup(task.metric_specs())
+    build_model(lambda: model, task, source.structure, metrics=[metrics])
+
+    def compute(batch: dict[str, Any]) -> dict[str, tf.Tensor]:
+        objective = forward(model, task, batch, training=False, scales=term_scales(strategy, task, batch))
+        results = {"loss": objective.loss_sum / objective.weight}
+        results |= {f"{name}_loss": objective.term_sums[name] / objective.weight for name in task.term_names()}
+        return results | {"outputs": objective.outputs}
+
+    batch = {"examples": source.reader()(tf.range(N))}
+    results = tf.function(compute, jit_compile=compiled)(batch)
+    task.update_metrics(metrics.metrics, batch["examples"], results.pop("outputs"), None)
+    return {name: float(value) for name, value in (results | metrics.read(strategy)).items()}
+
+
+def by_keras(model: keras.Model, x: Any, y: Any, **settings: Any) -> dict[str, float]:
+    model.compile(**settings)
+    return model.evaluate(x, y, batch_size=N, verbose=0, return_dict=True)
+
+
+def model_of(*outputs: keras.layers.Layer) -> keras.Model:
+    inputs = keras.Input((6,))
+    made = {layer.name: layer(inputs) for layer in outputs}
+    return keras.Model(inputs, made if len(made) > 1 else next(iter(made.values())))
+
+
+def tagger(recurrent: bool = True) -> keras.Model:
+    inputs = keras.Input((T,), dtype="int32")
+    x = keras.layers.Embedding(9, 4, mask_zero=True)(inputs)
+    if recurrent:
+        x = keras.layers.LSTM(5, return_sequences=True)(x)
+    return keras.Model(inputs, keras.layers.TimeDistributed(keras.layers.Dense(3))(x))
+
+
+def losses_of(model: keras.Model, x: Any, y: np.ndarray) -> np.ndarray:
+    logits = tf.cast(model(x), tf.float32)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits).numpy()
+
+
+def sparse() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+ONE_HOT = np.eye(4, dtype=np.float32)[LABELS]
+SINGLE: dict[str, tuple[Callable[[], keras.Model], np.ndarray, Callable[[], Any], list[Any]]] = {
+    "sparse": (
+        lambda: model_of(keras.layers.Dense(4)),
+        LABELS,
+        sparse,
+        [keras.metrics.SparseCategoricalAccuracy, lambda: keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")],
+    ),
+    "smoothed": (
+        lambda: model_of(keras.layers.Dense(4, activation="softmax")),
+        ONE_HOT,
+        lambda: keras.losses.CategoricalCrossentropy(label_smoothing=0.1),
+        [keras.metrics.CategoricalAccuracy, lambda: keras.metrics.AUC(name="auc")],
+    ),
+    "f1": (
+        lambda: model_of(keras.layers.Dense(4, activation="softmax")),
+        ONE_HOT,
+        keras.losses.CategoricalCrossentropy,
+        [lambda: keras.metrics.F1Score(average="macro", name="f1"), lambda: keras.metrics.R2Score(name="r2")],
+    ),
+    "binary_flat_targets": (
+        lambda: model_of(keras.layers.Dense(1)),
+        (LABELS % 2).astype(np.float32),
+        lambda: keras.losses.BinaryCrossentropy(from_logits=True),
+        [lambda: keras.metrics.BinaryAccuracy(threshold=0.0)],
+    ),
+    "regression_integer_targets": (
+        lambda: model_of(keras.layers.Dense(1)),
+        LABELS,
+        keras.losses.MeanSquaredError,
+        [keras.metrics.MeanAbsoluteError, keras.metrics.RootMeanSquaredError],
+    ),
+    "several_columns": (
+        lambda: model_of(keras.layers.Dense(6)),
+        ROWS * 2,
+        lambda: keras.losses.Huber(0.3),
+        [keras.metrics.CosineSimilarity],
+    ),
+    "regularized": (
+        lambda: model_of(keras.layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l2")),
+        LABELS,
+        sparse,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_single_output_gives_keras_numbers(name: str) -> None:
+    build, y, loss, metrics = SINGLE[name]
+    model = build()
+    ours = evaluated(Supervised(loss=loss(), metrics=metrics), model, (ROWS, y))
+    assert ours == pytest.approx(by_keras(model, ROWS, y, loss=loss(), metrics=[m() for m in metrics]), abs=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(N,), (N, 1)])
+def test_weights_of_examples_give_the_weighted_mean(shape: tuple[int, ...]) -> None:
+    model = model_of(keras.layers.Dense(4))
+    task = Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy])
+    ours = evaluated(task, model, (ROWS, LABELS, WEIGHTS.reshape(shape)))
+    losses = losses_of(model, ROWS, LABELS)
+    hits = np.argmax(model(ROWS), -1) == LABELS
+    assert ours["loss"] == pytest.approx((WEIGHTS * losses).sum() / WEIGHTS.sum(), abs=1e-6)
+    assert ours["sparse_categorical_accuracy"] == pytest.approx((WEIGHTS * hits).sum() / WEIGHTS.sum(), abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, STEP_WEIGHTS, None], ids=["by example", "by step", "none"])
+def test_weights_of_sequences_may_be_of_examples_or_of_steps(weights: np.ndarray | None) -> None:
+    inputs = keras.Input((T,), dtype="int32")
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Embedding(9, 4)(inputs)))
+    examples = (WORDS, TAGS) if weights is None else (WORDS, TAGS, weights)
+    full = np.ones((N, T)) if weights is None else np.broadcast_to(weights.reshape(N, -1), (N, T))
+    ours = evaluated(Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy]), model, examples)
+    hits = np.argmax(model(WORDS), -1) == TAGS
+    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / full.sum(), abs=1e-6)
+    assert ours["sparse_categorical_accuracy"] == pytest.approx((full * hits).sum() / full.sum(), abs=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "xla"])
+@pytest.mark.parametrize("recurrent", [False, True], ids=["dense", "lstm"])
+@pytest.mark.parametrize("weights", [WEIGHTS, STEP_WEIGHTS, None], ids=["by example", "by step", "none"])
+def test_what_a_mask_leaves_out_counts_neither_in_the_loss_nor_in_the_metrics(
+    weights: np.ndarray | None, recurrent: bool, compiled: bool
+) -> None:
+    model = tagger(recurrent)
+    examples = (WORDS, TAGS) if weights is None else (WORDS, TAGS, weights)
+    full = MASK * (np.ones((N, T)) if weights is None else np.broadcast_to(weights.reshape(N, -1), (N, T)))
+    task = Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy])
+    ours = evaluated(task, model, examples, compiled=compiled)
+    hits = np.argmax(model(WORDS), -1) == TAGS
+    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / full.sum(), abs=1e-6)
+    assert ours["sparse_categorical_accuracy"] == pytest.approx((full * hits).sum() / full.sum(), abs=1e-6)
+    if weights is None:
+        assert ours["loss"] == pytest.approx(by_keras(model, WORDS, TAGS, loss=sparse())["loss"], abs=1e-6)
+
+
+def two_outputs() -> keras.Model:
+    return model_of(keras.layers.Dense(4, name="label"), keras.layers.Dense(1, name="odd", kernel_regularizer="l2"))
+
+
+def two_losses() -> dict[str, Any]:
+    return {"label": sparse(), "odd": keras.losses.BinaryCrossentropy(from_logits=True)}
+
+
+TARGETS = {"label": LABELS, "odd": (LABELS % 2).astype(np.float32)[:, np.newaxis]}
+
+
+def test_several_outputs_give_keras_numbers() -> None:
+    model, coefficients = two_outputs(), {"odd": 0.3}
+    metrics = {"label": [lambda: keras.metrics.SparseCategoricalAccuracy(name="hits")]}
+    ours = evaluated(Supervised(loss=two_losses(), metrics=metrics, loss_weights=coefficients), model, (ROWS, TARGETS))
+    theirs = by_keras(
+        model,
+        ROWS,
+        TARGETS,
+        loss=two_losses(),
+        loss_weights={"label": 1.0} | coefficients,
+        metrics={"label": [keras.metrics.SparseCategoricalAccuracy(name="hits")]},
+    )
+    assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_several_outputs_may_be_lists() -> None:
+    inputs = keras.Input((6,))
+    layers = keras.layers.Dense(4, name="label"), keras.layers.Dense(1, name="odd")
+    model = keras.Model(inputs, [layer(inputs) for layer in layers])
+    targets = [TARGETS["label"], TARGETS["odd"]]
+    theirs = by_keras(model, ROWS, targets, loss=list(two_losses().values()))
+    fresh = keras.Model(inputs, [layer(inputs) for layer in layers])  # not compiled
+    ours = evaluated(Supervised(loss=two_losses()), fresh, (ROWS, targets))
+    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+
+
+def test_each_output_is_a_weighted_mean_of_its_own() -> None:
+    model, other = two_outputs(), WEIGHTS[::-1].copy()
+    ours = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, {"label": WEIGHTS, "odd": other}))
+    outputs = model(ROWS)
+    label = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=LABELS, logits=outputs["label"]).numpy()
+    odd = tf.nn.sigmoid_cross_entropy_with_logits(labels=TARGETS["odd"], logits=outputs["odd"]).numpy()[:, 0]
+    assert ours["label_loss"] == pytest.approx((WEIGHTS * label).sum() / WEIGHTS.sum(), abs=1e-6)
+    assert ours["odd_loss"] == pytest.approx((other * odd).sum() / other.sum(), abs=1e-6)
+    only_one = evaluated(Supervised(loss=two_losses()), two_outputs(), (ROWS, TARGETS, {"label": WEIGHTS}))
+    assert np.isfinite(only_one["loss"])
+
+
+def test_weights_for_all_outputs_weigh_each() -> None:
+    model = two_outputs()
+    ours = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, WEIGHTS))
+    named = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, {"label": WEIGHTS, "odd": WEIGHTS}))
+    assert ours == pytest.approx(named, abs=1e-6)
+
+
+def test_a_sequence_beside_another_output_may_have_weights_of_steps_and_a_mask() -> None:
+    inputs = keras.Input((T,), dtype="int32")
+    x = keras.layers.Embedding(9, 4, mask_zero=True)(inputs)
+    outputs = {"tags": keras.layers.Dense(3)(x), "label": keras.layers.Dense(4)(keras.layers.LSTM(3)(x))}
+    model = keras.Model(inputs, outputs)
+    task = Supervised(loss={"tags": sparse(), "label": sparse()})
+    ours = evaluated(task, model, (WORDS, {"tags": TAGS, "label": LABELS}, {"tags": STEP_WEIGHTS}))
+    losses = losses_of(lambda x: model(x)["tags"], WORDS, TAGS)
+    weights = STEP_WEIGHTS * MASK
+    of_examples = STEP_WEIGHTS.mean(axis=1)
+    by_example = (weights * losses).sum(axis=1) / weights.sum(axis=1)
+    assert ours["tags_loss"] == pytest.approx((of_examples * by_example).sum() / of_examples.sum(), abs=1e-6)
+
+    unmasked = keras.Input((T,), dtype="int32")
+    x = keras.layers.Embedding(9, 4)(unmasked)
+    model = keras.Model(unmasked, {"tags": keras.layers.Dense(3)(x), "label": keras.layers.Dense(4)(x[:, 0])})
+    ours = evaluated(task, model, (WORDS, {"tags": TAGS, "label": LABELS}, {"tags": STEP_WEIGHTS}))
+    losses = losses_of(lambda x: model(x)["tags"], WORDS, TAGS)
+    assert ours["tags_loss"] == pytest.approx((STEP_WEIGHTS * losses).sum() / STEP_WEIGHTS.sum(), abs=1e-6)
+
+
+def test_a_loss_for_some_outputs_leaves_the_others_alone() -> None:
+    model = two_outputs()
+    ours = evaluated(Supervised(loss={"label": sparse()}), model, (ROWS, {"label": LABELS}))
+    assert set(ours) == {"loss"}
+
+
+def squared(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean((tf.cast(y_true, tf.float32)[:, tf.newaxis] - y_pred) ** 2, axis=-1)
+
+
+class Squared(keras.losses.Loss):
+    """As a user writes it: targets come as floats, as in Keras's own `fit`."""
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean((y_true[:, tf.newaxis] - y_pred) ** 2, axis=-1)
+
+
+@pytest.mark.parametrize("loss", [squared, Squared()], ids=["function", "class"])
+def test_a_users_own_loss_is_taken(loss: Any) -> None:
+    model = model_of(keras.layers.Dense(1))
+    ours = evaluated(Supervised(loss=loss), model, (ROWS, LABELS))
+    assert ours["loss"] == pytest.approx(np.mean((LABELS - model(ROWS).numpy()[:, 0]) ** 2), rel=1e-6)
+
+
+def test_half_precision_outputs_are_compared_in_float32() -> None:
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, keras.layers.Dense(4, dtype="mixed_bfloat16")(inputs))
+    assert model(ROWS).dtype == tf.bfloat16
+    ours = evaluated(Supervised(loss=sparse()), model, (ROWS, LABELS))
+    assert ours["loss"] == pytest.approx(losses_of(model, ROWS, LABELS).mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": "mse"}, "loss is 'mse' for output; write a Keras loss"),
+        ({"loss": keras.losses.MeanSquaredError}, "with parentheses"),
+        ({"loss": {"label": None}}, "loss is None for label"),
+        ({"loss": sparse(), "metrics": "accuracy"}, "write a list"),
+        ({"loss": sparse(), "metrics": ["accuracy"]}, "metrics holds 'accuracy'"),
+        ({"loss": sparse(), "metrics": {"label": []}}, "no loss for the output 'label'"),
+        ({"loss": {"label": sparse()}, "metrics": [keras.metrics.AUC]}, "dict of lists by output name"),
+        ({"loss": {"label": sparse()}, "metrics": {"lable": []}}, "'lable'.*Did you mean 'label'"),
+        ({"loss": {"label": sparse()}, "loss_weights": {"odd": 2.0}}, "no loss for the output 'odd'"),
+    ],
+)
+def test_wrong_arguments_give_a_message(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Supervised(**arguments)
+
+
+def test_a_metric_that_is_made_already_gives_a_message() -> None:
+    with pytest.raises(UserError, match=r"Write @keras\.metrics\.AUC without parentheses"):
+        Supervised(loss=sparse(), metrics=[keras.metrics.AUC()])
+
+
+@pytest.mark.parametrize(
+    ("task", "examples", "message"),
+    [
+        (Supervised(loss=sparse()), ROWS, "the data gives "),
+        (Supervised(loss=sparse()), (ROWS, LABELS, WEIGHTS, WEIGHTS), "the data gives 4 parts"),
+        (Supervised(loss=two_losses()), (ROWS, {"label": LABELS}), "The targets are .*'label'.*but there are losses"),
+        (Supervised(loss={"digit": sparse()}), (ROWS, {"digit": LABELS}), "outputs are .*'label'.*losses for"),
+        (Supervised(loss=two_losses()), (ROWS, [LABELS, LABELS, LABELS]), "targets are a list of 3"),
+        (Supervised(loss=two_losses()), (ROWS, TARGETS, [WEIGHTS, WEIGHTS]), "sample_weight is a list"),
+        (Supervised(loss=two_losses()), (ROWS, TARGETS, {"lable": WEIGHTS}), r"sample weights for \['lable'\]"),
+        (Supervised(loss=lambda y, p: tf.reduce_mean(p["label"])), (ROWS, LABELS), "outputs are several"),
+    ],
+)
+def test_data_that_do_not_fit_give_a_message(task: Supervised, examples: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        evaluated(task, two_outputs(), examples)
+
+
+@pytest.mark.parametrize(
+    ("task", "examples", "message"),
+    [
+        (Supervised(loss=lambda y, p: tf.reduce_mean(p)), (ROWS, LABELS), "one number for the whole batch"),
+        (Supervised(loss=sparse()), (ROWS, {"label": LABELS}), "targets are several"),
+        (Supervised(loss=sparse()), (ROWS, LABELS, np.ones((N, 3))), "sample_weight has the shape"),
+        (Supervised(loss=sparse()), (ROWS[:, :3], LABELS), r"do not fit the data.*\n.*float32\[None, 3\]"),
+        (
+            Supervised(loss=sparse(), metrics=[keras.metrics.CategoricalAccuracy, keras.metrics.F1Score]),
+            (ROWS, LABELS),
+            "metrics do not fit the data",
+        ),
+        (Supervised(loss=sparse(), metrics=[squared]), (ROWS, LABELS), "metric squared cannot be built"),
+        (Supervised(loss=sparse(), metrics=[lambda: 1.0]), (ROWS, LABELS), "gives a float"),
+        (Supervised(loss=sparse(), metrics=[lambda: keras.metrics.AUC(name="loss")]), (ROWS, LABELS), "called 'loss'"),
+        (Supervised(loss=sparse(), metrics=[keras.metrics.Precision] * 2), (ROWS, LABELS), None),
+        (
+            Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy] * 2),
+            (ROWS, LABELS),
+            "called 'sparse_categorical_accuracy'",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_gives_a_message(task: Supervised, examples: Any, message: str | None) -> None:
+    if message is None:  # Keras numbers the second
+        assert len(set(MetricGroup(task.metric_specs()).names)) == 2
+        return
+    with pytest.raises(UserError, match=message):
+        evaluated(task, model_of(keras.layers.Dense(4)), examples)

@@ -1,0 +1,599 @@
+"""The command as a user types it: help, every kind of wrong input, validate, train, evaluate.
+
+What is wrong is typed into `main` inside this process where that shows the same as a process of its own would; the
+rest, and all that connects a strategy of several replicas, runs `python -m tfdist.main`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import REPOSITORY, Finished, run_command, run_python
+
+from tfdist import main as command
+
+CONFIGS = REPOSITORY / "configs"
+DIGITS = "--gin_file=configs/experiments/digits.gin"
+EXPERIMENTS = sorted(f.relative_to(REPOSITORY) for f in CONFIGS.glob("experiments/*.gin"))
+STRATEGIES = sorted(f.relative_to(REPOSITORY) for f in CONFIGS.glob("strategies/*.gin"))
+ABSENT_PEERS = json.dumps(
+    {"cluster": {"worker": ["host0.invalid:2222", "host1.invalid:2222"]}, "task": {"type": "worker", "index": 1}}
+)
+RESULT_KEYS = {
+    *("status", "strategy", "num_workers", "num_replicas", "global_batch_size", "steps", "epochs", "examples_seen"),
+    *("train_metrics", "eval_metrics", "resumed_from_step", "wall_seconds", "examples_per_second", "versions"),
+}
+
+USERS_MODULE = """\
+import keras
+import numpy as np
+
+def flat(units):
+    x = keras.Input((8, 8, 1))
+    return keras.Model(x, keras.layers.Dense(units)(keras.layers.Flatten()(x)))
+
+def model_of_rows():
+    x = keras.Input((4,))
+    return keras.Model(x, keras.layers.Dense(10)(x))
+
+def compiled_model():
+    model = flat(10)
+    model.compile("sgd", "mse")
+    return model
+
+def no_model():
+    flat(10)
+
+def model_that_raises():
+    return flat("ten")
+
+def scalar_loss(y_true, y_pred):
+    return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True))
+
+def loss_that_raises(y_true, y_pred):
+    return {"a": 1}["b"]
+
+def data_that_raises():
+    return np.load("no/such/file.npy")
+
+def labels_out_of_range():
+    return np.zeros((50, 8, 8, 1), np.float32), np.arange(50)
+
+def uneven_arrays():
+    return np.zeros((5, 8, 8, 1)), np.zeros(4)
+
+class CallbackThatRaises(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        raise RuntimeError("the callback's own words")
+
+class ScheduleThatRaises(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        raise RuntimeError("the schedule's own words")
+
+    def get_config(self):
+        return {}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the command left in this process."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Answer]]:
+    """Calls `main` in an empty directory with the user's module, and undoes what it leaves in this process."""
+    (tmp_path / "mine.py").write_text(USERS_MODULE)
+    monkeypatch.chdir(tmp_path)
+    environment, path = dict(os.environ), list(sys.path)
+
+    def call(*arguments: str) -> Answer:
+        capfd.readouterr()
+        status = command.main(arguments)
+        return Answer(status, *capfd.readouterr())
+
+    yield call
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    sys.modules.pop("mine", None)
+    if keras := sys.modules.get("keras"):
+        keras.config.set_dtype_policy("float32")
+
+
+def check_refused(answer: Answer | Finished, *words: str) -> None:
+    """Status 2 and exactly one message, which holds the words; no traceback and no training."""
+    assert answer.status == 2, answer
+    assert answer.stderr.startswith("error: ") and answer.stderr.count("error: ") == 1, answer.stderr
+    assert "Traceback" not in answer.stderr + answer.stdout
+    assert not re.search(r"^(training:|epoch |done:)", answer.stdout, re.MULTILINE), answer.stdout
+    for word in words:
+        assert word in answer.stderr, f"{word!r} is not in: {answer.stderr}"
+
+
+def param(text: str) -> str:
+    return f"--gin_param={text}"
+
+
+def strategy(name: str) -> str:
+    return f"--gin_file=configs/strategies/{name}.gin"
+
+
+# Help
+
+
+def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> None:
+    for name in ("tensorflow", "keras", "gin", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')")
+    told = run_python(
+        ["-m", "tfdist.main", "--help"], env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    ).check()
+    for flag in ("--gin_file", "--gin_param", "--run_dir", "--mode", *command.MODES):
+        assert flag in told.stdout
+    assert not told.stderr
+
+
+# Flags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["No experiment given", "--gin_file=configs/experiments/digits.gin"]),
+        ([DIGITS, "--mode=trian"], ["--mode=trian", "train, evaluate, validate", "Did you mean 'train'?"]),
+        ([DIGITS, "--mode"], ["--mode", "expected one argument"]),
+        ([DIGITS, "--gin_params=train.epochs = 1"], ["--gin_params", "Did you mean '--gin_param'?"]),
+        ([DIGITS, "--run-dir=x"], ["--run-dir", "'--run_dir'"]),
+        ([DIGITS, "-x"], ["-x", "--gin_file, --gin_param"]),
+        (["configs/experiments/digits.gin"], ["Write --gin_file=configs/experiments/digits.gin"]),
+        ([DIGITS, "--gin_param=train.epochs", "=", "3"], ["'= 3'", "quotes", "--gin_param='train.epochs = 3'"]),
+        ([DIGITS, "--gin_param"], ["--gin_param", "expected one argument"]),
+    ],
+)
+def test_a_wrong_flag_is_told_with_the_right_one(
+    answer: Callable[..., Answer], arguments: list[str], words: list[str]
+) -> None:
+    check_refused(answer(*arguments), *words)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.epoch = 3", ["train.epoch = 3", "Did you mean 'epochs'?"]),
+        ("trian.epochs = 3", ["'trian'", "Did you mean 'train'?"]),
+        ("train.epochs", ["it has no '='"]),
+        ("train.epochs = three", ["'three'"]),
+        ("STRATEGI = @one_device.OneDevice()", ["STRATEGI", "Did you mean 'STRATEGY'?"]),
+        ("train.model = %MODLE", ["%MODLE", "Did you mean 'MODEL'?"]),
+        ("train.model = %gin.REQUIRED", ["train.model must be set"]),
+        ("train.epochs = None", ["train needs an end", "train.epochs = 10"]),
+        ("train.epochs = 0", ["train.epochs is 0", "at least 1"]),
+        ("train.epochs = -3", ["train.epochs is -3", "at least 1"]),
+        ("train.epochs = 2.5", ["train.epochs is 2.5", "whole number"]),
+        ("train.epochs = '3'", ["train.epochs is '3'"]),
+        ("train.steps = 0", ["train.steps is 0"]),
+        ("train.global_batch_size = 0", ["train.global_batch_size is 0"]),
+        ("train.num_microbatches = -1", ["train.num_microbatches is -1"]),
+        ("train.eval_every_steps = 0", ["train.eval_every_steps is 0"]),
+        ("train.seed = -1", ["train.seed is -1", "from 0 to"]),
+        ("train.seed = 'a'", ["train.seed is 'a'"]),
+        ("train.deterministic = 'yes'", ["train.deterministic is 'yes'", "True or False"]),
+        ("train.precision = 'bfloat'", ["train.precision is 'bfloat'", "'float32'", "Did you mean 'bfloat16'"]),
+        ("train.xla = True", ["train.xla is True", "'on', 'off', 'auto'"]),
+        ("train.num_microbatches = 65", ["global_batch_size = 64", "65 microbatches", "multiple of 65"]),
+        ("train.model = 'convnet'", ["train.model is 'convnet'", "without parentheses"]),
+        ("train.model = @convnet.build_convnet()", ["@convnet.build_convnet()", "without parentheses"]),
+        ("train.optimizer = @keras.optimizers.Adam()", ["@keras.optimizers.Adam()", "without parentheses"]),
+        ("train.optimizer = 'adam'", ["train.optimizer is 'adam'", "@keras.optimizers.Adam"]),
+        ("keras.optimizers.Adam.learning_rte = 1.0", ["'learning_rte'", "Did you mean 'learning_rate'"]),
+        ("keras.optimizers.Adam.learning_rate = 'high'", ["keras.optimizers.Adam()", "learning_rate = 'high'"]),
+        ("train.train_data = @train/sklearn_sets.load_digits()", ["train.train_data is a tuple", "without parenthes"]),
+        ("train.eval_data = 3", ["train.eval_data is 3"]),
+        ("train/sklearn_sets.load_digits.split = 'tran'", ["'tran'", "Did you mean 'train'?"]),
+        ("train.task = @supervised.Supervised", ["train.task is the class Supervised", "with parentheses"]),
+        ("train.strategy = @one_device.OneDevice", ["train.strategy is the class OneDevice", "with parentheses"]),
+        ("train.strategy = 'mirrored'", ["train.strategy is 'mirrored'", "@mirrored.Mirrored()"]),
+        ("supervised.Supervised.metrics = [@keras.metrics.AUC()]", ["@keras.metrics.AUC()", "without parentheses"]),
+        ("supervised.Supervised.metrics = ['accuracy']", ["'accuracy'", "@keras.metrics"]),
+        ("supervised.Supervised.loss = 'mse'", ["'mse'", "@keras.losses"]),
+        ("train.callbacks = [@keras.callbacks.EarlyStopping]", ["class EarlyStopping", "with parentheses"]),
+        ("train.callbacks = @keras.callbacks.EarlyStopping()", ["train.callbacks is", "write a list"]),
+        ("train.callbacks = [@keras.callbacks.BackupAndRestore()]", ["backup_dir"]),
+        ("convnet.build_convnet.filters = (8, 8, 8, 8, 8)", ["convnet.build_convnet()", "filters = (8, 8, 8, 8, 8)"]),
+        ("convnet.build_convnet.input_shape = (4, 4, 1)", ["do not fit", "(None, 4, 4, 1)", "float32[None, 8, 8, 1]"]),
+    ],
+)
+def test_a_wrong_setting_is_told_before_training(answer: Callable[..., Answer], setting: str, words: list[str]) -> None:
+    check_refused(answer(DIGITS, param(setting), "--run_dir=run"), *words)
+
+
+@pytest.mark.parametrize(
+    "setting", ["train.epochs = 0", "train.precision = 'half'", "train.model = 'convnet'", "train.callbacks = 3"]
+)
+def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
+    answer: Callable[..., Answer], tmp_path: Path, setting: str
+) -> None:
+    refused = answer(DIGITS, param(setting), "--run_dir=run")
+    check_refused(refused)
+    assert not refused.stdout and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "words"),
+    [
+        ("mirrored", "mirrored.Mirrored.num_cpu_device = 2", ["'num_cpu_device'", "Did you mean 'num_cpu_devices'?"]),
+        ("mirrored", "mirrored.Mirrored.num_cpu_devices = -1", ["num_cpu_devices is -1"]),
+        ("mirrored", "mirrored.Mirrored.num_cpu_devices = 'two'", ["num_cpu_devices is 'two'", "whole number"]),
+        ("mirrored", "mirrored.Mirrored.num_cpu_devices = 0", ["GPUs", "finds 0", "num_cpu_devices = 2"]),
+        ("mirrored", "mirrored.Mirrored.num_gpus = 2", ["needs 2 GPUs", "finds 0", "num_cpu_devices = 2"]),
+        ("mirrored", "mirrored.Mirrored.num_gpus = 0", ["num_gpus is 0"]),
+        ("one_device", "one_device.OneDevice.device = 'GPU:0'", ["'GPU:0'", "finds 0 GPUs"]),
+        ("one_device", "one_device.OneDevice.device = 'gpu0'", ["'gpu0'", "'GPU:0'"]),
+        ("multi_worker", "multi_worker.MultiWorker.implementation = 'rign'", ["'rign'", "Did you mean 'ring'?"]),
+        ("multi_worker", "multi_worker.MultiWorker.bytes_per_pack = -1", ["bytes_per_pack is -1"]),
+        ("multi_worker", "multi_worker.MultiWorker.peer_timeout_seconds = 60", ["TF_CONFIG", "tfdist.launch"]),
+        ("horovod", "horovod.Horovod.fp16_compression = 'yes'", ["fp16_compression is 'yes'", "True or False"]),
+        ("auto", "auto.choose.mirrored = @mirrored.Mirrored()", ["auto.choose.mirrored", "no parentheses"]),
+    ],
+)
+def test_a_wrong_setting_of_a_strategy_is_told_before_training(
+    answer: Callable[..., Answer], name: str, setting: str, words: list[str]
+) -> None:
+    check_refused(answer(DIGITS, strategy(name), param(setting), "--run_dir=run"), *words)
+
+
+def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Answer]) -> None:
+    settings = [param("mirrored.Mirrored.num_cpu_devices = 8"), param("train.global_batch_size = 4")]
+    refused = answer(DIGITS, strategy("mirrored"), *settings, "--mode=validate")
+    check_refused(refused, "global_batch_size = 4", "8 replicas", "multiple of 8")
+    settings = [param("mirrored.Mirrored.num_cpu_devices = 3"), param("train.global_batch_size = 2")]
+    args = ["-m", "tfdist.main", DIGITS, strategy("mirrored"), *settings, "--run_dir=run"]
+    check_refused(run_python(args, cwd=os.getcwd()), "global_batch_size = 2", "3 replicas", "multiple of 3")
+
+
+# Files, directories, environment
+
+
+def test_a_missing_gin_file_is_told_with_the_near_one(answer: Callable[..., Answer]) -> None:
+    check_refused(answer("--gin_file=configs/experiments/digit.gin"), "'configs/experiments/digits.gin'")
+    check_refused(answer("--gin_file=nothing.gin"), "'nothing.gin'", "Looked for it in")
+    check_refused(answer(f"--gin_file={CONFIGS}"), "is a directory")
+
+
+def test_an_included_file_that_is_missing_is_told_with_file_and_line(
+    answer: Callable[..., Answer], tmp_path: Path
+) -> None:
+    (tmp_path / "my.gin").write_text("# mine\ninclude 'configs/experiments/digit.gin'\n")
+    check_refused(answer("--gin_file=my.gin"), "my.gin:2", "'configs/experiments/digits.gin'")
+
+
+def test_a_gin_file_in_a_bucket_that_cannot_be_reached_is_told_within_seconds() -> None:
+    args = ["-m", "tfdist.main", "--gin_file=gs://no-such-bucket/experiment.gin"]
+    dead_proxy = {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}
+    check_refused(run_python(args, env=dead_proxy, timeout=60), "'gs://no-such-bucket/experiment.gin' cannot be read")
+
+
+def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfdist.storage import files
+
+    text = f"include '{CONFIGS}/experiments/digits.gin'\ntrain.epochs = -7\n"
+    objects = {"gs://bucket/mine.gin": text.encode()}  # stands for a bucket, which a test cannot reach
+    monkeypatch.setattr(files, "read", objects.__getitem__)
+    check_refused(answer("--gin_file=gs://bucket/mine.gin"), "train.epochs is -7")
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "words"),
+    [
+        ("mine.py/run", ["mine.py", "is a file", "Choose another run directory"]),
+        ("/proc/run", ["'/proc/run' cannot be written", "Choose another run directory"]),
+        ("s3://bucket/run", ["'s3://bucket/run'", "gs://BUCKET/DIRECTORY"]),
+    ],
+)
+def test_a_run_directory_that_cannot_be_written_is_told(
+    answer: Callable[..., Answer], run_dir: str, words: list[str]
+) -> None:
+    check_refused(answer(DIGITS, f"--run_dir={run_dir}"), *words)
+
+
+def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    check_refused(answer(DIGITS, "--mode=evaluate", "--run_dir=empty"), "empty/export/model.keras", "Train first")
+    assert not (tmp_path / "empty").exists()
+    settings = param("evaluate.weights = 'mine.py'")
+    check_refused(answer(DIGITS, "--mode=evaluate", settings, "--run_dir=run"), "'mine.py'", ".keras and .weights.h5")
+
+
+@pytest.mark.parametrize(
+    ("tf_config", "words"),
+    [
+        ("host0:2222,host1:2222", ["not JSON"]),
+        ("{'cluster': {}}", ["JSON wants double quotes"]),
+        ('{"task": {"type": "worker", "index": 0}}', ["has no 'cluster'"]),
+        ('{"cluster": {"worker": ["a:1", "b:1"]}}', ["has no 'task'"]),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "wroker", "index": 0}}', ["Did you mean 'worker'?"]),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', ["out of range"]),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}', ["evaluator"]),
+        ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', ["parameter servers"]),
+        ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}', ["same address"]),
+        ('{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}', ["'a:2222'"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["auto", "multi_worker"])
+def test_a_wrong_tf_config_is_told(
+    answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, name: str, tf_config: str, words: list[str]
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", tf_config)
+    check_refused(answer(DIGITS, strategy(name), "--run_dir=run"), "TF_CONFIG", *words)
+
+
+def test_a_worker_whose_name_leads_nowhere_is_told() -> None:
+    settings = [strategy("multi_worker"), param("multi_worker.MultiWorker.peer_timeout_seconds = 1")]
+    cluster = {"cluster": {"worker": ["127.0.0.1:0", "host1.invalid:2222"]}, "task": {"type": "worker", "index": 0}}
+    told = run_python(["-m", "tfdist.main", DIGITS, *settings], env={"TF_CONFIG": json.dumps(cluster)}, timeout=60)
+    check_refused(told, "TF_CONFIG", "127.0.0.1:0", "port 0")
+
+
+def test_horovod_that_is_not_installed_is_told_with_the_command_that_builds_it(tmp_path: Path) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('no Horovod here')")
+    args = ["-m", "tfdist.main", DIGITS, strategy("horovod"), "--run_dir=run"]
+    told = run_python(args, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}, cwd=tmp_path)
+    check_refused(told, "no Horovod here", "python tools/build_horovod.py")
+
+
+def test_a_tpu_that_is_not_there_is_told(answer: Callable[..., Answer]) -> None:
+    check_refused(answer(DIGITS, strategy("tpu"), "--run_dir=run"), "No TPU found", "libtpu", "TPU.address")
+    local = param("tpu.TPU.address = 'local'")
+    check_refused(answer(DIGITS, strategy("tpu"), local, "--run_dir=run"), "lists no TPU device", "'local'")
+
+
+def test_a_python_without_what_tfdist_stands_on_is_told(tmp_path: Path) -> None:
+    told = run_python(["-S", "-m", "tfdist.main", DIGITS], env={"PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path)
+    check_refused(told, "has no module 'gin'", sys.executable, "tools/quickstart.sh")
+
+
+# The user's own code
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.model = @mine.model_that_raises", ["mine.model_that_raises() failed", "mine.py:21, in model_that_"]),
+        ("train.model = @mine.model_of_rows", ["do not fit the data", "(None, 4)", "float32[None, 8, 8, 1]"]),
+        ("train.model = @mine.compiled_model", ["mine.py:12", "compiled", "Return it uncompiled"]),
+        ("train.model = @mine.no_model", ["mine.py:17", "returned NoneType"]),
+        ("train.model = @mine.modle_of_rows", ["'modle_of_rows'", "Did you mean 'model_of_rows'"]),
+        ("supervised.Supervised.loss = @mine.scalar_loss", ["'scalar_loss' (mine.py:23)", "shape [n]"]),
+        ("supervised.Supervised.loss = @mine.loss_that_raises", ["KeyError: 'b'", "mine.py:27, in loss_that_raises"]),
+        ("train.train_data = @mine.data_that_raises", ["FileNotFoundError", "no/such/file.npy", "mine.py:30"]),
+        ("train.train_data = @mine.uneven_arrays", ["same number of examples", "[4, 5]"]),
+        ("train.eval_data = @mine.data_that_raises", ["FileNotFoundError", "mine.py:30"]),
+    ],
+)
+def test_what_the_users_code_does_wrongly_is_told_with_its_line(
+    answer: Callable[..., Answer], setting: str, words: list[str]
+) -> None:
+    check_refused(answer(DIGITS, param("import mine"), param(setting), "--run_dir=run"), *words)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.callbacks = [@mine.CallbackThatRaises()]", ["CallbackThatRaises, in on_train_begin", "mine.py:40"]),
+        (
+            "keras.optimizers.Adam.learning_rate = @mine.ScheduleThatRaises()",
+            ["the schedule's own words", "mine.py:44"],
+        ),
+        ("train.train_data = @mine.labels_out_of_range", ["label value of 49", "valid range of [0, 10)"]),
+    ],
+)
+def test_what_fails_only_while_training_is_told_in_one_message_too(
+    answer: Callable[..., Answer], setting: str, words: list[str]
+) -> None:
+    failed = answer(DIGITS, param("import mine"), param(setting), "--run_dir=run")
+    assert failed.status == 2 and "Traceback" not in failed.stderr
+    assert failed.stderr.startswith("error: ") and failed.stderr.count("error: ") == 1
+    for word in words:
+        assert word in failed.stderr
+    assert "support.py" not in failed.stderr and "test_main.py" not in failed.stderr
+    assert not Path("run/result.json").exists()
+
+
+def test_the_traceback_of_the_users_own_code_is_there_for_those_who_ask(answer: Callable[..., Answer]) -> None:
+    settings = [param("import mine"), param("train.model = @mine.model_that_raises")]
+    told = answer(DIGITS, *settings, "--run_dir=run", "--verbose")
+    assert told.status == 2 and "Traceback" in told.stderr and 'return flat("ten")' in told.stderr
+    assert told.stderr.splitlines()[-1].lstrip().startswith("mine.py:")
+
+
+def test_a_module_with_a_syntax_error_is_told_with_its_line(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "broken_module.py").write_text("import keras\n\ndef build_model(:\n    pass\n")
+    check_refused(answer(DIGITS, param("import broken_module")), "broken_module.py:3", "def build_model(:")
+
+
+def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfdist.training import assembly
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    fail.__code__ = fail.__code__.replace(co_filename=assembly.__file__)
+    monkeypatch.setattr(assembly, "build_step", fail)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        answer(DIGITS, "--run_dir=run")
+
+
+def test_divergence_has_a_status_of_its_own(answer: Callable[..., Answer]) -> None:
+    told = answer(DIGITS, param("keras.optimizers.Adam.learning_rate = 1e30"), "--run_dir=run")
+    assert told.status == 3 and told.stderr.startswith("error: Training diverged")
+
+
+def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "load_roots", interrupt)
+    assert answer(DIGITS) == Answer(130, "", "interrupted\n")
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m tfdist.main {DIGITS} --mode=validate 2>errors | head -1; echo ${{PIPESTATUS[0]}}"
+    told = run_command(["bash", "-c", line], cwd=tmp_path).check()
+    assert told.stdout.splitlines() == ["Macros", "141"]
+    assert not (tmp_path / "errors").read_text()
+
+
+# Validate
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda f: f.stem)
+@pytest.mark.parametrize("chosen", [None, *STRATEGIES], ids=lambda f: f.stem if f else "own")
+def test_validate_accepts_every_experiment_with_every_strategy(
+    answer: Callable[..., Answer],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    experiment: Path,
+    chosen: Path | None,
+) -> None:
+    arguments = [f"--gin_file={experiment}", "--mode=validate", "--run_dir=run"]
+    name = chosen.stem if chosen else "auto"
+    if chosen:
+        arguments.append(f"--gin_file={chosen}")
+    if name == "mirrored":
+        arguments.append(param("mirrored.Mirrored.num_cpu_devices = 2"))
+    if name == "multi_worker":
+        monkeypatch.setenv("TF_CONFIG", ABSENT_PEERS)
+    told = answer(*arguments)
+    assert told.status == 0 and not told.stderr, told
+    assert told.stdout.splitlines()[-1] == "valid"
+    replicas = {"mirrored": "2 replicas", "multi_worker": "2 replicas", "tpu": "as many replicas as"}.get(name, "1 rep")
+    assert f"strategy: {'one_device' if name == 'auto' else name}, {replicas}" in told.stdout
+    for beginning in ("training data: ", "evaluation data: ", "model: ", "optimizer: "):
+        assert re.search(rf"^{beginning}\S", told.stdout, re.MULTILINE)
+    assert not (tmp_path / "run").exists()
+
+
+def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answer: Callable[..., Answer]) -> None:
+    lines = answer(DIGITS, param("train.epochs = 3"), "--mode=validate").stdout.splitlines()
+    at = next(i for i, line in enumerate(lines) if "train.epochs" in line)
+    assert "= 3" in lines[at] and lines[at].endswith("--gin_param 'train.epochs = 3'")
+    assert re.search(r"overrides 12 of .*configs/experiments/digits\.gin:\d+$", lines[at + 1])
+    assert any("train.model" in line and "configs/runs/train_and_evaluate.gin:" in line for line in lines)
+
+
+def test_validate_checks_an_experiment_that_only_trains_and_the_evaluation_of_one_that_does_both(
+    answer: Callable[..., Answer], tmp_path: Path
+) -> None:
+    text = (CONFIGS / "experiments/digits.gin").read_text().replace("configs/runs/train_and_evaluate.gin", "only.gin")
+    (tmp_path / "mine.gin").write_text(text)
+    wiring = (CONFIGS / "runs/train_and_evaluate.gin").read_text()
+    (tmp_path / "only.gin").write_text("\n".join(x for x in wiring.splitlines() if not x.startswith("evaluate.")))
+    assert answer("--gin_file=mine.gin", "--mode=validate").status == 0
+    check_refused(
+        answer(DIGITS, param("evaluate.global_batch_size = 0"), "--mode=validate"), "evaluate.global_batch_size is 0"
+    )
+
+
+def test_every_file_of_configs_is_part_of_an_experiment(answer: Callable[..., Answer]) -> None:
+    used = set()
+    for experiment in EXPERIMENTS:
+        told = answer(f"--gin_file={experiment}", "--mode=validate").stdout
+        used |= {Path(name) for name in re.findall(r"configs/\S+\.gin(?=:\d)", told)}
+    given = {f.relative_to(REPOSITORY) for f in CONFIGS.rglob("*.gin")}
+    assert given - used - set(STRATEGIES) == set()
+
+
+# Train and evaluate
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """The run directory of the digits, trained deterministically in a process, and what that said."""
+    run_dir = tmp_path_factory.mktemp("digits") / "run"
+    settings = param("train.deterministic = True")
+    args = ["-m", "tfdist.main", DIGITS, settings, f"--run_dir={run_dir}"]
+    return run_dir, run_python(args, cwd=REPOSITORY).check()
+
+
+def test_the_digits_are_learned(trained: tuple[Path, Finished]) -> None:
+    run_dir, _ = trained
+    result = json.loads((run_dir / "result.json").read_text())
+    assert set(result) == RESULT_KEYS
+    assert result["status"] == "done" and result["strategy"] == "one_device"
+    assert (result["num_workers"], result["num_replicas"], result["global_batch_size"]) == (1, 1, 64)
+    assert (result["steps"], result["epochs"], result["examples_seen"]) == (276, 12, 12 * 1437)
+    assert result["eval_metrics"]["accuracy"] >= 0.97
+    names = {file.name for file in run_dir.iterdir()}
+    assert {"config.gin", "result.json", "metrics.jsonl", "events.jsonl", "tensorboard", "export"} <= names
+    points = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert {(p["epoch"], p["split"]) for p in points} == {(e, s) for e in range(1, 13) for s in ("train", "eval")}
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert [events[0]["event"], events[-1]["event"]] == ["run_started", "run_finished"]
+
+
+def test_on_a_pipe_the_run_is_told_in_plain_lines(trained: tuple[Path, Finished]) -> None:
+    _, told = trained
+    lines = told.stdout.splitlines()
+    assert "\x1b" not in told.stdout and "\r" not in told.stdout and not told.stderr
+    assert lines[0].startswith("train: one_device, 1 worker, 1 replica")
+    assert len([line for line in lines if line.startswith("epoch ")]) == 12
+    assert lines[-1].startswith("done: 276 steps")
+
+
+def test_evaluating_the_run_gives_the_metrics_of_its_end(trained: tuple[Path, Finished]) -> None:
+    run_dir, _ = trained
+    run_python(["-m", "tfdist.main", DIGITS, "--mode=evaluate", f"--run_dir={run_dir}"], cwd=REPOSITORY).check()
+    result = json.loads((run_dir / "result.json").read_text())
+    evaluation = json.loads((run_dir / "evaluation.json").read_text())
+    assert evaluation == pytest.approx(result["eval_metrics"], rel=1e-6)
+    assert evaluation["accuracy"] == result["eval_metrics"]["accuracy"]
+
+
+def test_config_gin_run_again_gives_the_same_bits(trained: tuple[Path, Finished], tmp_path: Path) -> None:
+    run_dir, _ = trained
+    args = ["-m", "tfdist.main", f"--gin_file={run_dir / 'config.gin'}", f"--run_dir={tmp_path / 'again'}"]
+    run_python(args, cwd=tmp_path).check()
+    assert settings_in(tmp_path / "again/config.gin") == settings_in(run_dir / "config.gin")
+    for one, other in zip(weights_of(run_dir), weights_of(tmp_path / "again"), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def settings_in(config: Path) -> list[str]:
+    return sorted(line for line in config.read_text().splitlines() if line and not line.startswith("#"))
+
+
+def weights_of(run_dir: Path) -> list[np.ndarray]:
+    import keras
+
+    return keras.saving.load_model(run_dir / "export/model.keras").get_weights()
+
+
+def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answer: Callable[..., Answer]) -> None:
+    run_dir, _ = trained
+    before = {file: file.read_bytes() for file in run_dir.glob("*.*")}
+    check_refused(answer(DIGITS, f"--run_dir={run_dir}"), str(run_dir), "finished run", "another --run_dir")
+    assert {file: file.read_bytes() for file in run_dir.glob("*.*")} == before
+
+
+def test_mirrored_with_a_single_device_trains(tmp_path: Path) -> None:
+    settings = [param("mirrored.Mirrored.num_cpu_devices = 1"), param("train.steps = 5")]
+    args = ["-m", "tfdist.main", DIGITS, strategy("mirrored"), *settings, "--run_dir=run"]
+    run_python(args, cwd=tmp_path).check()
+    assert json.loads((tmp_path / "run/result.json").read_text())["num_replicas"] == 1

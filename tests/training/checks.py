@@ -1,0 +1,89 @@
+"""What is done both on one device, in the tests' own process, and under MirroredStrategy in a child."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from equivalence.cases import dense_model
+from training.trainings import dropout_model, one_hot_digits, run, softmax_model
+
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.randomness import separate_replicas, set_seeds
+
+MANY_METRICS: dict[str, Any] = {
+    "model": softmax_model,
+    "train_data": one_hot_digits,
+    "eval_data": one_hot_digits,
+    "epochs": 1,
+    "eval_batch_size": 50,
+    "task": lambda: Supervised(
+        loss=keras.losses.CategoricalCrossentropy(),
+        metrics=[
+            lambda: keras.metrics.AUC(name="auc"),
+            lambda: keras.metrics.AUC(multi_label=True, name="multi_label_auc"),
+            lambda: keras.metrics.Precision(thresholds=0.15, name="precision"),
+            lambda: keras.metrics.PrecisionAtRecall(0.5, name="at_recall"),
+            lambda: keras.metrics.OneHotMeanIoU(10, name="iou"),
+            lambda: keras.metrics.F1Score(name="f1"),  # one number a class
+            lambda: keras.metrics.R2Score(name="r2"),  # counts in integers
+            lambda: keras.metrics.CosineSimilarity(name="cosine"),
+            lambda: keras.metrics.TopKCategoricalAccuracy(3, name="top"),
+        ],
+    ),
+}
+
+
+def drawn_masks(strategy: Strategy) -> list[list[list[list[float]]]]:
+    """Two calls of a dropout, of every replica: [call][replica]."""
+    set_seeds(3, deterministic=False)
+    with strategy.scope():
+        inputs = keras.Input((40,))
+        model = keras.Model(inputs, keras.layers.Dropout(0.5)(inputs))
+    separate_replicas(model)
+
+    @tf.function
+    def draw() -> Any:
+        return strategy.run(lambda: model(tf.ones([2, 40]), training=True))
+
+    results = [strategy.distribution.experimental_local_results(draw()) for _ in range(2)]
+    return [[mask.numpy().tolist() for mask in call] for call in results]
+
+
+def probed(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
+    """A training after a probe, and one without."""
+    auto = run(directory / "auto", strategy=strategy, model=_with_local_statistics, epochs=1, xla="auto", **LOCAL)
+    (event,) = auto.events("xla_chosen")
+    chosen = event["details"]["choice"]
+    plain = run(directory / "off", strategy=strategy, model=_with_local_statistics, epochs=1, xla=chosen, **LOCAL)
+    return {
+        "choice": chosen,
+        "seconds": event["details"]["seconds"],
+        "auto": [w.tolist() for w in auto.weights()],
+        "plain": [w.tolist() for w in plain.weights()],
+        "metrics": [auto.result.train_metrics, plain.result.train_metrics],
+    }
+
+
+def probed_batch_norm(strategy: Strategy, directory: pathlib.Path) -> int:
+    """How many probes a model with synchronized batch normalisation is put through."""
+    trained = run(directory, strategy=strategy, model=lambda: dense_model(batch_norm=True), steps=1, xla="auto")
+    return len(trained.events("xla_chosen"))
+
+
+LOCAL = {"synchronize_batch_norm": False}
+
+
+def _with_local_statistics() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.BatchNormalization(momentum=0.5)(inputs)
+    return keras.Model(inputs, dropout_model()(x))
+
+
+def differ(ours: list[Any], theirs: list[Any]) -> float:
+    """The largest difference between two lists of weights."""
+    return max(float(np.abs(np.array(a) - np.array(b)).max()) for a, b in zip(ours, theirs, strict=True))

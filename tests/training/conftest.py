@@ -1,0 +1,39 @@
+"""One child process under MirroredStrategy for all the tests of this folder that need one."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import support
+
+
+@pytest.fixture(scope="session")
+def _mirrored_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory: pathlib.Path = tmp_path_factory.mktemp("mirrored")
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    command = ["-m", "training.under_mirrored", directory]
+    support.run_python(command, env={"PYTHONPATH": paths}, timeout=300).check()
+    return json.loads((directory / "results.json").read_text())
+
+
+@pytest.fixture
+def mirrored(_mirrored_results: dict[str, Any]) -> Callable[[str], Any]:
+    """What a function of `under_mirrored` returned, under MirroredStrategy with two replicas."""
+
+    def result(name: str) -> Any:
+        held = _mirrored_results[name]
+        if "error" in held:
+            pytest.fail(held["error"], pytrace=False)
+        return held["value"]
+
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _float32() -> None:
+    keras.config.set_dtype_policy("float32")

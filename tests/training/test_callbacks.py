@@ -1,0 +1,228 @@
+"""Keras's own callbacks and a user's do in our loop what they do in Keras's."""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from equivalence.cases import digits, ema_sgd, sparse_loss
+from training.trainings import STEPS_PER_EPOCH, run
+
+from tfdist.errors import UserError
+from tfdist.training.callbacks import Callbacks, check_callbacks, writes
+
+
+class Recorder(keras.callbacks.Callback):
+    """Keeps every hook's name, number and logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.calls.append(("train_begin",))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.calls.append(("train_end", set(logs)))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch_begin", epoch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch_end", epoch, set(logs)))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.calls.append(("test_begin",))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.calls.append(("test_end", set(logs)))
+
+
+class BatchRecorder(Recorder):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("batch_begin", batch))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("batch_end", batch, logs["loss"]))
+
+
+TRAIN = {"loss", "sparse_categorical_accuracy"}
+BOTH = TRAIN | {f"val_{name}" for name in TRAIN}
+
+
+def test_hooks_come_in_keras_order_with_keras_logs(tmp_path: pathlib.Path) -> None:
+    recorder = Recorder()
+    run(tmp_path, epochs=2, callbacks=[recorder])
+    of_an_epoch = [("epoch_begin", 0), ("test_begin",), ("test_end", TRAIN), ("epoch_end", 0, BOTH)]
+    second = [(call[0], 1, *call[2:]) if call[0].startswith("epoch") else call for call in of_an_epoch]
+    assert recorder.calls == [("train_begin",), *of_an_epoch, *second, ("train_end", TRAIN)]
+    assert recorder.params["epochs"] == 2 and recorder.params["steps"] == STEPS_PER_EPOCH
+
+
+@pytest.mark.parametrize(("steps_per_call", "begins"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (7, [0])])
+def test_batch_hooks_come_once_a_call(tmp_path: pathlib.Path, steps_per_call: int, begins: list[int]) -> None:
+    recorder = BatchRecorder()
+    run(tmp_path, epochs=2, callbacks=[recorder], steps_per_call=steps_per_call)
+    assert [call[1] for call in recorder.calls if call[0] == "batch_begin"] == begins * 2
+    ends = [call[1] for call in recorder.calls if call[0] == "batch_end"]
+    assert ends == [*(begin - 1 for begin in begins[1:]), 6] * 2
+    assert all(np.isfinite(call[2]) for call in recorder.calls if call[0] == "batch_end")
+
+
+def test_early_stopping_puts_back_the_best_weights_and_they_are_what_is_evaluated(tmp_path: pathlib.Path) -> None:
+    stopping = keras.callbacks.EarlyStopping(patience=1, min_delta=100.0, restore_best_weights=True)
+    trained = run(tmp_path / "stopped", epochs=9, callbacks=[stopping])
+    assert trained.result.epochs == 2
+    (finished,) = trained.events("run_finished")
+    assert finished["details"]["stopped_early"]
+    first = run(tmp_path / "first", epochs=1)
+    assert trained.bits() == first.bits()
+    assert trained.result.eval_metrics == pytest.approx(first.result.eval_metrics)
+    assert trained.points("eval")[-1]["loss"] != trained.result.eval_metrics["loss"]
+    model = trained.exported()
+    model.compile(loss=sparse_loss(), metrics=[keras.metrics.SparseCategoricalAccuracy()])
+    assert model.evaluate(*digits(101), verbose=0, return_dict=True) == pytest.approx(
+        trained.result.eval_metrics, abs=1e-6
+    )
+
+
+def test_early_stopping_without_putting_back_keeps_the_last_weights(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path / "stopped", epochs=9, callbacks=[keras.callbacks.EarlyStopping(min_delta=100.0)])
+    assert trained.bits() == run(tmp_path / "whole", epochs=trained.result.epochs).bits()
+    assert trained.result.eval_metrics["loss"] == trained.points("eval")[-1]["loss"]
+
+
+def test_a_plateau_lowers_the_rate_that_is_logged_and_used(tmp_path: pathlib.Path) -> None:
+    plateau = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=100.0, factor=0.0, min_lr=0.0)
+    trained = run(tmp_path, epochs=4, callbacks=[plateau])
+    assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx([0.2, 0.2, 0.0, 0.0])
+    assert trained.points("eval")[1]["loss"] == trained.points("eval")[3]["loss"]  # nothing is learned at a rate of 0
+
+
+def test_a_scheduler_callback_sets_the_rate(tmp_path: pathlib.Path) -> None:
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 * rate)
+    trained = run(tmp_path, epochs=3, callbacks=[scheduler])
+    assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx([0.1, 0.05, 0.025])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        keras.optimizers.schedules.PiecewiseConstantDecay([7, 14], [0.3, 0.2, 0.1]),
+        keras.optimizers.schedules.CosineDecay(0.2, 21, warmup_target=0.4, warmup_steps=5),
+    ],
+)
+def test_a_schedule_is_logged_at_the_optimizers_step(tmp_path: pathlib.Path, schedule: Any) -> None:
+    trained = run(tmp_path, epochs=3, optimizer=lambda: keras.optimizers.SGD(schedule))
+    expected = [float(schedule(step)) for step in (7, 14, 21)]
+    assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx(expected)
+
+
+def test_model_checkpoints_hold_the_weights_of_their_epoch(tmp_path: pathlib.Path) -> None:
+    best = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}-{val_loss:.3f}.keras"), save_best_only=True)
+    often = keras.callbacks.ModelCheckpoint(
+        str(tmp_path / "batch-{batch}.weights.h5"), save_freq=3, save_weights_only=True
+    )
+    trained = run(tmp_path / "run", epochs=2, callbacks=[best, often], steps_per_call=1)
+    losses = [p["loss"] for p in trained.points("eval")]
+    names = sorted(p.name for p in tmp_path.glob("*.keras"))
+    assert names == [f"{epoch}-{loss:.3f}.keras" for epoch, loss in enumerate(losses, 1)]
+    first = keras.models.load_model(tmp_path / names[0])
+    assert first.get_weights()[0].tobytes() == run(tmp_path / "first", epochs=1).weights()[0].tobytes()
+    assert len(list(tmp_path.glob("batch-*.weights.h5"))) == 4
+    last = keras.models.load_model(tmp_path / names[1])
+    for ours, theirs in zip(last.get_weights(), trained.exported().get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_tensorboard_and_csv_are_written(tmp_path: pathlib.Path) -> None:
+    board = keras.callbacks.TensorBoard(str(tmp_path / "board"), histogram_freq=1, update_freq=1)
+    trained = run(tmp_path / "run", callbacks=[board, keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))])
+    assert {p.parent.name for p in tmp_path.glob("board/*/*tfevents*")} == {"train", "validation"}
+    rows = list(csv.DictReader((tmp_path / "log.csv").open()))
+    assert [float(row["loss"]) for row in rows] == [p["loss"] for p in trained.points("train")]
+    assert [float(row["val_loss"]) for row in rows] == [p["loss"] for p in trained.points("eval")]
+
+
+def test_lambdas_are_called_batch_hooks_too(tmp_path: pathlib.Path) -> None:
+    batches, epochs = [], []
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batches.append(batch),
+        on_epoch_end=lambda epoch, logs: epochs.append((epoch, logs["val_loss"])),
+    )
+    trained = run(tmp_path, callbacks=[callback], steps_per_call=7)
+    assert batches == [6, 6]
+    assert epochs == [(i, p["loss"]) for i, p in enumerate(trained.points("eval"))]
+
+
+def test_history_terminate_on_nan_and_swapped_averages_work(tmp_path: pathlib.Path) -> None:
+    history = keras.callbacks.History()
+    callbacks = [history, keras.callbacks.TerminateOnNaN(), keras.callbacks.SwapEMAWeights()]
+    trained = run(tmp_path / "run", optimizer=ema_sgd, callbacks=callbacks)
+    assert history.history["val_loss"] == [p["loss"] for p in trained.points("eval")]
+    # With the averages swapped in, the last evaluation is that of what is exported.
+    assert trained.points("eval")[-1]["loss"] == pytest.approx(trained.result.eval_metrics["loss"], abs=1e-6)
+
+
+class StopsItself(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = epoch == 1
+
+
+def test_a_users_callback_stops_the_training_and_the_next_one_starts_afresh(tmp_path: pathlib.Path) -> None:
+    for name in ("one", "two"):
+        assert run(tmp_path / name, epochs=5, callbacks=[StopsItself()]).result.epochs == 2
+
+
+def test_only_the_chief_runs_what_writes(tmp_path: pathlib.Path) -> None:
+    def hooks(callback: keras.callbacks.Callback, *, is_chief: bool) -> list[tuple[Any, ...]]:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        parts = {"model": model, "optimizer": keras.optimizers.SGD(), "is_chief": is_chief, "params": {}}
+        callbacks = Callbacks([callback], **parts)
+        callbacks.train_begin()
+        return callback.calls
+
+    everywhere, by_chief = Recorder(), Recorder()
+    by_chief.chief_only = True
+    assert hooks(everywhere, is_chief=False) == [("train_begin",)]
+    assert hooks(by_chief, is_chief=False) == []
+    assert hooks(by_chief, is_chief=True) == [("train_begin",)]
+    assert writes(keras.callbacks.ModelCheckpoint("x.keras")) and writes(keras.callbacks.TensorBoard("x"))
+    assert not writes(keras.callbacks.EarlyStopping())
+    shared = keras.callbacks.ModelCheckpoint("x.keras")
+    shared.chief_only = False
+    assert not writes(shared)
+
+
+@pytest.mark.slow
+def test_callbacks_read_save_and_put_back_weights_on_two_replicas(
+    tmp_path: pathlib.Path, mirrored: Callable[[str], Any]
+) -> None:
+    found = mirrored("callbacks")
+    assert found["epochs"] == 2 and len(found["sums"]) == 2
+    assert found["saved"] == found["sums"][:1]
+    assert found["best"] == found["restored"] == found["exported"]
+    assert found["eval"]["loss"] == pytest.approx(found["evaluated"][0], abs=1e-6)
+    assert found["copies"][0::2] == found["copies"][1::2]  # put back on both replicas
+    expected = run(tmp_path, epochs=1).weights()
+    for ours, theirs in zip(found["restored"], expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        (keras.callbacks.EarlyStopping(), "write a list"),
+        ([keras.callbacks.EarlyStopping], r"write @keras\.callbacks\.EarlyStopping\(\) with parentheses"),
+        (["EarlyStopping"], "'EarlyStopping', which is no"),
+        ([keras.callbacks.BackupAndRestore("x")], "only inside keras.Model.fit"),
+    ],
+)
+def test_what_cannot_work_gives_a_message(callbacks: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_callbacks(callbacks)

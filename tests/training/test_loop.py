@@ -1,0 +1,247 @@
+"""A run stops, logs and evaluates at the steps that were asked for, however long its calls are."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import support
+import tensorflow as tf
+from equivalence.cases import dense_model, digits, ema_sgd, sparse_loss
+from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
+
+from tfdist.errors import EXIT_DIVERGED, DivergedError
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.loop import Boundaries
+
+
+def evaluated_again(trained: Trained) -> dict[str, float]:
+    """What Keras says of export/model.keras."""
+    model = trained.exported()
+    model.compile(loss=sparse_loss(), metrics=[keras.metrics.SparseCategoricalAccuracy()])
+    return model.evaluate(*digits(101), verbose=0, return_dict=True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "steps", "epochs"),
+    [
+        ({"epochs": 2, "steps": None}, 14, 2),
+        ({"epochs": None, "steps": 10}, 10, 1),
+        ({"epochs": 3, "steps": 9}, 9, 1),
+        ({"epochs": 1, "steps": 9}, 7, 1),
+        ({"epochs": None, "steps": 37}, 37, 5),
+        ({"epochs": None, "steps": 1}, 1, 0),
+    ],
+)
+def test_a_run_ends_at_its_steps_or_epochs_whichever_comes_first(
+    tmp_path: pathlib.Path, ends: dict[str, Any], steps: int, epochs: int
+) -> None:
+    trained = run(tmp_path, **ends)
+    assert (trained.result.steps, trained.result.epochs) == (steps, epochs)
+    assert trained.result.examples_seen == 64 * steps
+    assert int(trained.optimizer.iterations) == steps
+    ends_of_epochs = [*range(STEPS_PER_EPOCH, steps, STEPS_PER_EPOCH), steps]
+    assert [p["step"] for p in trained.points("train")] == ends_of_epochs
+    assert [p["epoch"] for p in trained.points("train")] == [*range(1, len(ends_of_epochs) + 1)]
+    assert [p["step"] for p in trained.points("eval")] == ends_of_epochs
+    assert trained.result.eval_metrics == pytest.approx(evaluated_again(trained), abs=1e-6)
+
+
+def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, epochs=None, steps=17, eval_every_steps=5, log_every_steps=3)
+    assert [p["step"] for p in trained.points("eval")] == [5, 10, 15, 17]
+    assert [p["step"] for p in trained.points("train")] == [3, 6, 7, 9, 12, 14, 15, 17]
+    assert [p["epoch"] for p in trained.points("train")] == [1, 1, 1, 2, 2, 2, 3, 3]
+
+
+def test_an_epochs_loss_is_the_mean_over_its_steps_and_starts_anew(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, epochs=2, log_every_steps=1)
+    points = {p["step"]: p["loss"] for p in trained.points("train")}
+    assert all(points[step] < points[step - 1] for step in (2, 3, 4, 5, 6, 9, 10))
+    whole = run(tmp_path / "again", epochs=2)
+    assert points[7] == pytest.approx(whole.points("train")[0]["loss"], abs=1e-6)
+    assert points[8] < points[7] - 0.1  # not mixed with the epoch before
+
+
+def test_boundaries_are_at_fixed_steps() -> None:
+    boundaries = Boundaries(total_steps=20, steps_per_epoch=7, eval_every_steps=5, log_every_steps=4)
+    step, met = 0, []
+    while step < 20:
+        step = boundaries.next_after(step)
+        met.append(step)
+    assert met == [4, 5, 7, 8, 10, 12, 14, 15, 16, 20]
+    assert [s for s in met if boundaries.ends_epoch(s)] == [7, 14, 20]
+    assert [s for s in met if boundaries.evaluates(s)] == [5, 10, 15, 20]
+    assert [s for s in met if boundaries.logs(s)] == [4, 8, 12, 16]
+
+
+def test_without_evaluation_data_nothing_is_evaluated(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, eval_data=None, epochs=1)
+    assert trained.result.eval_metrics == {} and trained.points("eval") == []
+
+
+def test_a_task_without_metrics_reports_the_loss(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, task=lambda: Supervised(loss=sparse_loss()), epochs=1)
+    assert set(trained.result.train_metrics) == set(trained.result.eval_metrics) == {"loss"}
+
+
+CALLS = """
+import json, pathlib, sys
+from equivalence.cases import digits
+from training.trainings import dropout_model, run
+bits = {}
+for steps in (1, 3, 7, None):
+    directory = pathlib.Path(sys.argv[1], str(steps))
+    trained = run(directory, steps_per_call=steps, deterministic=True, epochs=4, model=dropout_model,
+                  eval_every_steps=10, train_data=lambda: digits(400), num_microbatches=2)
+    bits[str(steps)] = [trained.bits(), [p["loss"] for p in trained.points("eval")]]
+print("RESULT", json.dumps(bits))
+"""
+
+
+@pytest.mark.slow
+def test_weights_do_not_depend_on_the_length_of_calls(tmp_path: pathlib.Path) -> None:
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    done = support.run_python(["-c", CALLS, tmp_path], env={"PYTHONPATH": paths}).check()
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    results = json.loads(line.removeprefix("RESULT "))
+    assert len(results) == 4
+    assert all(result == results["1"] for result in results.values())
+
+
+def digits_with_nan() -> tuple[np.ndarray, np.ndarray]:
+    """In order, the 200th example is not a number: it is in the fourth batch."""
+    images, labels = digits()
+    images[200, 30] = np.nan
+    return images, labels
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 7])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_divergence_ends_the_run_with_the_weights_of_the_step_before(
+    tmp_path: pathlib.Path, batch_norm: bool, steps_per_call: int
+) -> None:
+    settings = {"shuffle": False, "model": lambda: dense_model(batch_norm=batch_norm)}
+    trained = run(
+        tmp_path / "nan", train_data=digits_with_nan, may_fail=True, steps_per_call=steps_per_call, **settings
+    )
+    assert isinstance(trained.error, DivergedError)
+    assert trained.error.exit_status == EXIT_DIVERGED == 3
+    assert "diverged at step 4" in str(trained.error)
+    assert not (tmp_path / "nan" / "result.json").exists()
+    before = run(tmp_path / "before", steps=3, epochs=None, **settings)
+    assert trained.bits() == before.bits()
+
+
+def test_the_kept_average_is_what_is_exported_and_evaluated(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, optimizer=ema_sgd, epochs=2)
+    assert trained.result.eval_metrics == pytest.approx(evaluated_again(trained), abs=1e-6)
+    assert trained.points("eval")[-1]["loss"] != pytest.approx(trained.result.eval_metrics["loss"], abs=1e-3)
+
+
+class WithUnused(keras.Model):
+    """A layer of it takes no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = keras.layers.Dense(10, name="used"), keras.layers.Dense(3, name="idle")
+
+    def build(self, shape: Any) -> None:
+        self.used.build(shape)
+        self.idle.build(shape)
+        self.built = True
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.used(x)
+
+
+def test_variables_that_the_loss_does_not_depend_on_are_told_once_and_stay(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, model=WithUnused, epochs=3, optimizer=lambda: keras.optimizers.Adam(1e-3, use_ema=True))
+    (event,) = trained.events("variables_unused")
+    assert event["level"] == "warning"
+    assert [path.rsplit("/", 2)[-2:] for path in event["details"]["variables"]] == [
+        ["idle", "kernel"],
+        ["idle", "bias"],
+    ]
+    assert trained.result.train_metrics["loss"] < trained.points("train")[0]["loss"]
+
+
+class Subclassed(keras.Model):
+    """With operations of TensorFlow itself, and layers that are built when they are called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.drop, self.dense = keras.layers.Dropout(0.1), keras.layers.Dense(10)
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return self.dense(tf.reshape(self.drop(x, training=training), [-1, 64]))
+
+
+def frozen_model() -> keras.Model:
+    model = dense_model()
+    model.layers[1].trainable = False
+    return model
+
+
+def rescaling_model() -> keras.Model:
+    inputs = keras.Input((64,), dtype="uint8")
+    x = keras.layers.Dense(16, activation="relu")(keras.layers.Rescaling(1 / 16)(inputs))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def model_that_also_decides() -> keras.Model:
+    inputs = keras.Input((64,))
+    logits = keras.layers.Dense(10)(inputs)
+    return keras.Model(inputs, {"logits": logits, "digit": keras.ops.argmax(logits, axis=-1)})
+
+
+def integer_digits() -> tuple[np.ndarray, np.ndarray]:
+    images, labels = digits()
+    return (images * 16).astype(np.uint8), labels.astype(np.uint8)
+
+
+def named_digits() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    images, labels = digits()
+    return images, {"logits": labels}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "unbuilt_sequential": {
+        "model": lambda: keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(10)])
+    },
+    "subclassed": {"model": Subclassed},
+    "dropout": {"model": dropout_model},
+    "frozen": {"model": frozen_model},
+    "integer_features": {"model": rescaling_model, "train_data": integer_digits, "eval_data": integer_digits},
+    "an_output_of_integers": {
+        "model": model_that_also_decides,
+        "train_data": named_digits,
+        "eval_data": named_digits,
+        "task": lambda: Supervised(loss={"logits": sparse_loss()}),
+    },
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_models_of_every_kind_learn_and_are_exported(tmp_path: pathlib.Path, name: str) -> None:
+    trained = run(tmp_path, epochs=4, **KINDS[name])
+    losses = [p["loss"] for p in trained.points("train")]
+    assert losses[-1] < losses[0] - 0.1
+    assert (tmp_path / "export" / "model.keras").stat().st_size > 0
+    if name == "subclassed":
+        loaded = keras.models.load_model(tmp_path / "export" / "model.keras", custom_objects={"Subclassed": Subclassed})
+        np.testing.assert_array_equal(loaded.predict(digits(5)[0]), trained.model.predict(digits(5)[0]))
+
+
+def test_nothing_of_the_training_is_in_the_exported_model(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, epochs=1, optimizer=lambda: keras.optimizers.Adam())
+    assert not trained.exported().compiled and getattr(trained.exported(), "optimizer", None) is None
+    bare = dense_model()
+    bare.save(tmp_path / "bare.keras")
+    assert (tmp_path / "export" / "model.keras").stat().st_size == pytest.approx(
+        (tmp_path / "bare.keras").stat().st_size, abs=200
+    )

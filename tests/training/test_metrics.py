@@ -1,0 +1,60 @@
+"""Metrics summed over the replicas are those of one device."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from training.checks import MANY_METRICS
+from training.trainings import one_hot_digits, run
+
+from tfdist.errors import UserError
+from tfdist.tasks.base import MetricSpec
+from tfdist.training.metrics import MetricGroup
+
+
+@pytest.mark.slow
+def test_two_replicas_report_what_one_device_does(tmp_path: pathlib.Path, mirrored: Callable[[str], Any]) -> None:
+    expected = run(tmp_path, **MANY_METRICS).result
+    found = mirrored("metrics")
+    for split, metrics in (("train", expected.train_metrics), ("eval", expected.eval_metrics)):
+        assert list(found[split]) == list(metrics)
+        for name, value in metrics.items():
+            np.testing.assert_allclose(found[split][name], value, atol=2e-6, err_msg=f"{split} {name}")
+
+
+def test_evaluation_is_keras_own_over_all_examples(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, **MANY_METRICS)
+    model = trained.exported()
+    model.compile(
+        loss=MANY_METRICS["task"]()._losses["output"],
+        metrics=[s.build() for s in MANY_METRICS["task"]().metric_specs()],
+    )
+    theirs = model.evaluate(*one_hot_digits(), batch_size=64, verbose=0, return_dict=True)
+    assert set(theirs) == set(trained.result.eval_metrics)
+    for name, value in trained.result.eval_metrics.items():
+        np.testing.assert_allclose(theirs[name], value, atol=1e-5, err_msg=name)
+
+
+def test_a_metric_with_one_number_a_class_is_logged_as_a_list(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, **MANY_METRICS)
+    (point,) = trained.points("eval")
+    assert len(point["f1"]) == 10
+
+
+def test_names_do_not_depend_on_what_the_process_built_before() -> None:
+    specs = [
+        MetricSpec(keras.metrics.AUC),
+        MetricSpec(keras.metrics.AUC),
+        MetricSpec(lambda: keras.metrics.AUC(name="own_7")),
+        MetricSpec(keras.metrics.AUC, output="odd"),
+        MetricSpec(keras.metrics.MeanSquaredError, output="odd"),
+    ]
+    expected = ["auc", "auc_1", "own_7", "odd_auc", "odd_mean_squared_error"]
+    assert [MetricGroup(specs).names for _ in range(3)] == [expected] * 3
+    with pytest.raises(UserError, match="called 'own'"):
+        MetricGroup([MetricSpec(lambda: keras.metrics.AUC(name="own"))] * 2)

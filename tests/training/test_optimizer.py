@@ -1,0 +1,59 @@
+"""The optimizer gets gradients that are summed already, and must not sum them once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from equivalence.cases import dense_model
+
+from tfdist.errors import UserError
+from tfdist.training.optimizer import build_optimizer, without_reduction
+
+
+def test_keras_still_has_the_private_method_that_is_replaced() -> None:
+    """Where this fails, Keras has changed: see what reduces gradients there now, and replace that."""
+    method = keras.optimizers.Optimizer._all_reduce_sum_gradients
+    weight = tf.Variable(1.0)
+    pairs = method(keras.optimizers.SGD(), [(tf.constant(2.0), weight)])
+    assert [float(g) for g, _ in pairs] == [2.0]
+
+
+def test_a_keras_without_it_is_refused_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients")
+    with pytest.raises(RuntimeError, match="gradients would be summed twice"):
+        build_optimizer(keras.optimizers.SGD, dense_model())
+
+
+@pytest.mark.slow
+def test_without_the_guard_gradients_are_summed_twice(mirrored: Callable[[str], Any]) -> None:
+    assert mirrored("summed_gradients") == {"with": 1.0, "without": 2.0}
+
+
+def test_clipping_and_moving_averages_of_the_optimizer_still_work() -> None:
+    model = dense_model()
+    optimizer = build_optimizer(lambda: keras.optimizers.SGD(1.0, global_clipnorm=1.0, use_ema=True), model)
+    before = [v.numpy() for v in model.trainable_variables]
+    optimizer.apply([tf.ones(v.shape) for v in model.trainable_variables], model.trainable_variables)
+    moved = sum(((v.numpy() - b) ** 2).sum() for v, b in zip(model.trainable_variables, before, strict=True)) ** 0.5
+    assert moved == pytest.approx(1.0, rel=1e-5)
+    assert without_reduction(optimizer) is optimizer
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        (keras.optimizers.SGD(), "Write @keras.optimizers.SGD without parentheses"),
+        ("adam", "train.optimizer is 'adam'"),
+        (lambda: "adam", "train.optimizer gave a str"),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "train.precision = 'float16'"),
+        (lambda: keras.optimizers.SGD(loss_scale_factor=8.0), "train.precision = 'float16'"),
+        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=4), "write train.num_microbatches"),
+    ],
+)
+def test_what_is_no_builder_of_an_optimizer_gives_a_message(builder: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_optimizer(builder, dense_model())

@@ -1,0 +1,76 @@
+"""XLA computes the same; a probe of it decides and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from equivalence.cases import CASES, digits
+from training.checks import differ, probed
+from training.trainings import run
+
+from tfdist.strategies.one_device import OneDevice
+from tfdist.training.probe import quickest
+
+XLA_CASES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "microbatches": {"num_microbatches": 3, "train_data": lambda: digits(301)},
+    "two_outputs": CASES["two_outputs"],
+    "large_embedding": CASES["large_embedding"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", XLA_CASES)
+def test_xla_agrees_with_what_is_not_compiled(tmp_path: pathlib.Path, name: str) -> None:
+    settings = XLA_CASES[name] | {"epochs": 1}
+    plain, compiled = run(tmp_path / "off", **settings), run(tmp_path / "on", **settings, xla="on")
+    assert differ(compiled.weights(), plain.weights()) < 1e-5
+    assert compiled.result.train_metrics == pytest.approx(plain.result.train_metrics, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_xla_agrees_on_two_replicas(mirrored: Callable[[str], Any]) -> None:
+    assert differ(mirrored("xla_on"), mirrored("xla_off")) < 1e-5
+    assert differ(mirrored("xla_on_microbatches"), mirrored("xla_off_microbatches")) < 1e-5
+
+
+def check_probe(found: dict[str, Any]) -> None:
+    assert set(found["seconds"]) == {"on", "off"}
+    assert found["choice"] == min(found["seconds"], key=found["seconds"].get)
+    assert found["auto"] == found["plain"]  # weights, batch statistics and dropout as if nothing had been tried
+    assert found["metrics"][0] == found["metrics"][1]
+
+
+@pytest.mark.slow
+def test_auto_decides_and_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+    strategy = OneDevice()
+    strategy.connect()
+    check_probe(probed(strategy, tmp_path))
+
+
+@pytest.mark.slow
+def test_auto_decides_and_leaves_nothing_behind_on_two_replicas(mirrored: Callable[[str], Any]) -> None:
+    check_probe(mirrored("probe"))
+    assert mirrored("probe_batch_norm") == 0  # XLA cannot compile a synchronized batch normalisation
+
+
+def test_what_cannot_be_compiled_is_not_chosen() -> None:
+    strategy = OneDevice()
+    strategy.connect()
+
+    def refused(batch: tf.Tensor) -> tf.Tensor:
+        raise tf.errors.InvalidArgumentError(None, None, "no kernel")
+
+    kept = tf.Variable(1.0)
+
+    def good(batch: tf.Tensor) -> tf.Tensor:
+        kept.assign_add(1.0)
+        return tf.reduce_sum(batch)
+
+    choice, seconds = quickest(strategy, {"bad": refused, "good": good}, tf.ones(3), keep=[kept])
+    assert choice == "good" and seconds["bad"] == float("inf")
+    assert kept.numpy() == 1.0

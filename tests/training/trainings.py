@@ -1,0 +1,103 @@
+"""A short training of the digits, whose parts a test changes one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+from equivalence.cases import BASE, digits
+
+from tfdist.experiment import train
+from tfdist.strategies.one_device import OneDevice
+from tfdist.telemetry.result import RunResult
+from tfdist.training.run import Request
+
+STEPS_PER_EPOCH = 7
+SMALL = BASE | {"deterministic": False, "eval_data": lambda: digits(101)}
+
+
+@dataclasses.dataclass
+class Trained:
+    """What a training left behind; `error` is what it raised."""
+
+    directory: pathlib.Path
+    model: keras.Model | None = None
+    optimizer: keras.optimizers.Optimizer | None = None
+    result: RunResult | None = None
+    error: Exception | None = None
+
+    def points(self, split: str) -> list[dict[str, Any]]:
+        return [p for p in self._lines("metrics.jsonl") if p["split"] == split]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [e for e in self._lines("events.jsonl") if e["event"] == name]
+
+    def weights(self) -> list[np.ndarray]:
+        return [np.array(w) for w in self.model.get_weights()]
+
+    def bits(self) -> str:
+        return "".join(w.tobytes().hex() for w in self.weights())
+
+    def exported(self) -> keras.Model:
+        return keras.models.load_model(self.directory / "export" / "model.keras")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / name).read_text().splitlines()]
+
+
+def run(directory: pathlib.Path, *, may_fail: bool = False, **changes: Any) -> Trained:
+    """Trains SMALL with `changes` into `directory`, on one device if they name no strategy."""
+    settings = {"strategy": OneDevice()} | SMALL | changes
+    trained = Trained(directory)
+
+    def model() -> keras.Model:
+        trained.model = (SMALL | changes)["model"]()
+        return trained.model
+
+    def optimizer() -> keras.optimizers.Optimizer:
+        trained.optimizer = (SMALL | changes)["optimizer"]()
+        return trained.optimizer
+
+    settings |= {"model": model, "optimizer": optimizer, "task": settings["task"]()}
+    try:
+        trained.result = train(request=Request(run_dir=str(directory)), **settings)
+    except Exception as error:
+        if not may_fail:
+            raise
+        trained.error = error
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return trained
+
+
+def softmax_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    return keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(inputs))
+
+
+def one_hot_digits() -> tuple[np.ndarray, np.ndarray]:
+    images, labels = digits()
+    return images, np.eye(10, dtype=np.float32)[labels]
+
+
+def dropout_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.Dropout(0.5)(keras.layers.Dense(16, activation="tanh")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def activity_model() -> keras.Model:
+    """Losses that layers add, before and after a batch normalisation."""
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(16, activity_regularizer=keras.regularizers.L2(0.1))(inputs)
+    x = keras.layers.Activation("tanh")(keras.layers.BatchNormalization(momentum=0.9)(x))
+    return keras.Model(inputs, keras.layers.Dense(10, activity_regularizer=keras.regularizers.L2(0.05))(x))
+
+
+def constrained_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(0.1))(inputs))

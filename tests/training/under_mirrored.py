@@ -1,0 +1,155 @@
+"""What tests ask of MirroredStrategy with two replicas, all in one process: `python -m training.under_mirrored DIR`.
+
+Writes DIR/results.json: what each function of CHECKS returned, or the traceback of its error.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd
+from training.checks import MANY_METRICS, drawn_masks, probed, probed_batch_norm
+from training.trainings import Trained, activity_model, constrained_model, dropout_model, run
+
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.training.optimizer import without_reduction
+
+Check = Callable[[Strategy, pathlib.Path], Any]
+
+
+def copies(trained: Trained) -> list[str]:
+    """The bits of every replica's copy of every variable."""
+    values = [value for v in trained.model.variables for value in v.value.values]
+    return [np.asarray(value).tobytes().hex() for value in values]
+
+
+def summed_gradients(strategy: Strategy, directory: pathlib.Path) -> dict[str, float]:
+    """What one plain SGD step of a gradient of 1 on each replica takes off a weight, with and without the guard."""
+    moved = {}
+    for name, guard in (("with", without_reduction), ("without", lambda optimizer: optimizer)):
+        with strategy.scope():
+            weight = keras.Variable(0.0, name="weight")
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([weight])
+        guard(optimizer)
+
+        def apply(weight: Any = weight, optimizer: Any = optimizer) -> None:
+            optimizer.apply([tf.constant(1.0)], [weight])
+
+        tf.function(lambda apply=apply: strategy.run(apply))()
+        moved[name] = -float(weight.numpy())
+    return moved
+
+
+def overflow(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
+    """The second of three batches overflows in the last replica's part; and a training without that batch."""
+    results = {}
+    for kind, model in (("plain", dense_model), ("batch_norm", lambda: dense_model(batch_norm=True))):
+        settings = OVERFLOW | {"strategy": strategy, "model": model, "log_every_steps": 1, "steps_per_call": 1}
+        trained = run(directory / kind, **settings, train_data=overflowing_digits)
+        other = run(directory / f"{kind}_left_out", **settings, train_data=lambda: digits(128))
+        results[kind] = {
+            "copies": copies(trained),
+            "left_out": copies(other),
+            "skipped": [{"step": e["step"], **e["details"]} for e in trained.events("steps_skipped")],
+            "metrics": trained.result.train_metrics,
+            "metrics_left_out": other.result.train_metrics,
+        }
+    return results
+
+
+def metrics(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
+    result = run(directory, strategy=strategy, **MANY_METRICS).result
+    return {"train": result.train_metrics, "eval": result.eval_metrics}
+
+
+def weights(**changes: Any) -> Check:
+    def check(strategy: Strategy, directory: pathlib.Path) -> list[Any]:
+        return [w.tolist() for w in run(directory, strategy=strategy, **changes).weights()]
+
+    return check
+
+
+def callbacks(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
+    """Callbacks that read, save and put back weights."""
+    seen: list[float] = []
+
+    class Reads(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            self.model.save(directory / f"saved_{epoch}.keras")
+            seen.append(float(np.sum([np.sum(w) for w in self.model.get_weights()])))
+
+    path = directory / "best_{epoch}.keras"
+    trained = run(
+        directory,
+        strategy=strategy,
+        epochs=3,
+        callbacks=[
+            Reads(),
+            keras.callbacks.ModelCheckpoint(str(path), save_best_only=True),
+            keras.callbacks.EarlyStopping(patience=0, min_delta=100.0, restore_best_weights=True),
+        ],
+    )
+    first = keras.models.load_model(directory / "saved_0.keras").get_weights()
+    return {
+        "sums": seen,
+        "saved": [float(np.sum([np.sum(w) for w in first]))],
+        "best": [w.tolist() for w in keras.models.load_model(directory / "best_1.keras").get_weights()],
+        "restored": [w.tolist() for w in trained.weights()],
+        "exported": [w.tolist() for w in trained.exported().get_weights()],
+        "epochs": trained.result.epochs,
+        "eval": trained.result.eval_metrics,
+        "evaluated": [p["loss"] for p in trained.points("eval")],
+        "copies": copies(trained),
+    }
+
+
+CHECKS: dict[str, Check] = {
+    "summed_gradients": summed_gradients,
+    "overflow": overflow,
+    "metrics": metrics,
+    "masks": lambda strategy, directory: drawn_masks(strategy),
+    "dropout_again": weights(model=dropout_model, epochs=1),
+    "activity": weights(model=activity_model, epochs=1),
+    "constraint": weights(model=constrained_model, epochs=1),
+    "local_batch_norm": weights(model=lambda: dense_model(batch_norm=True), epochs=1, synchronize_batch_norm=False),
+    "batch_norm": weights(model=lambda: dense_model(batch_norm=True), epochs=1),
+    "xla_off": weights(epochs=1),
+    "xla_on": weights(epochs=1, xla="on"),
+    "xla_on_microbatches": weights(epochs=1, xla="on", num_microbatches=3, train_data=lambda: digits(301)),
+    "xla_off_microbatches": weights(epochs=1, num_microbatches=3, train_data=lambda: digits(301)),
+    "probe": probed,
+    "probe_batch_norm": probed_batch_norm,
+    "callbacks": callbacks,
+    "frozen": weights(model=lambda: _frozen(dense_model()), optimizer=sgd, epochs=1),
+}
+
+
+def _frozen(model: keras.Model) -> keras.Model:
+    model.layers[1].trainable = False
+    return model
+
+
+def main(directory: pathlib.Path) -> None:
+    strategy = Mirrored(num_cpu_devices=2)
+    strategy.connect()
+    results: dict[str, Any] = {}
+    for name, check in CHECKS.items():
+        try:
+            results[name] = {"value": check(strategy, directory / name)}
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+    (directory / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
