@@ -126,7 +126,7 @@ def test_a_worker_reads_its_own_groups_only_and_each_once(
     source = Table(files=files, columns=NUMBERED, block_rows=group)
     read: list[int] = []
     decoded = source._decoded
-    monkeypatch.setattr(source, "_decoded", lambda number, fitted: read.append(number) or decoded(number, fitted))
+    monkeypatch.setattr(source, "_decoded", lambda n, fitted: read.append(n) or decoded(n, fitted))
     for num_workers in (1, 2, 4):
         batch_plan = BatchPlan(num_examples=size, global_batch_size=128, num_replicas=num_workers, shuffle_seed=1)
         total = []
@@ -151,7 +151,8 @@ def test_few_bytes_are_read_for_a_batch_of_a_large_file(
     source = Table(files=files, columns=NUMBERED, block_rows=1000)
     read: list[int] = []
     real = input_files.read_range
-    monkeypatch.setattr(input_files, "read_range", lambda p, b, n: read.append(n) or real(p, b, n))
+    count = read.append
+    monkeypatch.setattr(input_files, "read_range", lambda p, b, n, count=count, real=real: count(n) or real(p, b, n))
     source.reader(Order(4, 1))(tf.constant([40], tf.int64), tf.constant(0, tf.int64))
     assert 0 < sum(read) <= 0.02 * pathlib.Path(files).stat().st_size
     Table(files=files, columns=NUMBERED, block_rows=1000)
@@ -249,7 +250,10 @@ def test_what_is_wrong_with_rows_gets_a_message(tmp_path: pathlib.Path, form: st
         (table(files, MIXED, fitted_on=files), place + "'size' is missing. Write Table.missing"),
         (table(files, MIXED, fitted_on=files, missing="mean"), "'color' is missing.*'category'"),
         (table(files, Columns("size", "lable")), r"has no column 'lable'; .*Did you mean 'label'"),
-        (table(files, Columns("size", "grade"), missing={"size": 0, "grade": 1}, num_classes=9), "the label 'grade' is 9"),
+        (
+            table(files, Columns("size", "grade"), missing={"size": 0, "grade": 1}, num_classes=9),
+            "the label 'grade' is 9",
+        ),
         (table(files, MIXED, missing={"colour": 1}), "Table.missing names 'colour'.*Did you mean 'color'"),
         (table(files, MIXED, missing={"color": "mean"}), "Table.missing is 'mean' for 'color'"),
         (table(files, MIXED, missing={"size": "category"}), "Table.missing is 'category' for 'size'"),
@@ -276,9 +280,15 @@ def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None
     for make, message in (
         (table(ragged), r"ragged\.csv:4: this row has 2 values, but the first line names 3 columns"),
         (table(text(tmp_path / "quote.csv", head + '1,2,3\n4,"5,6\n')), r"quote\.csv:3: a quote is not closed"),
-        (table(text(tmp_path / "twice.csv", "a,b,a\n1,2,3\n")), r"received \['a', 'b', 'a'\], with \['a'\] empty or rep"),
+        (
+            table(text(tmp_path / "twice.csv", "a,b,a\n1,2,3\n")),
+            r"received \['a', 'b', 'a'\], with \['a'\] empty or rep",
+        ),
         (table(no_rows), "has no rows, in 1 files"),
-        (table(str(tmp_path / "kinds-*.csv")), r"'half' holds strings in .*kinds-1\.csv, but whole numbers in .*-0\.csv"),
+        (
+            table(str(tmp_path / "kinds-*.csv")),
+            r"'half' holds strings in .*kinds-1\.csv, but whole numbers in .*-0\.csv",
+        ),
         (table(str(tmp_path / "nothing-*.csv")), "No file matches '.*nothing"),
         (table([]), "Table.files is .., *write|Table.files is ..; write a path"),
         (table(str(torn)), r"part-0\.parquet is no readable Parquet file"),

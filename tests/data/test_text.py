@@ -120,7 +120,8 @@ def test_a_worker_reads_its_own_lines_only(tmp_path: pathlib.Path, monkeypatch: 
         source = lines(files, bucket_batches=bucket_batches)
         with monkeypatch.context() as patch:
             real = input_files.read_range
-            patch.setattr(input_files, "read_range", lambda p, b, n: read.append(n) or real(p, b, n))
+            count = read.append
+            patch.setattr(input_files, "read_range", lambda p, b, n, count=count, real=real: count(n) or real(p, b, n))
             for worker in range(4):
                 read.clear()
                 fetch = source._permuted(Order(64, 1))
@@ -160,7 +161,7 @@ def test_files_by_label_and_characters_of_one_length(tmp_path: pathlib.Path) -> 
     ids, labels = next(iter(build_pipeline(source, plan, Topology(0, 1, 1))))["examples"]
     assert (ids.numpy() > 0).sum(axis=1).tolist() == [2, 3, 2]
     assert labels.numpy().tolist() == [0, 0, 1]
-    with pytest.raises(UserError, match="needs batches of one shape.*TextLines.pad_to_max = True"):
+    with pytest.raises(UserError, match=r"needs batches of one shape.*TextLines.pad_to_max = True"):
         build_pipeline(lines(files), plan, Topology(0, 1, 1))
 
 

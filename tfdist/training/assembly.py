@@ -36,7 +36,7 @@ def open_source(run: Run, data: Callable[[], Any]) -> Source:
     Raises:
       UserError: the data cannot be read; on every worker, where it is the chief that fails.
     """
-    source = as_source(data())
+    source = as_source(data(), data)
     problem: UserError | None = None
     if run.topology.is_chief:
         try:

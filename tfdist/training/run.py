@@ -98,7 +98,12 @@ def open_run(request: Request, strategy: Strategy, *, mode: str) -> Iterator[Run
             strategy.any_worker(False)  # nobody leaves while another still needs it
         except BaseException as error:
             told = failures.take() or failures.explained(error) or peer_lost(error, topology)
-            events.error("run_failed", mode=mode, error=f"{type(error).__name__}: {error}", peer_lost=isinstance(told, PeerLostError))
+            events.error(
+                "run_failed",
+                mode=mode,
+                error=f"{type(error).__name__}: {error}",
+                peer_lost=isinstance(told, PeerLostError),
+            )
             if told is not None:
                 raise told from error
             raise
