@@ -463,9 +463,28 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path: Path) 
 # Validate
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda f: f.stem)
-@pytest.mark.parametrize("chosen", [None, *STRATEGIES], ids=lambda f: f.stem if f else "own")
-def test_validate_accepts_every_experiment_with_every_strategy(
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the experiments read from data/, made by the commands that their first comments name."""
+    data = tmp_path_factory.mktemp("prepared")
+    for name in ("digits", "images", "tables", "text"):
+        run_python([REPOSITORY / "tools" / f"prepare_{name}.py", f"--out={data}"], timeout=180).check()
+    return data
+
+
+@pytest.fixture
+def data(prepared: Path, tmp_path: Path) -> None:
+    """The prepared data in the working directory."""
+    (tmp_path / "data").symlink_to(prepared, target_is_directory=True)
+
+
+DIGITS_FILE = Path("configs/experiments/digits.gin")
+VALIDATED = [(file, None) for file in EXPERIMENTS] + [(DIGITS_FILE, file) for file in STRATEGIES]
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize(("experiment", "chosen"), VALIDATED, ids=lambda f: f.stem if f else "own")
+def test_validate_accepts_every_experiment_and_every_strategy(
     answer: Callable[..., Answer],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -511,13 +530,14 @@ def test_validate_checks_an_experiment_that_only_trains_and_the_evaluation_of_on
     )
 
 
+@pytest.mark.usefixtures("data")
 def test_every_file_of_configs_is_part_of_an_experiment(answer: Callable[..., Answer]) -> None:
     used = set()
     for experiment in EXPERIMENTS:
         told = answer(f"--gin_file={experiment}", "--mode=validate").stdout
         used |= {Path(name) for name in re.findall(r"configs/\S+\.gin(?=:\d)", told)}
     given = {f.relative_to(REPOSITORY) for f in CONFIGS.rglob("*.gin")}
-    assert given - used - set(STRATEGIES) == set()
+    assert given - used - set(STRATEGIES) - set(EXPERIMENTS) == set()
 
 
 # Train and evaluate

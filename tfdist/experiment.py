@@ -12,7 +12,6 @@ from typing import Any
 import keras
 
 from tfdist.data.batches import BatchPlan
-from tfdist.data.pipeline import as_source
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
@@ -157,7 +156,7 @@ def train(
     with open_run(request, strategy, mode="train") as run:
         set_seeds(seed, deterministic=deterministic)
         set_precision(precision)
-        source = as_source(train_data())
+        source = assembly.open_source(run, train_data)
         plan = plan_for(source.num_examples, run.topology.num_replicas)
         learner = build_learner(
             strategy,
@@ -272,7 +271,7 @@ def evaluate(
         set_precision(precision)
         with strategy.scope():
             metrics = MetricGroup(task.metric_specs())
-            built = build_model(model, task, as_source(data()).structure, metrics=[metrics])
+            built = build_model(model, task, assembly.open_source(run, data).structure, metrics=[metrics])
         assembly.load_weights(built, path)
         results = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size).evaluate()
         if run.topology.is_chief:

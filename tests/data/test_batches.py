@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
+from tfdist.data.source import permute
 from tfdist.errors import UserError
 
 REPLICAS = (1, 2, 3, 4)
@@ -49,7 +50,8 @@ every_plan = pytest.mark.parametrize("plan", EXACT + PADDED, ids=name)
 def pieces(plan: BatchPlan, step: int, replica: int) -> list[list[tuple[int, float]]]:
     """Microbatch by microbatch, a replica's examples with its share in each."""
     held = plan.replica_slice(tf.constant(step, tf.int64), tf.constant(replica, tf.int64))
-    indices = held["indices"].numpy().tolist()
+    order = {"num_examples": plan.num_examples, "seed": plan.shuffle_seed}
+    indices = permute(held["positions"], held["epoch"], **order).numpy().tolist()
     shares = held["shares"].numpy().tolist() if "shares" in held else [1.0] * len(indices)
     splits = held["splits"].numpy().tolist() if "splits" in held else [0, len(indices)]
     assert len(splits) == plan.num_microbatches + 1 and splits[-1] == len(indices) == len(shares)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.source import RandomAccessSource
 from tfdist.errors import UserError
 
 
-class ArraySource:
+class ArraySource(RandomAccessSource):
     """A nest of arrays whose first axis counts the examples: `(x, y)`, `(x, y, sample_weight)`, dicts of them.
 
     float64 arrays are held as float32, the type in which Keras computes.
@@ -32,13 +34,9 @@ class ArraySource:
             )
         self.num_examples = sizes[0]
 
-    @property
-    def structure(self) -> Any:
-        """The nest with a `tf.TensorSpec` of a batch, shape [None, …], in place of each array."""
-        return tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), self._arrays)
+        self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), self._arrays)
 
-    def reader(self) -> Any:
-        """A function from indices, int64 [n], to the nest of those examples; made once, used inside tf.data."""
+    def gatherer(self) -> Callable[[tf.Tensor], Any]:
         tensors = tf.nest.map_structure(tf.constant, self._arrays)
         return lambda indices: tf.nest.map_structure(lambda t: tf.gather(t, indices), tensors)
 

@@ -1,8 +1,9 @@
-"""Which examples make up a batch: a pure function of (seed, epoch, step).
+"""Which places of an epoch's order make up a batch, and whose they are: a pure function of the step.
 
-Invariant: global batch k of epoch e, and how it is cut into microbatches, do not depend on the number of workers or
-replicas. Each replica takes its contiguous part of every microbatch; the parts differ by one example at most, and
-their shares add up to one an example. Called by the pipelines, inside tf.data.
+Invariant: global batch k is the places k · size, k · size + 1, … of the epoch's order. It, and how it is cut into
+microbatches, do not depend on the number of workers or replicas. Each replica takes its contiguous part of every
+microbatch; the parts differ by one example at most, and their shares add up to one an example. Called by the
+pipelines, inside tf.data.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class BatchPlan:
       global_batch_size: examples of one step over all replicas.
       num_replicas: replicas of the whole run.
       num_microbatches: into how many slices, computed one after the other, a step's batch is cut.
-      shuffle_seed: seed of the permutation, another one each epoch; None keeps the order.
+      shuffle_seed: of the order of the examples, another one each epoch; None keeps theirs.
       drop_remainder: leaves out the last batch of an epoch if it is smaller than the others.
       pad: gives every replica the same number of examples in every step, the missing ones with a share of zero.
 
@@ -67,7 +68,8 @@ class BatchPlan:
         """The examples of `replica` in the run's step number `step`, both int64 scalars.
 
         Returns:
-          indices: int64 [n], which examples, microbatch after microbatch; never empty.
+          positions: int64 [n], places in the epoch's order, microbatch after microbatch; never empty.
+          epoch: int64 scalar.
           splits: int64 [num_microbatches + 1], where each microbatch begins; only with several microbatches.
           shares: float32 [n], how much of each example is this replica's; only where it is not 1 for all.
         """
@@ -77,7 +79,8 @@ class BatchPlan:
         size = tf.minimum(tf.constant(self.global_batch_size, tf.int64), self.num_examples - first)
         edges = [first + size * i // self.num_microbatches for i in range(self.num_microbatches + 1)]
         microbatches = list(itertools.pairwise(edges))
-        return self._padded(microbatches, replica, epoch) if self.pad else self._exact(microbatches, replica, epoch)
+        piece = self._padded(microbatches, replica) if self.pad else self._exact(microbatches, replica)
+        return {"epoch": epoch, **piece}
 
     @property
     def _has_short_microbatch(self) -> bool:
@@ -90,7 +93,7 @@ class BatchPlan:
         size = end - begin
         return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
 
-    def _exact(self, microbatches: list[Range], replica: tf.Tensor, epoch: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _exact(self, microbatches: list[Range], replica: tf.Tensor) -> dict[str, tf.Tensor]:
         piece: dict[str, tf.Tensor] = {}
         parts = [self._part(begin, end, replica) for begin, end in microbatches]
         if self._has_short_microbatch:
@@ -101,7 +104,7 @@ class BatchPlan:
             sizes = tf.stack([end - begin for begin, end in parts])
             piece["splits"] = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
         positions = [tf.range(begin, end) for begin, end in parts]
-        piece["indices"] = self._permute(tf.concat(positions, axis=0) if len(parts) > 1 else positions[0], epoch)
+        piece["positions"] = tf.concat(positions, axis=0) if len(parts) > 1 else positions[0]
         return piece
 
     def _shared(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[Range, tf.Tensor]:
@@ -119,25 +122,17 @@ class BatchPlan:
         part = tf.where(is_short, begin, part_begin), tf.where(is_short, last, part_end)
         return part, tf.where(is_short, share, 1.0)
 
-    def _padded(self, microbatches: list[Range], replica: tf.Tensor, epoch: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _padded(self, microbatches: list[Range], replica: tf.Tensor) -> dict[str, tf.Tensor]:
         parts = [self._part(begin, end, replica) for begin, end in microbatches]
         width = self.global_batch_size // (self.num_microbatches * self.num_replicas)
         offsets = tf.range(width, dtype=tf.int64)
         positions = tf.concat([begin + offsets for begin, _ in parts], axis=0)
         real = tf.concat([begin + offsets < end for begin, end in parts], axis=0)
-        indices = self._permute(tf.where(real, positions, tf.zeros_like(positions)), epoch)
-        piece = {"indices": indices, "shares": tf.cast(real, tf.float32)}
+        positions = tf.where(real, positions, tf.fill(tf.shape(positions), parts[0][0]))
+        piece = {"positions": positions, "shares": tf.cast(real, tf.float32)}
         if self.num_microbatches > 1:
             piece["splits"] = tf.range(self.num_microbatches + 1, dtype=tf.int64) * width
         return piece
-
-    def _permute(self, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        if self.shuffle_seed is None or self.num_examples == 1:
-            return positions
-        seed = tf.stack([tf.constant(self.shuffle_seed, tf.int64), epoch])
-        return tf.random.experimental.index_shuffle(
-            positions, seed=seed, max_index=tf.constant(self.num_examples - 1, tf.int64)
-        )
 
 
 def check_split(global_batch_size: int, num_replicas: int, num_microbatches: int, *, even: bool) -> None:

@@ -14,44 +14,51 @@ import tensorflow as tf
 
 from tfdist.data.arrays import ArraySource
 from tfdist.data.batches import BatchPlan
+from tfdist.data.opaque import DatasetFunction, GivenDataset, StreamSource
+from tfdist.data.source import Order, Source
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
 PREFETCHED_STEPS = 8
+PARALLEL_READS = 4
 
 
-def as_source(data: Any) -> ArraySource:
+def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
     """What a user's data function returned, as a source.
 
+    Args:
+      data: what it returned.
+      function: the data function itself. One that returns a `tf.data.Dataset` is called anew for every stream, because
+        the order of a dataset that shuffles depends on how often it was read before.
+
     Raises:
-      UserError: it is nothing that can be read by index.
+      UserError: it is nothing that can be read.
     """
-    if isinstance(data, ArraySource):
+    if isinstance(data, Source):
         return data
-    if data is None or isinstance(data, (str, bytes, int, float, tf.data.Dataset)):
+    if isinstance(data, tf.data.Dataset):
+        return GivenDataset(data) if function is None else DatasetFunction(lambda: function())
+    if data is None or isinstance(data, (str, bytes, int, float)):
         raise UserError(
             "A data function returns arrays, (x, y) or (x, y, sample_weight), each of them an array or a dict of "
-            f"arrays; received {type(data).__name__}."
+            f"arrays, one of tfdist's sources, or a tf.data.Dataset; received {type(data).__name__}."
         )
     return ArraySource(data)
 
 
-def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, first_step: int = 0) -> tf.data.Dataset:
+def build_pipeline(source: Source, plan: BatchPlan, topology: Topology, *, first_step: int = 0) -> tf.data.Dataset:
     """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
 
     Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
     `shares` where it gives them.
     """
-    read = source.reader()
     num_local = topology.num_local_replicas
-
-    def local_batch(t: tf.Tensor) -> dict[str, Any]:
-        piece = plan.replica_slice(t // num_local, topology.first_replica + t % num_local)
-        return {"examples": read(piece.pop("indices")), **piece}
-
-    dataset = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-    dataset = map_inline(dataset, local_batch)
+    if isinstance(source, StreamSource):
+        dataset = source.local_batches(plan, topology, first_step)
+    else:
+        dataset = _indexed(source, plan, topology, first_step)
     if plan.pad:
+        _check_static(source.structure)
         width = plan.global_batch_size // plan.num_replicas
         dataset = dataset.map(lambda batch: _with_width(batch, width, plan.num_microbatches))
     # Endless by construction; saying so spares tf.distribute a check for the end at every step.
@@ -61,6 +68,35 @@ def build_pipeline(source: ArraySource, plan: BatchPlan, topology: Topology, *, 
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
     return dataset.with_options(options)
+
+
+def _indexed(source: Source, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+    """The local batches of a source that reads by position."""
+    read = source.reader(
+        Order(batch_size=plan.global_batch_size, seed=plan.shuffle_seed, drop_remainder=plan.drop_remainder)
+    )
+    num_local = topology.num_local_replicas
+
+    def local_batch(t: tf.Tensor) -> dict[str, Any]:
+        piece = plan.replica_slice(t // num_local, topology.first_replica + t % num_local)
+        positions, epoch = piece.pop("positions"), piece.pop("epoch")
+        examples = read(positions, epoch)
+        if source.augment is not None and plan.shuffle_seed is not None:
+            examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
+        return {"examples": examples, **piece}
+
+    dataset = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
+    if source.calls_python or source.augment is not None:
+        return dataset.map(local_batch, num_parallel_calls=PARALLEL_READS, deterministic=True)
+    return map_inline(dataset, local_batch)
+
+
+def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
+    """int32 [n, 2] seeds for what is random about the examples at these places of an epoch."""
+    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0x5EED], tf.int64), epoch)
+    mixed = tf.stack([key[0] + positions, tf.fill(tf.shape(positions), key[1])], axis=1)
+    # Neighbouring seeds are fine: every stateless operation scrambles its seed.
+    return tf.cast(tf.bitwise.bitwise_and(mixed, 0x7FFFFFFF), tf.int32)
 
 
 def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
@@ -83,6 +119,14 @@ def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -
         preserve_cardinality=True,
     )
     return tf.data.experimental.from_variant(mapped, structure)
+
+
+def _check_static(structure: Any) -> None:
+    if not all(spec.shape[1:].is_fully_defined() for spec in tf.nest.flatten(structure)):
+        raise UserError(
+            f"The strategy needs batches of one shape, but the data gives {structure}, with a length that changes. "
+            "Give examples one length: for lines of text, TextLines.pad_to_max = True."
+        )
 
 
 def _with_width(batch: dict[str, Any], width: int, num_microbatches: int) -> dict[str, Any]:

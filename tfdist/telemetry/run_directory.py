@@ -60,6 +60,11 @@ class RunDirectory:
         return files.join(self.path, "backups")
 
     @property
+    def fitted(self) -> str:
+        """What sources fitted on the training data, which evaluations need again: vocabularies, means."""
+        return files.join(self.path, "fitted")
+
+    @property
     def export(self) -> str:
         return files.join(self.path, "export")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from tfdist.data.arrays import ArraySource
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import as_source, build_pipeline, dispose
+from tfdist.data.source import Source
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.tasks.base import Task
@@ -30,13 +30,33 @@ from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
 
 
-def stream(run: Run, source: ArraySource, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
+def open_source(run: Run, data: Callable[[], Any]) -> Source:
+    """What a data function gives, prepared on every worker: on the chief first, for the others to find.
+
+    Raises:
+      UserError: the data cannot be read; on every worker, where it is the chief that fails.
+    """
+    source = as_source(data(), data)
+    problem: UserError | None = None
+    if run.topology.is_chief:
+        try:
+            source.prepare(run.directory.fitted)
+        except UserError as error:
+            problem = error
+    if run.strategy.any_worker(problem is not None):
+        raise problem or UserError("The chief could not prepare the data; its message says why.")
+    if not run.topology.is_chief:
+        source.prepare(run.directory.fitted)
+    return source
+
+
+def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
     """This worker's local batches, from a step on."""
     return run.strategy.distribute(build_pipeline(source, plan, run.topology, first_step=first_step))
 
 
 def build_step(
-    run: Run, learner: Learner, task: Task, source: ArraySource, plan: BatchPlan, *, xla: str, deterministic: bool
+    run: Run, learner: Learner, task: Task, source: Source, plan: BatchPlan, *, xla: str, deterministic: bool
 ) -> TrainStep:
     """The training step, with what was left to "auto" settled."""
 
@@ -75,7 +95,7 @@ def build_evaluator(
     """An evaluator of all that `data` gives, in its order; None without data."""
     if data is None:
         return None
-    source = as_source(data())
+    source = open_source(run, data)
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=batch_size,
@@ -97,7 +117,7 @@ def run_loop(
     learner: Learner,
     step: TrainStep,
     evaluator: Evaluator | None,
-    source: ArraySource,
+    source: Source,
     plan: BatchPlan,
     boundaries: Boundaries,
     callbacks: Sequence[keras.callbacks.Callback],

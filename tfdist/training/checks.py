@@ -5,16 +5,20 @@ Says what it finds in lines for the user; ends with a UserError at the first thi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tfdist.data.arrays import ArraySource
+from tfdist.data import failures
 from tfdist.data.batches import BatchPlan
-from tfdist.data.pipeline import as_source
+from tfdist.data.pipeline import as_source, build_pipeline
+from tfdist.data.source import Source
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model
 from tfdist.training.metrics import MetricGroup
@@ -40,11 +44,11 @@ def check_training(
     `plan` gives the batches for a number of examples and of replicas.
     """
     replicas = _tell_strategy(tell, strategy)
-    source = as_source(train_data())
-    batches = plan(source.num_examples, replicas)
-    _tell_data(tell, "training", source, batches)
-    if eval_data is not None:
-        check_evaluation_data(tell, as_source(eval_data()), source, eval_batch_size, replicas)
+    with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
+        source = _opened(train_data, scratch)
+        _tell_data(tell, "training", source, plan(source.num_examples, replicas))
+        if eval_data is not None:
+            check_evaluation_data(tell, _opened(eval_data, scratch), source, eval_batch_size, replicas)
     metrics = MetricGroup(task.metric_specs())
     built = build_model(model, task, source.structure, metrics=[metrics])
     made = build_optimizer(optimizer, built)
@@ -57,13 +61,14 @@ def check_evaluation(
 ) -> None:
     """The same for an evaluation."""
     replicas = _tell_strategy(tell, strategy)
-    source = as_source(data())
-    check_evaluation_data(tell, source, source, batch_size, replicas)
+    with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
+        source = _opened(data, scratch)
+        check_evaluation_data(tell, source, source, batch_size, replicas)
     built = build_model(model, task, source.structure, metrics=[MetricGroup(task.metric_specs())])
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
-def check_evaluation_data(tell: Tell, source: ArraySource, like: ArraySource, batch_size: int, replicas: int) -> None:
+def check_evaluation_data(tell: Tell, source: Source, like: Source, batch_size: int, replicas: int) -> None:
     """Checks that evaluation examples look as training's do."""
     ours, theirs = _said(source.structure), _said(like.structure)
     if ours != theirs:
@@ -80,11 +85,46 @@ def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
     return expected or 1
 
 
-def _tell_data(tell: Tell, split: str, source: ArraySource, plan: BatchPlan) -> None:
+def _opened(data: Callable[[], Any], scratch: str) -> Source:
+    source = as_source(data(), data)
+    source.prepare(scratch)
+    return source
+
+
+def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> None:
+    """Says what a split holds, and reads its first batch."""
     tell(
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
+    for line in source.describe():
+        tell(f"  {line}")
+    alone = dataclasses.replace(plan, num_replicas=1)
+    try:
+        batch = next(iter(build_pipeline(source, alone, Topology(0, 1, 1))))["examples"]
+    except tf.errors.OpError as error:
+        raise failures.take() or failures.explained(error) or error from error
+    for path, values in _named(batch):
+        tell(f"  first batch, {path}: {_values_said(values.numpy())}")
+
+
+def _named(nest: Any, path: str = "") -> list[tuple[str, tf.Tensor]]:
+    """The tensors of a nest with their places in it: x, y, x.upper …"""
+    if isinstance(nest, Mapping):
+        return [pair for name in nest for pair in _named(nest[name], f"{path}.{name}".strip("."))]
+    if isinstance(nest, (tuple, list)):
+        names = ("x", "y", "sample_weight") if not path and len(nest) <= 3 else map(str, range(len(nest)))
+        return [
+            pair for name, part in zip(names, nest, strict=False) for pair in _named(part, f"{path}.{name}".strip("."))
+        ]
+    return [(path or "examples", nest)]
+
+
+def _values_said(values: np.ndarray) -> str:
+    shown = f"{values.dtype}{list(values.shape)}" if values.dtype != object else f"string{list(values.shape)}"
+    if values.size and np.issubdtype(values.dtype, np.number):
+        return f"{shown}, {values.min():.4g} … {values.max():.4g}"
+    return f"{shown}, such as {values.flat[0]!r}" if values.size else shown
 
 
 def counted(number: int, noun: str) -> str:

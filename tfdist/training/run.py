@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from tfdist.data import failures
 from tfdist.errors import PeerLostError, UserError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
@@ -96,10 +97,15 @@ def open_run(request: Request, strategy: Strategy, *, mode: str) -> Iterator[Run
             yield run
             strategy.any_worker(False)  # nobody leaves while another still needs it
         except BaseException as error:
-            lost = peer_lost(error, topology)
-            events.error("run_failed", mode=mode, error=f"{type(error).__name__}: {error}", peer_lost=lost is not None)
-            if lost is not None:
-                raise lost from error
+            told = failures.take() or failures.explained(error) or peer_lost(error, topology)
+            events.error(
+                "run_failed",
+                mode=mode,
+                error=f"{type(error).__name__}: {error}",
+                peer_lost=isinstance(told, PeerLostError),
+            )
+            if told is not None:
+                raise told from error
             raise
         finally:
             metrics.close()

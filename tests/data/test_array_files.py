@@ -1,0 +1,110 @@
+"""Array files give each example once an epoch, read only the rows asked for, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from data_streams import TOPOLOGIES, column, global_batches, same
+
+from tfdist.data.array_files import ArrayFiles
+from tfdist.errors import UserError
+
+ROWS = 37
+STEPS = 5  # an epoch of batches of 8, the last with 5
+
+
+@pytest.fixture
+def written(tmp_path: pathlib.Path) -> dict[str, Any]:
+    arrays = {
+        "x": np.arange(ROWS * 3, dtype=np.float64).reshape(ROWS, 3),
+        "y": np.arange(ROWS, dtype=np.int32),
+        "w": np.ones(ROWS, np.float32),
+        "name": np.array([f"é{i}" for i in range(ROWS)]),
+    }
+    np.savez(tmp_path / "plain.npz", **arrays)
+    np.savez_compressed(tmp_path / "compressed.npz", **arrays)
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(arrays["x"]))
+    return {
+        "plain": f"{tmp_path}/plain.npz",
+        "compressed": f"{tmp_path}/compressed.npz",
+        "npy": {name: f"{tmp_path}/{name}.npy" for name in arrays},
+        "fortran": {"x": f"{tmp_path}/fortran.npy", "y": f"{tmp_path}/y.npy", "w": f"{tmp_path}/w.npy"},
+    }
+
+
+@pytest.mark.parametrize("kind", ["plain", "compressed", "npy", "fortran"])
+@pytest.mark.parametrize(("num_workers", "num_local"), TOPOLOGIES)
+def test_each_row_once_an_epoch_in_the_same_batches_for_any_workers(
+    written: dict[str, Any], kind: str, num_workers: int, num_local: int
+) -> None:
+    def make() -> ArrayFiles:
+        return ArrayFiles(written[kind], inputs="x", targets="y", weights="w")
+
+    expected = global_batches(make, steps=2 * STEPS)
+    found = global_batches(make, steps=2 * STEPS, num_workers=num_workers, num_local=num_local)
+    assert same(found, expected)
+    for epoch in (found[:STEPS], found[STEPS:]):
+        assert sorted(column(epoch, 1)) == list(range(ROWS))
+        np.testing.assert_array_equal(column(epoch, 0)[:, 0], 3 * column(epoch, 1))
+    assert same(global_batches(make, steps=3, first_step=6, num_workers=num_workers, num_local=num_local), found[6:9])
+
+
+def test_plain_files_are_mapped_and_float64_rows_become_float32(written: dict[str, Any]) -> None:
+    source = ArrayFiles(written["plain"], inputs="x", targets="y")
+    assert source.calls_python and "memory-mapped" in source.describe()[0]
+    assert [spec.dtype.name for spec in source.structure] == ["float32", "int32"]
+    assert global_batches(lambda: source, steps=1)[0][0].dtype == np.float32
+    assert not ArrayFiles(written["compressed"], inputs="x", targets="y").calls_python
+
+
+def test_text_becomes_utf_8_and_several_inputs_a_dict(written: dict[str, Any]) -> None:
+    source = ArrayFiles(written["plain"], inputs=["name", "x"], targets="y")
+    (batch,) = global_batches(lambda: source, steps=1, seed=None)
+    assert batch[0][3] == "é3".encode()
+    assert set(source.structure[0]) == {"name", "x"}
+
+
+def test_images_can_be_augmented(tmp_path: pathlib.Path) -> None:
+    images = np.random.default_rng(0).random((ROWS, 6, 6, 1)).astype(np.float32)
+    np.savez(tmp_path / "images.npz", x=images, y=np.arange(ROWS))
+
+    def make() -> ArrayFiles:
+        return ArrayFiles(
+            f"{tmp_path}/images.npz", inputs="x", targets="y", augmentation=[lambda: keras.layers.RandomRotation(0.2)]
+        )
+
+    alone = global_batches(make, steps=STEPS)
+    assert same(alone, global_batches(make, steps=STEPS, num_workers=3))
+    assert not np.array_equal(column(alone, 0), images[column(alone, 1)])
+    plain = global_batches(make, steps=STEPS, seed=None)
+    np.testing.assert_array_equal(column(plain, 0), images)
+
+
+def test_mistakes_have_messages(written: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    (tmp_path / "broken.npy").write_bytes(b"nothing")
+    np.savez(tmp_path / "uneven.npz", x=np.zeros(3), y=np.zeros(4))
+    np.savez(tmp_path / "objects.npz", x=np.array([{}, {}]), y=np.zeros(2))
+    whole = pathlib.Path(written["plain"]).read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    cases = [
+        (f"{tmp_path}/none.npz", "'.*none.npz' cannot be read: No such file"),
+        (f"{tmp_path}/broken.npz", "broken.npz is no .npz file"),
+        (f"{tmp_path}/cut.npz", "cut.npz is no .npz file"),
+        (f"{tmp_path}/x.csv", "a .npz file, or a dict of names"),
+        (f"{tmp_path}/uneven.npz", r"same number of examples .*x float64\(3,\), y float64\(4,\)"),
+        (f"{tmp_path}/objects.npz", "'x' of .*objects.npz cannot be read"),
+        ({"x": f"{tmp_path}/broken.npy", "y": written["npy"]["y"]}, "broken.npy is no .npy file"),
+        ({"x": f"{tmp_path}/none.npy", "y": written["npy"]["y"]}, "none.npy' cannot be read"),
+    ]
+    for path, message in cases:
+        with pytest.raises(UserError, match=message):
+            ArrayFiles(path, inputs="x", targets="y")
+    with pytest.raises(UserError, match=r"has no column 'nam'.*Did you mean 'name'"):
+        ArrayFiles(written["plain"], inputs="nam", targets="y")

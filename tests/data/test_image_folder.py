@@ -1,0 +1,137 @@
+"""Folders of images: each file once an epoch, decoded and brought to a size, and what is wrong said by name."""
+
+from __future__ import annotations
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+from data_streams import TOPOLOGIES, column, global_batches, same
+from PIL import Image
+
+from tfdist.data import failures
+from tfdist.data.image_folder import ImageFolder
+from tfdist.errors import UserError
+
+COUNTS = {"ant": 9, "bee": 16, "cat.v2": 12}
+IMAGES = sum(COUNTS.values())
+STEPS = 5  # an epoch of batches of 8, the last with 5
+FORMATS = ("png", "bmp", "jpg")
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Grey images; a PNG's value is its number."""
+    number = 0
+    for name, count in COUNTS.items():
+        (tmp_path / name).mkdir()
+        for index in range(count):
+            image = Image.new("L", (6 + index % 3, 5), number)
+            image.save(tmp_path / name / f"{index:02}.{FORMATS[index % 2]}")
+            number += 1
+    (tmp_path / "README.txt").write_text("no class")
+    (tmp_path / "ant" / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("num_workers", "num_local"), TOPOLOGIES)
+@pytest.mark.parametrize("augmented", [False, True])
+def test_each_image_once_an_epoch_in_the_same_batches_for_any_workers(
+    root: pathlib.Path, num_workers: int, num_local: int, augmented: bool
+) -> None:
+    layers = [lambda: keras.layers.RandomBrightness(0.2), lambda: keras.layers.RandomRotation(0.1)]
+
+    def make() -> ImageFolder:
+        return ImageFolder(str(root), size=(4, 4), channels=1, augmentation=layers if augmented else [])
+
+    expected = global_batches(make, steps=2 * STEPS)
+    found = global_batches(make, steps=2 * STEPS, num_workers=num_workers, num_local=num_local)
+    assert same(found, expected)
+    assert same(global_batches(make, steps=2, first_step=6, num_workers=num_workers, num_local=num_local), found[6:8])
+    numbers = np.round(column(found[:STEPS], 0)[:, 0, 0, 0] * 255).astype(int)
+    assert np.bincount(column(found[:STEPS], 1)).tolist() == list(COUNTS.values())
+    if augmented:
+        assert sorted(numbers) != list(range(IMAGES))
+    else:
+        assert sorted(numbers) == list(range(IMAGES))
+        labels = np.repeat(np.arange(3), list(COUNTS.values()))
+        np.testing.assert_array_equal(labels[numbers], column(found[:STEPS], 1))
+
+
+def test_evaluation_and_unshuffled_streams_are_not_augmented(root: pathlib.Path) -> None:
+    source = ImageFolder(str(root), size=(4, 4), channels=1, augmentation=[lambda: keras.layers.RandomBrightness(0.9)])
+    batches = global_batches(lambda: source, steps=STEPS, seed=None)
+    np.testing.assert_allclose(column(batches, 0)[:, 0, 0, 0] * 255, np.arange(IMAGES), atol=1e-4)
+
+
+def test_crop_and_pad_keep_proportions(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a").mkdir()
+    pixels = np.zeros((4, 8), np.uint8)
+    pixels[:, 4:] = 200
+    Image.fromarray(pixels).save(tmp_path / "a" / "wide.png")
+
+    def image(**settings: object) -> np.ndarray:
+        source = ImageFolder(str(tmp_path), size=(4, 4), channels=1, method="nearest", scale=1, **settings)
+        return global_batches(lambda: source, steps=1, batch_size=1, seed=None)[0][0][0, :, :, 0]
+
+    assert image(fit="stretch").tolist() == [[0, 0, 200, 200]] * 4
+    assert image(fit="crop").tolist() == [[0, 0, 200, 200]] * 4
+    padded = image(fit="pad", pad_value=7)
+    assert padded[0].tolist() == padded[3].tolist() == [7] * 4
+    assert padded[1].tolist() == padded[2].tolist() == [0, 0, 200, 200]
+
+
+def test_channels_are_converted_and_classes_ordered_as_given(root: pathlib.Path) -> None:
+    source = ImageFolder(str(root), size=(3, 2), classes=["cat.v2", "ant", "bee", "none yet"], scale=1)
+    ((images, labels),) = global_batches(lambda: source, steps=1, seed=None)
+    assert images.shape == (8, 3, 2, 3) and set(labels) == {0}
+    assert images[0].min() == images[0].max() == 25
+    assert source.describe()[0].endswith("37 images; cat.v2 12, ant 9, bee 16, none yet 0")
+
+
+def test_corrupt_images_are_named_or_replaced_and_counted(root: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "bee" / "03.bmp").write_bytes(b"BM nothing of an image")
+    whole = (root / "bee" / "04.png").read_bytes()
+    (root / "bee" / "04.png").write_bytes(whole[: len(whole) - 25])
+    failures.take()
+
+    def make(limit: int) -> ImageFolder:
+        return ImageFolder(str(root), size=(4, 4), channels=1, max_corrupt_images=limit)
+
+    for limit, words in ((0, "bee/0[34].* cannot be decoded"), (1, "1 before it cannot be decoded")):
+        with pytest.raises(Exception, match="UserError"):
+            global_batches(lambda limit=limit: make(limit), steps=STEPS, seed=None)
+        told = failures.take()
+        assert isinstance(told, UserError)
+        with pytest.raises(UserError, match=words):
+            raise told
+        assert f"max_corrupt_images = N (now {limit})" in str(told)
+    source = make(2)
+    batches = global_batches(lambda: source, steps=STEPS)
+    numbers = sorted(np.round(column(batches, 0)[:, 0, 0, 0] * 255).astype(int))
+    assert numbers == sorted([n for n in range(IMAGES) if n not in (12, 13)] + [14, 14])
+    assert sum("is replaced by the next image" in record.message for record in caplog.records) >= 2
+    assert same(batches, global_batches(lambda: make(2), steps=STEPS, num_workers=3))
+
+
+def test_mistakes_have_messages(root: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    (tmp_path_factory.mktemp("no_images") / "a").mkdir()
+    cases = [
+        (str(root / "none"), {}, "none' does not exist"),
+        (str(empty), {}, "holds no subdirectories"),
+        (str(empty.parent / "no_images0"), {}, "No images in"),
+        (str(root), {"size": 12}, r"size is \(height, width\)"),
+        (str(root), {"channels": 2}, "channels is one of 1, 3, 4; received 2"),
+        (str(root), {"method": "bilinar"}, "Did you mean 'bilinear'"),
+        (str(root), {"fit": "squeeze"}, "fit is one of stretch, crop, pad"),
+        (str(root), {"pad_value": 300}, "pad_value"),
+        (str(root), {"classes": ["ant", "bees"]}, "no class 'bees'.*Did you mean 'bee'"),
+        (str(root), {"classes": ["ant", "bee"]}, r"classes lacks \['cat.v2'\]"),
+        (str(root), {"classes": "ant"}, "a list of different names"),
+        (str(root), {"max_corrupt_images": -1}, "max_corrupt_images is a whole number"),
+    ]
+    for path, settings, message in cases:
+        with pytest.raises(UserError, match=message):
+            ImageFolder(path, **{"size": (4, 4)} | settings)

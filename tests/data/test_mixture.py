@@ -1,0 +1,145 @@
+"""Mixtures hold their quotas, go through each source once before again, and are the same for any number of workers."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from data_streams import column, global_batches, same
+from PIL import Image
+
+from tfdist.data.array_files import ArrayFiles
+from tfdist.data.arrays import ArraySource
+from tfdist.data.image_folder import ImageFolder
+from tfdist.data.mixture import Mixture
+from tfdist.data.quotas import Quotas, Schedule
+from tfdist.data.source import Order
+from tfdist.errors import UserError
+
+SIZES = (23, 7, 50)
+
+
+def numbers(source: int) -> Any:
+    """Examples whose x is 1,000 · source + number."""
+    rows = np.arange(SIZES[source])
+    return (1000 * source + rows).astype(np.float32)[:, np.newaxis], rows.astype(np.int32)
+
+
+def mixture(weights: Any = (5, 1, 2), **settings: Any) -> Mixture:
+    return Mixture([lambda s=s: numbers(s) for s in range(3)], weights=weights, **settings)
+
+
+def sources_of(batches: Sequence[Any]) -> np.ndarray:
+    return (column(batches, 0)[:, 0] // 1000).astype(int)
+
+
+@pytest.mark.parametrize(("num_workers", "num_local"), [(1, 2), (3, 1), (2, 2)])
+@pytest.mark.parametrize("weights", [(5, 1, 2), {0: (1, 0, 1), 1: (1, 3, 0.5)}], ids=str)
+def test_batches_are_the_same_for_any_workers_and_from_any_step(weights: Any, num_workers: int, num_local: int) -> None:
+    workers = {"num_workers": num_workers, "num_local": num_local}
+    expected = global_batches(lambda: mixture(weights), steps=25)
+    found = global_batches(lambda: mixture(weights), steps=25, **workers)
+    assert same(found, expected)
+    assert same(global_batches(lambda: mixture(weights), steps=4, first_step=17, **workers), expected[17:21])
+
+
+def test_every_batch_holds_its_quotas_and_every_source_goes_through_its_epochs() -> None:
+    batches = global_batches(mixture, steps=40, batch_size=8)
+    for batch in batches[:9]:
+        assert np.bincount(sources_of([batch]), minlength=3).tolist() == [5, 1, 2]
+    drawn = column(batches, 0)[:, 0].astype(int)
+    for source, size in enumerate(SIZES):
+        own = drawn[drawn // 1000 == source] % 1000
+        assert len(own) > size or source == 2
+        epochs = [own[begin : begin + size].tolist() for begin in range(0, len(own), size)]
+        for epoch in epochs[:-1]:
+            assert sorted(epoch) == list(range(size))
+        assert len(set(map(tuple, epochs))) == len(epochs)  # another order each time
+
+
+def test_an_epoch_longer_than_a_source_many_times_over() -> None:
+    batches = global_batches(lambda: mixture((0, 1, 0), examples_per_epoch=64), steps=2, batch_size=32)
+    found = column(batches, 0)[:, 0].astype(int) - 1000
+    for begin in range(0, 63, 7):
+        assert sorted(found[begin : begin + 7]) == list(range(7))
+
+
+def test_weights_change_by_epoch_by_step_and_in_ramps() -> None:
+    by_epoch = global_batches(lambda: mixture({0: (1, 0, 0), 2: (0, 1, 1)}, examples_per_epoch=16), steps=8)
+    assert set(sources_of(by_epoch[:4])) == {0} and set(sources_of(by_epoch[4:])) == {1, 2}
+    by_step = global_batches(lambda: mixture({0: (1, 0, 0), 3: (0, 1, 0)}, unit="steps"), steps=30)
+    assert set(sources_of(by_step[:3])) == {0} and set(sources_of(by_step[3:])) == {1}
+    # 20 examples are 2 steps when the remainder of batches of 8 is dropped, else 3.
+    dropping = {"unit": "steps", "examples_per_epoch": 20}
+    late = global_batches(lambda: mixture({0: (1, 0, 0), 3: (0, 1, 0)}, **dropping), steps=5, drop_remainder=True)
+    assert [set(sources_of([batch])) for batch in late] == [{0}, {0}, {0}, {1}, {1}]
+    ramp = global_batches(lambda: mixture({0: (1, 0, 0), 100: (0, 1, 0)}, unit="steps", ramp=True), steps=110)
+    second = [np.mean(sources_of(ramp[begin : begin + 10]) == 1) for begin in range(0, 110, 10)]
+    assert second == sorted(second) and second[0] < 0.1 and 0.49 < np.mean(second[:10]) < 0.51 and second[10] == 1
+
+
+@pytest.mark.parametrize("weights", [(0.1, 0.2, 0.7), (1, 1e-4, 3), (1 / 3, 2, 0.05), (0, 1, 0)], ids=str)
+def test_counts_never_fall_add_up_and_stay_near_the_shares(weights: tuple[float, ...]) -> None:
+    quotas = Quotas((0, 1000), (weights, tuple(reversed(weights))))
+    places = np.concatenate([np.arange(3000), np.arange(3000) + 10**12])
+    counts = quotas.counts(tf.constant(places)).numpy()
+    np.testing.assert_array_equal(counts.sum(axis=1), places)
+    steps = np.diff(counts[:3000], axis=0)
+    assert steps.min() >= 0
+    share = np.array(weights) / sum(weights)
+    assert np.abs(counts[:1000] - np.outer(places[:1000], share)).max() < 3
+
+
+def test_steps_to_places_follows_the_plan() -> None:
+    schedule = Schedule.of({0: (1,), 7: (2,)}, num_sources=1, unit="steps", ramp=False)
+    assert schedule.quotas(20, Order(8, 1)).begins == (0, 48)  # 3 steps an epoch: step 7 is the second of epoch 2
+    assert schedule.quotas(20, Order(8, 1, drop_remainder=True)).begins == (0, 68)
+
+
+def test_sources_that_augment_and_map_files_can_be_mixed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    for number in range(9):
+        Image.new("L", (4, 4), 10 * number).save(tmp_path / "images" / "a" / f"{number}.png")
+    np.savez(tmp_path / "x.npz", x=np.zeros((5, 4, 4, 1), np.float32), y=np.ones(5, np.int32))
+
+    def make() -> Mixture:
+        brighter = [lambda: keras.layers.RandomBrightness(0.3)]
+        images = ImageFolder(f"{tmp_path}/images", size=(4, 4), channels=1, augmentation=brighter)
+        return Mixture([images, ArrayFiles(f"{tmp_path}/x.npz", inputs="x", targets="y")], weights=(3, 1))
+
+    expected = global_batches(make, steps=6)
+    assert same(expected, global_batches(make, steps=6, num_workers=3))
+    assert np.bincount(expected[0][1]).tolist() == [6, 2]
+    levels = column(expected, 0)[column(expected, 1) == 0][:, 0, 0, 0] * 255
+    assert not np.allclose(levels % 10, 0, atol=0.01)
+    assert len(make().describe()) == 3
+
+
+def test_mistakes_have_messages() -> None:
+    one: Mapping[str, Any] = {"sources": [lambda: numbers(0)]}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"sources": []}, "a list of data functions"),
+        ({**one, "weights": (1, 2)}, r"1 numbers from 0 on.*received \(1, 2\)"),
+        ({**one, "weights": (-1,)}, "from 0 on"),
+        ({**one, "weights": (0,)}, "not all 0"),
+        ({**one, "weights": {1: (1,)}}, "begins with an entry for 0"),
+        ({**one, "weights": {0: (1,), 0.5: (1,)}}, "begins with an entry for 0"),
+        ({**one, "unit": "epoch"}, "Did you mean 'epochs'"),
+        ({**one, "examples_per_epoch": 0}, "examples_per_epoch is a whole number"),
+        ({"sources": [lambda: numbers(0), lambda: (np.zeros((3, 2)), np.zeros(3))]}, "must look alike.*source 1"),
+        ({"sources": [lambda: None]}, "received NoneType"),
+        ({"sources": [lambda: tf.data.Dataset.range(4).map(lambda i: (i, i))] * 2}, "cannot be part of a mixture"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(UserError, match=message):
+            global_batches(lambda settings=settings: Mixture(**settings), steps=1)
+
+
+def test_arrays_and_sources_can_stand_in_for_functions() -> None:
+    made = Mixture([ArraySource(numbers(0)), lambda: numbers(1)], weights=(1, 1))
+    assert made.num_examples == 30

@@ -1,0 +1,314 @@
+"""Tables: every row once an epoch, the same batches for any number of workers, only own groups read, one message for
+whatever is wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import tensorflow as tf
+from pyarrow import csv, parquet
+from support import REPOSITORY, run_python
+
+from tfdist.data import input_files
+from tfdist.data.batches import BatchPlan
+from tfdist.data.columns import Columns
+from tfdist.data.pipeline import build_pipeline
+from tfdist.data.source import Order
+from tfdist.data.tables import Table
+from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
+
+SIZES = ([37], [50, 3], [1, 90, 12], [20, 0, 41, 8], [5, 64, 0, 17, 33])
+NUMBERED = Columns(inputs=["number", "half"], targets="odd")
+MIXED = Columns(inputs=["size", "color", "grade"], targets="label")
+FORMATS = ("parquet", "csv")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write(path: pathlib.Path, columns: dict[str, Any], group: int = 8) -> str:
+    """A table; an empty CSV file has not even a first row."""
+    table = pyarrow.table(columns)
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=group)
+    elif table.num_rows:
+        csv.write_csv(table, path)
+    else:
+        path.touch()
+    return str(path)
+
+
+def write_numbered(folder: pathlib.Path, form: str, sizes: Sequence[int]) -> str:
+    begin = 0
+    for i, size in enumerate(sizes):
+        numbers = np.arange(begin, begin + size)
+        write(folder / f"part-{i}.{form}", {"number": numbers, "half": numbers / 2, "odd": numbers % 2})
+        begin += size
+    return str(folder / f"part-*.{form}")
+
+
+def mixed(path: pathlib.Path, **changes: Any) -> str:
+    columns = {
+        "size": pyarrow.array([1.0, None, 3.0, 8.0], pyarrow.float64()),
+        "color": pyarrow.array(["red", "green", None, "red"]),
+        "grade": pyarrow.array([7, 9, 7, None], pyarrow.int64()),
+        "label": pyarrow.array(["no", "yes", "no", "yes"]),
+    }
+    return write(path, {name: v for name, v in (columns | changes).items() if v is not None})
+
+
+def rows(source: Table) -> Any:
+    """All rows in their own order."""
+    read = source.reader(Order(8, None))(tf.range(source.num_examples, dtype=tf.int64), tf.constant(0, tf.int64))
+    return tf.nest.map_structure(lambda t: t.numpy(), read)
+
+
+def plan(source: Table, num_replicas: int, seed: int | None = 5) -> BatchPlan:
+    return BatchPlan(
+        num_examples=source.num_examples, global_batch_size=12, num_replicas=num_replicas, shuffle_seed=seed
+    )
+
+
+def batches(source: Table, num_workers: int, steps: int, *, first_step: int = 0, seed: int | None = 5) -> list[Any]:
+    """The numbers of the rows of each global batch, from the streams of as many workers."""
+    streams = [
+        build_pipeline(source, plan(source, num_workers, seed), Topology(worker, num_workers, 1), first_step=first_step)
+        for worker in range(num_workers)
+    ]
+    found = []
+    for pieces in itertools.islice(zip(*(s.as_numpy_iterator() for s in streams), strict=True), steps):
+        for piece in pieces:
+            inputs, odd = piece["examples"]
+            np.testing.assert_array_equal(inputs["half"], inputs["number"] / 2)
+            np.testing.assert_array_equal(odd, inputs["number"] % 2)
+        numbers = [piece["examples"][0]["number"] for piece in pieces]
+        if "shares" in pieces[0] and (pieces[0]["shares"] < 1).any():  # fewer rows than replicas: each has all
+            numbers = numbers[:1]
+        found.append(np.concatenate(numbers).tolist())
+    return found
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_each_row_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
+    tmp_path: pathlib.Path, form: str, sizes: Sequence[int]
+) -> None:
+    source = Table(files=write_numbered(tmp_path, form, sizes), columns=NUMBERED, block_rows=8)
+    steps = plan(source, 1).steps_per_epoch
+    alone = batches(source, 1, 2 * steps)
+    for epoch in (alone[:steps], alone[steps:]):
+        assert sorted(itertools.chain(*epoch)) == list(range(sum(sizes)))
+    assert alone[:steps] != alone[steps:]
+    for num_workers in (2, 3, 4):
+        assert batches(source, num_workers, 2 * steps) == alone
+        assert batches(source, num_workers, steps, first_step=2) == alone[2 : 2 + steps]
+    assert list(itertools.chain(*batches(source, 2, steps, seed=None))) == list(range(sum(sizes)))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_worker_reads_its_own_groups_only_and_each_once(
+    tmp_path: pathlib.Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, group = 4096, 4
+    numbers = np.arange(size)
+    files = write(tmp_path / f"one.{form}", {"number": numbers, "half": numbers / 2, "odd": numbers % 2}, group)
+    source = Table(files=files, columns=NUMBERED, block_rows=group)
+    read: list[int] = []
+    decoded = source._decoded
+    monkeypatch.setattr(source, "_decoded", lambda n, fitted: read.append(n) or decoded(n, fitted))
+    for num_workers in (1, 2, 4):
+        batch_plan = BatchPlan(num_examples=size, global_batch_size=128, num_replicas=num_workers, shuffle_seed=1)
+        total = []
+        for worker in range(num_workers):
+            stream = source.reader(Order(128, 1))
+            read.clear()
+            for step in range(batch_plan.steps_per_epoch):
+                piece = batch_plan.replica_slice(tf.constant(step, tf.int64), tf.constant(worker, tf.int64))
+                stream(piece["positions"], piece["epoch"])
+            assert len(read) == len(set(read)), "a group that is held is not read again"
+            assert len(read) / (size / group / num_workers) <= 1.02
+            total += read
+        assert sorted(set(total)) == list(range(size // group))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_few_bytes_are_read_for_a_batch_of_a_large_file(
+    tmp_path: pathlib.Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.arange(100_000)
+    files = write(tmp_path / f"big.{form}", {"number": numbers, "half": numbers / 2, "odd": numbers % 2}, 1000)
+    source = Table(files=files, columns=NUMBERED, block_rows=1000)
+    read: list[int] = []
+    real = input_files.read_range
+    count = read.append
+    monkeypatch.setattr(input_files, "read_range", lambda p, b, n, count=count, real=real: count(n) or real(p, b, n))
+    source.reader(Order(4, 1))(tf.constant([40], tf.int64), tf.constant(0, tf.int64))
+    assert 0 < sum(read) <= 0.02 * pathlib.Path(files).stat().st_size
+    Table(files=files, columns=NUMBERED, block_rows=1000)
+    scanned = sum(read)
+    assert scanned <= 0.2 * pathlib.Path(files).stat().st_size, "the index is made once"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_categories_missing_values_and_standardising(tmp_path: pathlib.Path, form: str) -> None:
+    files = mixed(tmp_path / f"a.{form}")
+    source = Table(
+        files=files, fitted_on=files, columns=MIXED, categories=["grade"], unseen="category",
+        missing={"size": "mean", "color": "category", "grade": 9}, standardize=["size"], num_classes=2,
+    )  # fmt: skip
+    inputs, labels = rows(source)
+    np.testing.assert_allclose(inputs["size"].mean(), 0, atol=1e-6)
+    np.testing.assert_allclose(inputs["size"], np.array([-3, 0, -1, 4]) / np.sqrt(26 / 3), rtol=1e-6)
+    assert inputs["color"].tolist() == [1, 0, 3, 1]  # green, red, unseen, missing
+    assert inputs["grade"].tolist() == [0, 1, 0, 1]  # 7, 9
+    assert labels.tolist() == [0, 1, 0, 1]
+    assert {inputs["color"].dtype.name, inputs["size"].dtype.name, labels.dtype.name} == {"int32", "float32"}
+    said = "\n".join(source.describe())
+    assert "size: " in said and "1 missing (mean)" in said and "1 missing (category), indices 0 … 3" in said
+
+
+def test_another_split_is_encoded_as_the_training_rows_are(tmp_path: pathlib.Path) -> None:
+    train = mixed(tmp_path / "train.csv")
+    test = mixed(
+        tmp_path / "test.csv",
+        size=pyarrow.array([4, 4, 4, 5]),
+        color=pyarrow.array(["red", "blue", "red", "green"]),
+        grade=pyarrow.array([9, 9, 7, 1]),
+    )
+    settings = {"fitted_on": train, "columns": MIXED, "missing": "mean", "standardize": True, "categories": ["grade"]}
+    with pytest.raises(UserError, match=r"test\.csv:3: 'color' is 'blue'.*\['?'green', 'red'|'green', 'red'"):
+        rows(Table(files=test, **settings))
+    source = Table(files=test, unseen="category", **settings)
+    assert source.structure == Table(files=train, unseen="category", **settings).structure
+    inputs, _ = rows(source)
+    assert inputs["color"].tolist() == [1, 2, 1, 0]
+    assert inputs["grade"].tolist() == [1, 1, 0, 2]
+    np.testing.assert_allclose(inputs["size"], np.array([0, 0, 0, 1]) / np.sqrt(26 / 3), rtol=1e-6)
+    assert rows(Table(files=test, unseen=0, **settings))[0]["color"].tolist() == [1, 0, 1, 0]
+
+
+def test_what_was_fitted_is_kept_with_the_run(tmp_path: pathlib.Path) -> None:
+    train, run = mixed(tmp_path / "train.parquet"), str(tmp_path / "run" / "fitted")
+    settings = {"fitted_on": train, "columns": MIXED, "missing": {"size": "mean", "color": "category", "grade": 0}}
+    first = Table(files=train, **settings)
+    first.prepare(run)
+    (kept,) = pathlib.Path(run).glob("*.json")
+    assert json.loads(kept.read_text())["vocabularies"] == {"color": ["green", "red"], "label": ["no", "yes"]}
+    mixed(tmp_path / "train.parquet", color=pyarrow.array(["a", "b", "c", "red"]))  # the data changes under the run
+    again = Table(files=train, unseen="category", **settings)
+    assert again.fitted.vocabularies["color"] == ["a", "b", "c", "red"]
+    again = Table(files=train, **settings)
+    again.prepare(run)
+    assert again.fitted == first.fitted
+
+
+def test_inputs_are_stacked_in_the_order_of_their_names(tmp_path: pathlib.Path) -> None:
+    files = write_numbered(tmp_path, "csv", [5])
+    source = Table(files=files, columns=Columns(["half", "number"], "odd", weights="half"), stack_inputs=True)
+    x, y, weights = rows(source)
+    assert source.structure[0] == tf.TensorSpec([None, 2], tf.float32)
+    assert x.tolist() == [[n / 2, n] for n in range(5)]
+    assert y.dtype == np.int64
+    assert weights.dtype == np.float32
+
+
+def test_csv_rows_may_hold_line_ends_empty_lines_and_other_signs(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes('\ufeffname\tn\r\n"a\nb"\t1\r\n\r\n"say ""x"""\t2\r\nü\t3'.encode())
+    source = Table(files=str(path), columns=Columns("name", "n"), strings=["name"], block_rows=2)
+    names, numbers = rows(source)
+    assert [name.decode() for name in names] == ["a\nb", 'say "x"', "ü"]
+    assert numbers.tolist() == [1, 2, 3]
+
+
+def text(path: pathlib.Path, content: str) -> str:
+    path.write_text(content)
+    return str(path)
+
+
+def table(files: Any, columns: Columns = NUMBERED, **settings: Any) -> Callable[[], Any]:
+    return lambda: rows(Table(files=files, columns=columns, **settings))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_wrong_with_rows_gets_a_message(tmp_path: pathlib.Path, form: str) -> None:
+    files = mixed(tmp_path / f"a.{form}")
+    place = r"a\.csv:3: " if form == "csv" else r"a\.parquet, row 1 .*: "
+    for make, message in (
+        (table(files, MIXED), "Write Table.fitted_on = the training files, in every split"),
+        (table(files, MIXED, fitted_on=files), place + "'size' is missing. Write Table.missing"),
+        (table(files, MIXED, fitted_on=files, missing="mean"), "'color' is missing.*'category'"),
+        (table(files, Columns("size", "lable")), r"has no column 'lable'; .*Did you mean 'label'"),
+        (
+            table(files, Columns("size", "grade"), missing={"size": 0, "grade": 1}, num_classes=9),
+            "the label 'grade' is 9",
+        ),
+        (table(files, MIXED, missing={"colour": 1}), "Table.missing names 'colour'.*Did you mean 'color'"),
+        (table(files, MIXED, missing={"color": "mean"}), "Table.missing is 'mean' for 'color'"),
+        (table(files, MIXED, missing={"size": "category"}), "Table.missing is 'category' for 'size'"),
+        (table(files, MIXED, fitted_on=files, stack_inputs=True), r"the inputs \['color'\] hold categories"),
+        (table(files, MIXED, categories="grade"), "Table.categories is 'grade'; write the names of columns in a list"),
+        (table(files, MIXED, unseen="drop"), "Table.unseen is 'drop'"),
+        (table(files, MIXED, vocabularies={"color": [1]}), "Table.vocabularies gives .1. for 'color'"),
+        (table(files, MIXED, strings=["size"]), "Table.strings names 'size'"),
+        (table(files, MIXED, standardize=["color"]), "Table.standardize names 'color'"),
+    ):
+        with pytest.raises(UserError, match=f"(?s){message}"):
+            make()
+
+
+def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None:
+    head = "number,half,odd\n"
+    ragged = text(tmp_path / "ragged.csv", head + "1,2,3\n\n4,5\n")
+    no_rows = text(tmp_path / "norows.csv", head)
+    torn = pathlib.Path(write_numbered(tmp_path, "parquet", [20]).replace("*", "0"))
+    torn.write_bytes(torn.read_bytes()[:-20])
+    text(tmp_path / "kinds-0.csv", head + "1,2,3\n")
+    text(tmp_path / "kinds-1.csv", head + "1,two,3\n")
+    dates = write(tmp_path / "dates.parquet", {"number": [1], "half": [np.datetime64("2020-01-01", "s")], "odd": [1]})
+    for make, message in (
+        (table(ragged), r"ragged\.csv:4: this row has 2 values, but the first line names 3 columns"),
+        (table(text(tmp_path / "quote.csv", head + '1,2,3\n4,"5,6\n')), r"quote\.csv:3: a quote is not closed"),
+        (
+            table(text(tmp_path / "twice.csv", "a,b,a\n1,2,3\n")),
+            r"received \['a', 'b', 'a'\], with \['a'\] empty or rep",
+        ),
+        (table(no_rows), "has no rows, in 1 files"),
+        (
+            table(str(tmp_path / "kinds-*.csv")),
+            r"'half' holds strings in .*kinds-1\.csv, but whole numbers in .*-0\.csv",
+        ),
+        (table(str(tmp_path / "nothing-*.csv")), "No file matches '.*nothing"),
+        (table([]), "Table.files is .., *write|Table.files is ..; write a path"),
+        (table(str(torn)), r"part-0\.parquet is no readable Parquet file"),
+        (table(text(tmp_path / "a.json", "{}")), r"a\.json is no table that can be read"),
+        (table(dates), "'half' is of the type timestamp.*cannot hold"),
+    ):
+        with pytest.raises(UserError, match=f"(?s){message}"):
+            make()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wine_parquet", "iris_csv"])
+def test_the_example_trains_and_is_evaluated_alike(tmp_path: pathlib.Path, name: str) -> None:
+    run_python([REPOSITORY / "tools" / "prepare_tables.py", f"--out={tmp_path / 'data'}"]).check()
+    shutil.copytree(REPOSITORY / "configs", tmp_path / "configs")
+    run = tmp_path / "run"
+    args = ["-m", "tfdist.main", f"--gin_file=configs/experiments/{name}.gin", f"--run_dir={run}"]
+    run_python(args, cwd=tmp_path).check()
+    result = json.loads((run / "result.json").read_text())
+    assert result["eval_metrics"]["accuracy"] > 0.9
+    assert len(list((run / "fitted").iterdir())) == 1
+    run_python([*args, "--mode=evaluate"], cwd=tmp_path).check()
+    assert json.loads((run / "evaluation.json").read_text())["accuracy"] == result["eval_metrics"]["accuracy"]

@@ -1,0 +1,204 @@
+"""Lines of text: every line once an epoch, the same batches and the same padding for any number of workers, little of
+it with buckets, one vocabulary for all splits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from support import REPOSITORY, run_python
+
+from tfdist.data import input_files
+from tfdist.data.batches import BatchPlan
+from tfdist.data.length_order import LengthOrder
+from tfdist.data.pipeline import build_pipeline
+from tfdist.data.source import Order
+from tfdist.data.text import TextLines
+from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
+
+SIZES = ([37], [50, 3], [1, 90, 12], [20, 0, 41, 8], [5, 64, 0, 17, 33])
+BATCH = 12
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write_numbered(folder: pathlib.Path, sizes: Sequence[int]) -> str:
+    """Lines whose first word is their number, of very different lengths."""
+    draw, number = np.random.default_rng(0), itertools.count()
+    for i, size in enumerate(sizes):
+        words = [["word"] * int(n) for n in draw.gamma(1.0, 12.0, size)]
+        lines = [f"{'even' if (n := next(number)) % 2 == 0 else 'odd'}\tn{n} {' '.join(w)}\n" for w in words]
+        (folder / f"part-{i}.tsv").write_text("".join(lines))
+    return str(folder / "part-*.tsv")
+
+
+def lines(files: Any, **settings: Any) -> TextLines:
+    return TextLines(**{"files": files, "fitted_on": files, "vocabulary_size": 10_000} | settings)
+
+
+def batches(source: TextLines, num_workers: int, steps: int, *, first_step: int = 0, seed: int | None = 5) -> list[Any]:
+    """The ids and labels of each global batch, from the streams of as many workers."""
+    plan = BatchPlan(
+        num_examples=source.num_examples, global_batch_size=BATCH, num_replicas=num_workers, shuffle_seed=seed
+    )
+    streams = [
+        build_pipeline(source, plan, Topology(worker, num_workers, 1), first_step=first_step).as_numpy_iterator()
+        for worker in range(num_workers)
+    ]
+    found = []
+    for _ in range(steps):
+        pieces = [next(stream) for stream in streams]
+        examples = [piece["examples"] for piece in pieces]
+        if "shares" in pieces[0] and (pieces[0]["shares"] < 1).any():  # fewer lines than replicas: each has all
+            examples = examples[:1]
+        found.append(tuple(np.concatenate(parts).tolist() for parts in zip(*examples, strict=True)))
+    return found
+
+
+def numbers(source: TextLines, found: Any) -> list[int]:
+    """The numbers of the lines in some batches."""
+    words = dict(enumerate(source.vocabulary, start=2))
+    chosen = [int(words[row[0]][1:]) for ids, _ in found for row in ids]
+    for number, label in zip(chosen, [label for _, labels in found for label in labels], strict=True):
+        assert source.labels[label] == ("odd" if number % 2 else "even")
+    return chosen
+
+
+@pytest.mark.parametrize("bucket_batches", [0, 4])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_each_line_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
+    tmp_path: pathlib.Path, sizes: Sequence[int], bucket_batches: int
+) -> None:
+    source = lines(write_numbered(tmp_path, sizes), bucket_batches=bucket_batches)
+    steps = -(-sum(sizes) // BATCH)
+    alone = batches(source, 1, 2 * steps)
+    for epoch in (alone[:steps], alone[steps:]):
+        assert sorted(numbers(source, epoch)) == list(range(sum(sizes)))
+    assert numbers(source, alone[:steps]) != numbers(source, alone[steps:])
+    for num_workers in (2, 3, 4):  # ids and all: a batch is padded alike on every worker
+        assert batches(source, num_workers, steps) == alone[:steps]
+        assert batches(source, num_workers, steps, first_step=2) == alone[2 : 2 + steps]
+    assert numbers(source, batches(source, 2, steps, seed=None)) == list(range(sum(sizes)))
+
+
+def test_buckets_pad_less_than_a_third_as_much(tmp_path: pathlib.Path) -> None:
+    files = write_numbered(tmp_path, [900, 300])
+    for_each_word = {}
+    for bucket_batches in (0, 25):
+        source = lines(files, bucket_batches=bucket_batches)
+        rows = [row for ids, _ in batches(source, 1, 100) for row in ids]
+        padding = sum(row.count(0) for row in rows)
+        for_each_word[bucket_batches] = padding / (sum(map(len, rows)) - padding)
+    assert for_each_word[25] < for_each_word[0] / 3
+
+
+@pytest.mark.parametrize(("num_records", "batch"), [(1000, 12), (997, 64), (40, 64), (129, 128)])
+def test_the_order_by_length_is_a_permutation(num_records: int, batch: int) -> None:
+    lengths = np.random.default_rng(1).integers(1, 99, num_records)
+    sizes = [min(64, num_records - begin) for begin in range(0, num_records, 64)]
+    order = LengthOrder(block_sizes=tuple(sizes), batch_size=batch, seed=3, lengths=lengths, window_batches=5)
+    for epoch in (0, 7):
+        assert sorted(order.records(np.arange(num_records), epoch).tolist()) == list(range(num_records))
+
+
+def test_a_worker_reads_its_own_lines_only(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write_numbered(tmp_path, [4096, 1024])
+    total = sum(path.stat().st_size for path in tmp_path.glob("part-*"))
+    read: list[int] = []
+    for bucket_batches in (0, 16):
+        source = lines(files, bucket_batches=bucket_batches)
+        with monkeypatch.context() as patch:
+            real = input_files.read_range
+            count = read.append
+            patch.setattr(input_files, "read_range", lambda p, b, n, count=count, real=real: count(n) or real(p, b, n))
+            for worker in range(4):
+                read.clear()
+                fetch = source._permuted(Order(64, 1))
+                for step in range(source.num_examples // 64):
+                    fetch(step * 64 + worker * 16 + np.arange(16), 0)
+                assert sum(read) <= 1.05 * total / 4
+
+
+def test_a_vocabulary_is_kept_with_the_run_and_serves_every_split(tmp_path: pathlib.Path) -> None:
+    train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
+    train.write_text("b\tOne, two two three!\na\tthree\n\n")
+    test.write_text("a\tthree four, two - TWO one\r\n")
+    source = TextLines(files=str(test), fitted_on=str(train))
+    source.prepare(str(tmp_path / "fitted"))
+    assert source.vocabulary == lines(str(train)).vocabulary
+    assert source.labels == ["a", "b"]
+    ids, labels = next(iter(build_pipeline(source, BatchPlan(1, 1, 1), Topology(0, 1, 1))))["examples"]
+    known = {word: i for i, word in enumerate(source.vocabulary, start=2)}
+    assert ids.numpy().tolist() == [[known["three"], 1, known["two"], known["two"], known["one"], 0]]
+    assert labels.numpy().tolist() == [0]
+    train.write_text("b\tother words\na\tnow\n")
+    again = TextLines(files=str(test), fitted_on=str(train))
+    again.prepare(str(tmp_path / "fitted"))
+    assert again.vocabulary == source.vocabulary
+    train.write_text("a\tother\nc\twords\n")
+    with pytest.raises(UserError, match=r"begun with the labels \['a', 'b'\].*now give \['a', 'c'\]"):
+        TextLines(files=str(test), fitted_on=str(train)).prepare(str(tmp_path / "fitted"))
+
+
+def test_files_by_label_and_characters_of_one_length(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "yes.txt").write_text("ab\nabc\n")
+    (tmp_path / "no.txt").write_text("bä\n")
+    files = {"yes": str(tmp_path / "yes.txt"), "no": str(tmp_path / "no.txt")}
+    source = lines(files, split="character", max_length=5, pad_to_max=True)
+    assert source.structure[0] == tf.TensorSpec([None, 5], tf.int32)
+    plan = BatchPlan(num_examples=3, global_batch_size=3, num_replicas=1, pad=True)
+    ids, labels = next(iter(build_pipeline(source, plan, Topology(0, 1, 1))))["examples"]
+    assert (ids.numpy() > 0).sum(axis=1).tolist() == [2, 3, 2]
+    assert labels.numpy().tolist() == [0, 0, 1]
+    with pytest.raises(UserError, match=r"needs batches of one shape.*TextLines.pad_to_max = True"):
+        build_pipeline(lines(files), plan, Topology(0, 1, 1))
+
+
+def test_what_is_wrong_gets_a_message(tmp_path: pathlib.Path) -> None:
+    def file(name: str, content: str) -> str:
+        (tmp_path / name).write_text(content)
+        return str(tmp_path / name)
+
+    good = file("good.tsv", "sun\tshines\nrain\tfalls\n")
+    for make, message in (
+        (lambda: lines(file("a.tsv", "sun\tup\n\nmoon up\n")), r"a\.tsv:3 has no '\\t': 'moon up'. A line is a label"),
+        (lambda: lines(file("b.tsv", "sun\t \n")), r"b\.tsv:1 has no text"),
+        (lambda: lines(file("c.tsv", "\n"), fitted_on=good), "have no lines"),
+        (lambda: lines(str(tmp_path / "none-*")), "No file matches"),
+        (lambda: lines(file("d.tsv", "sun\tx\nrian\tx\n"), fitted_on=good), r"d\.tsv:2: .*'rian'.*Did you mean 'rain'"),
+        (lambda: lines(good, labels="sun"), "TextLines.labels is 'sun'; write a list"),
+        (lambda: lines(good, labels=["sun"]), "the label 'rain' is not among"),
+        (lambda: lines(good, vocabulary_size=2), "TextLines.vocabulary_size is 2; write a whole number of at least 3"),
+        (lambda: lines(good, split="words"), r"TextLines.split is 'words'; write one of \['whitespace'"),
+        (lambda: lines(good, separator=""), "TextLines.separator is ''"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
+
+
+@pytest.mark.slow
+def test_the_example_trains_and_is_evaluated_with_the_same_vocabulary(tmp_path: pathlib.Path) -> None:
+    run_python([REPOSITORY / "tools" / "prepare_text.py", f"--out={tmp_path / 'data'}"]).check()
+    shutil.copytree(REPOSITORY / "configs", tmp_path / "configs")
+    run = tmp_path / "run"
+    args = ["-m", "tfdist.main", "--gin_file=configs/experiments/sentences_text.gin", f"--run_dir={run}"]
+    run_python(args, cwd=tmp_path).check()
+    result = json.loads((run / "result.json").read_text())
+    assert result["eval_metrics"]["accuracy"] > 0.7
+    (vocabulary,) = (run / "fitted").iterdir()
+    kept = vocabulary.read_text()
+    assert json.loads(kept)["labels"] == ["keras", "numpy", "sklearn"]
+    run_python([*args, "--mode=evaluate"], cwd=tmp_path).check()
+    assert json.loads((run / "evaluation.json").read_text())["accuracy"] == result["eval_metrics"]["accuracy"]
+    assert vocabulary.read_text() == kept

@@ -1,0 +1,251 @@
+"""TensorFlow Datasets: what TFDS itself reads, shared out among workers, and not a word to the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from support import REPOSITORY, clean_environment, run_python
+
+from tfdist.data.batches import BatchPlan
+from tfdist.data.columns import Columns
+from tfdist.data.pipeline import build_pipeline
+from tfdist.data.source import Order, Source
+from tfdist.data.tfds_source import load_tfds
+from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
+
+pytest.importorskip("tensorflow_datasets")
+TOOL = REPOSITORY / "tools" / "prepare_digits.py"
+SPLITS = ("train", "test", "train[:80%]", "train[10:20]", "train+test", "train[20%:]+test[:5]")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The digits in each format: where they lie."""
+    directories = {}
+    for file_format in ("tfrecord", "array_record"):
+        folder = tmp_path_factory.mktemp(file_format)
+        run_python([TOOL, "--what=tfds", f"--format={file_format}", f"--out={folder}"]).check()
+        directories[file_format] = str(folder / "tfds")
+    return directories
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def epoch(source: Source, num_workers: int, *, seed: int | None = 3, batch: int = 48) -> list[list[tuple[bytes, int]]]:
+    """The examples of each global batch of the first epoch, from the streams of as many workers."""
+    plan = BatchPlan(
+        num_examples=source.num_examples, global_batch_size=batch, num_replicas=num_workers, shuffle_seed=seed
+    )
+    streams = [
+        build_pipeline(source, plan, Topology(w, num_workers, 1)).as_numpy_iterator() for w in range(num_workers)
+    ]
+    batches = []
+    for _ in range(plan.steps_per_epoch):
+        pieces = [next(stream)["examples"] for stream in streams]
+        batches.append(
+            [(x.tobytes(), int(y)) for images, labels in pieces for x, y in zip(images, labels, strict=True)]
+        )
+    return batches
+
+
+def theirs(directory: str, split: str) -> list[tuple[bytes, int]]:
+    import tensorflow_datasets as tfds
+
+    loaded = tfds.load("digits", split=split, data_dir=directory, download=False, as_supervised=True)
+    return sorted((image.tobytes(), int(label)) for image, label in loaded.as_numpy_iterator())
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_format: str, split: str) -> None:
+    source = load_tfds(name="digits", split=split, data_dir=prepared[file_format])
+    image, label = source.structure
+    assert image == tf.TensorSpec([None, 8, 8, 1], tf.uint8) and label == tf.TensorSpec([None], tf.int64)
+    found = [example for batch in epoch(source, 1, batch=10) for example in batch]
+    assert sorted(found) == theirs(prepared["tfrecord"], split)
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+def test_the_batches_are_the_same_for_any_number_of_workers(prepared: dict[str, str], file_format: str) -> None:
+    source = load_tfds(name="digits", split="train[:30%]", data_dir=prepared[file_format], **_blocks(file_format))
+    alone = epoch(source, 1)
+    for num_workers in (2, 3, 4):
+        assert epoch(source, num_workers) == alone
+
+
+def _blocks(file_format: str) -> dict[str, int]:
+    return {"block_records": 16} if file_format == "tfrecord" else {}
+
+
+def test_columns_and_transforms(prepared: dict[str, str]) -> None:
+    source = load_tfds(
+        name="digits:1.0.0",
+        split="test",
+        data_dir=prepared["tfrecord"],
+        columns=Columns(inputs=["image"], targets="label"),
+        transforms={"image": lambda image: tf.cast(image, tf.float32) / 255},
+        transform=lambda nest: (nest[0]["image"], nest[1] % 2),
+    )
+    image, label = source.reader(Order(8, None))(tf.range(8, dtype=tf.int64), tf.constant(0, tf.int64))
+    assert image.dtype == tf.float32 and float(tf.reduce_max(image)) == 1.0 and int(tf.reduce_max(label)) == 1
+
+
+def test_features_of_every_kind_decode_as_tfds_decodes_them(tmp_path: pathlib.Path) -> None:
+    import tensorflow_datasets as tfds
+
+    from tfdist.data.tfds_decoding import batch_decoder
+
+    plain = {
+        "image": tfds.features.Image(shape=(4, 4, 3)),
+        "flag": tfds.features.Scalar(np.bool_),
+        "small": tfds.features.Tensor(shape=(2, 2), dtype=np.uint8),
+        "packed": tfds.features.Tensor(shape=(3,), dtype=np.float64, encoding="zlib"),
+        "text": tfds.features.Text(),
+        "label": tfds.features.ClassLabel(num_classes=3),
+    }
+    nested = {"inner": {"a": tfds.features.Scalar(np.int32)}, "row": tfds.features.Sequence(np.int64, length=2)}
+    example = {
+        "image": np.arange(48, dtype=np.uint8).reshape(4, 4, 3), "flag": True, "small": np.full((2, 2), 7, np.uint8),
+        "packed": np.array([0.1, 0.2, 0.3]), "text": "été", "label": 2, "inner": {"a": -4}, "row": [5, 6],
+    }  # fmt: skip
+    for described in (plain, plain | nested):
+        features = tfds.features.FeaturesDict(described)
+        record = features.serialize_example({name: example[name] for name in described})
+        expected = features.deserialize_example(record)
+        found = tf.function(batch_decoder(features))(tf.constant([record, record]))
+        for one, both in zip(tf.nest.flatten(expected), tf.nest.flatten(found), strict=True):
+            assert one.dtype == both.dtype
+            np.testing.assert_array_equal(np.stack([one, one]), both)
+
+
+# The network
+
+GUARD = """
+import socket
+def refuse(*args, **kwargs):
+    raise SystemExit(f"network attempt: {args}")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
+import sys
+from tfdist.data import tfds_source
+assert "tensorflow_datasets" not in sys.modules, "imported before it is used"
+from tfdist.errors import UserError
+source = tfds_source.load_tfds(name="digits", split="train", data_dir=sys.argv[1])
+print(source.num_examples)
+try:
+    tfds_source.load_tfds(name="mnist", split="train", data_dir=sys.argv[1])
+except UserError as error:
+    print(error)
+"""
+
+
+def test_prepared_data_is_read_without_a_network_attempt(prepared: dict[str, str]) -> None:
+    done = run_python(["-c", GUARD, prepared["tfrecord"]], timeout=60).check()
+    assert done.stdout.splitlines()[0] == "1437"
+    assert "'mnist' is not prepared in" in done.stdout and "tfds build mnist --data_dir=" in done.stdout
+
+
+PREPARE = """
+import os, pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import prepare_digits
+Digits = prepare_digits.digits_builder()
+original = Digits.download_and_prepare
+def counted(self, *args, **kwargs):
+    pathlib.Path(sys.argv[2], f"prepared-by-{os.getpid()}").touch()
+    return original(self, *args, **kwargs)
+Digits.download_and_prepare = counted
+from tfdist.data.tfds_source import load_tfds
+print(load_tfds(name="digits", split="train", data_dir=sys.argv[2] + "/tfds", download=True).num_examples)
+"""
+
+
+@pytest.mark.slow
+def test_of_several_workers_one_prepares_and_the_others_wait(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-c", PREPARE, str(TOOL.parent), str(tmp_path)]
+    with _started(command, 2) as workers:
+        assert [worker.communicate(timeout=120)[0].strip().splitlines()[-1] for worker in workers] == ["1437"] * 2
+    assert len(list(tmp_path.glob("prepared-by-*"))) == 1
+
+
+class _started:
+    def __init__(self, command: list[str], count: int) -> None:
+        self._workers = [
+            subprocess.Popen(
+                command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            for _ in range(count)
+        ]
+
+    def __enter__(self) -> list[subprocess.Popen[str]]:
+        return self._workers
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "digitz"}, "'digitz' is not prepared in .*Did you mean 'digits'"),
+        ({"name": "9!!"}, "no name of a TensorFlow data set"),
+        ({"split": "tran"}, "no split 'tran'; it has .*Did you mean 'train'"),
+        ({"split": "train[:"}, "no split 'train.:'"),
+        ({"split": "train[:0]"}, "holds no examples"),
+        ({"columns": Columns(inputs="picture", targets="label")}, "no column 'picture'"),
+        ({"download": True, "data_dir": "gs://bucket/tfds"}, "local directory"),
+    ],
+)
+def test_wrong_settings_give_one_message(
+    prepared: dict[str, str], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+) -> None:
+    if str(settings.get("data_dir", "")).startswith("gs://"):
+        monkeypatch.setattr("tfdist.data.tfds_builders._prepared", lambda *args: None)
+    with pytest.raises(UserError, match=message):
+        load_tfds(**{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings)
+
+
+def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(UserError, match=r"'tensorflow-datasets', which is not installed.*tfdist\[tfds\]"):
+        load_tfds(name="digits", split="train")
+
+
+def test_a_shard_that_is_gone_or_cut_short_is_named(prepared: dict[str, str], tmp_path: pathlib.Path) -> None:
+    import shutil
+
+    shutil.copytree(prepared["tfrecord"], tmp_path / "tfds")
+    shard = next((tmp_path / "tfds").rglob("digits-train*00002-of*"))
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    source = load_tfds(name="digits", split="train", data_dir=str(tmp_path / "tfds"))
+    with pytest.raises(UserError, match=r"00002-of-00004 holds .* whole records, where at least .* cut short"):
+        source.read_run(2, 0, 1)
+    os.remove(shard)
+    with pytest.raises(UserError, match=r"There is no file .*00002-of-00004"):
+        load_tfds(name="digits", split="train", data_dir=str(tmp_path / "tfds"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+def test_the_example_trains(prepared: dict[str, str], tmp_path: pathlib.Path, file_format: str) -> None:
+    bindings = [f"tfds_source.load_tfds.data_dir = '{prepared[file_format]}'", "train.epochs = 3"]
+    args = ["--gin_file=configs/experiments/digits_tfds.gin", *[f"--gin_param={binding}" for binding in bindings]]
+    run_python(["-m", "tfdist.main", *args, f"--run_dir={tmp_path}/run"], cwd=REPOSITORY).check()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["eval_metrics"]["accuracy"] > 0.9 and result["examples_seen"] == 3 * 1437

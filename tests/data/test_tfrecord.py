@@ -1,0 +1,349 @@
+"""TFRecord files: every example once an epoch, the same order for any number of workers, only the bytes needed, and one
+message for whatever is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import record_files_support as support
+import tensorflow as tf
+from record_files_support import (
+    COLUMNS,
+    FEATURES,
+    UNEQUAL_SIZES,
+    example,
+    global_batches,
+    write_numbered,
+    write_records,
+)
+from support import REPOSITORY, run_python
+
+from tfdist.data import byte_ranges, failures, record_files
+from tfdist.data.batches import BatchPlan
+from tfdist.data.columns import Columns
+from tfdist.data.pipeline import build_pipeline
+from tfdist.data.source import Order
+from tfdist.data.tfrecord import TFRecordSource
+from tfdist.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(failures, "_WATCHED", weakref.WeakSet())  # other tests' sources may still live
+
+
+def numbered(files: str, **settings: Any) -> TFRecordSource:
+    return TFRecordSource(**{"files": files, "features": FEATURES, "columns": COLUMNS} | settings)
+
+
+def plan(source: TFRecordSource, num_replicas: int, batch: int = 12, seed: int | None = 5) -> BatchPlan:
+    return BatchPlan(
+        num_examples=source.num_examples, global_batch_size=batch, num_replicas=num_replicas, shuffle_seed=seed
+    )
+
+
+def read(source: TFRecordSource, count: int | None = None) -> Any:
+    """The first examples in their own order."""
+    positions = tf.range(source.num_examples if count is None else count, dtype=tf.int64)
+    return source.reader(Order(8, None))(positions, tf.constant(0, tf.int64))
+
+
+@pytest.mark.parametrize("sizes", UNEQUAL_SIZES, ids=str)
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+def test_each_example_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
+    tmp_path: pathlib.Path, sizes: list[int], compression: str
+) -> None:
+    source = numbered(write_numbered(tmp_path, sizes, compression), block_records=7)
+    assert source.num_examples == sum(sizes)
+    steps = plan(source, 1).steps_per_epoch
+    alone = global_batches(source, plan(source, 1), 1, steps=2 * steps)
+    for epoch in (alone[:steps], alone[steps:]):
+        assert sorted(n for batch in epoch for n in batch) == list(range(sum(sizes)))
+    assert alone[:steps] != alone[steps:]
+    for num_workers in (2, 3, 4):
+        assert global_batches(source, plan(source, num_workers), num_workers, steps=2 * steps) == alone
+    begin = steps // 2 + 1
+    later = global_batches(source, plan(source, 3), 3, steps=steps - begin, first_step=begin)
+    assert later == alone[begin:steps]
+
+
+def test_without_shuffling_the_order_is_that_of_the_files(tmp_path: pathlib.Path) -> None:
+    source = numbered(write_numbered(tmp_path, [5, 0, 14]))
+    assert [n for b in global_batches(source, plan(source, 2, seed=None), 2, steps=2) for n in b] == list(range(19))
+
+
+@pytest.mark.parametrize("num_workers", [2, 4, 8])
+@pytest.mark.parametrize("sizes", [[900, 100, 1500, 0, 711], [3211]], ids=str)
+def test_a_worker_reads_its_own_bytes_and_no_others(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, sizes: list[int]
+) -> None:
+    pattern = write_numbered(tmp_path, sizes, padding=500)
+    total = sum(os.path.getsize(path) for path in tmp_path.glob("part-*"))
+    for worker in range(num_workers):
+        source = numbered(pattern, block_records=32)
+        batches = plan(source, num_workers, batch=64)
+        read_batch = source.reader(Order(64, 5))
+        counted: list[int] = []
+
+        def counting(path: str, first: int, count: int, counted: list[int] = counted) -> bytes:
+            counted.append(count)
+            return byte_ranges.read_range(path, first, count)
+
+        monkeypatch.setattr(record_files, "read_range", counting)
+        before = _characters_read()
+        for step in range(batches.steps_per_epoch):
+            piece = batches.replica_slice(tf.constant(step, tf.int64), tf.constant(worker, tf.int64))
+            read_batch(piece["positions"], piece["epoch"])
+        seen_by_the_system = _characters_read() - before
+        assert sum(counted) <= 1.02 * total / num_workers
+        assert seen_by_the_system <= 1.02 * total / num_workers + 4096
+
+
+def _characters_read() -> int:
+    """Bytes this process has asked the system for."""
+    return int(pathlib.Path("/proc/self/io").read_text().split()[1])
+
+
+def test_the_index_is_made_once_and_again_when_the_file_changes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tfdist.data import record_index
+
+    made: list[str] = []
+    original = record_index._make_index
+    monkeypatch.setattr(record_index, "_make_index", lambda v, c: made.append(v.path) or original(v, c))
+    pattern = write_numbered(tmp_path, [3, 4])
+    assert [numbered(pattern).num_examples for _ in range(2)] == [7, 7] and len(made) == 2
+    write_records(tmp_path / "part-001", [example(number=n, x=[float(n), 0.0]) for n in range(9)])
+    assert numbered(pattern).num_examples == 12 and len(made) == 3
+
+
+def test_a_cache_that_cannot_be_written_or_read_does_no_harm(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = write_numbered(tmp_path, [6])
+    numbered(pattern)
+    for entry in (tmp_path / "cache").rglob("*.np*"):
+        entry.write_bytes(entry.read_bytes()[:40])
+    assert numbered(pattern).num_examples == 6
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert numbered(pattern).num_examples == 6
+
+
+def test_a_run_in_a_large_compressed_file_is_unpacked_from_near_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tfdist.data import compressed_file
+
+    monkeypatch.setattr(compressed_file, "FIRST_DISTANCE_BYTES", 1 << 16)
+    monkeypatch.setattr(compressed_file, "CHUNK_BYTES", 1 << 12)
+    noise = np.random.default_rng(0)
+    records = [example(number=n, x=[float(n), 0.0], noise=noise.bytes(2000)) for n in range(500)]
+    path = write_records(tmp_path / "packed", records, "GZIP")
+    source = numbered(str(path))
+    read(source)
+    counted: list[int] = []
+    original = compressed_file.read_range
+    monkeypatch.setattr(compressed_file, "read_range", lambda p, f, c: counted.append(c) or original(p, f, c))
+    for first in (480, 10, 250, 251):
+        assert source.read_run(0, first, 3) == records[first : first + 3]
+    assert sum(counted) < path.stat().st_size / 2
+
+
+def test_several_compressed_streams_in_a_file_are_one(tmp_path: pathlib.Path) -> None:
+    pieces = [write_records(tmp_path / f"p{i}", [example(number=i, x=[float(i), 0.0])], "GZIP") for i in range(3)]
+    (tmp_path / "all").write_bytes(b"".join(piece.read_bytes() for piece in pieces))
+    assert read(numbered(str(tmp_path / "all")))[1].numpy().tolist() == [0, 1, 2]
+
+
+# What is described
+
+
+def test_every_kind_of_feature(tmp_path: pathlib.Path) -> None:
+    records = [
+        example(
+            image=np.arange(6, dtype=np.uint8).tobytes(), words=list(range(n)), tags=[n, 4], weight=[0.5, float(n)],
+            name=[b"a"] * n, label=n,
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    source = TFRecordSource(
+        files=str(write_records(tmp_path / "f", records)),
+        features={
+            "image": ("raw", (2, 3), "uint8"),
+            "words": ("variable", "int64"),
+            "name": ("variable", "string", 1),
+            "tags": ("sparse", "float32", 5),
+            "label": ("fixed", (), "int32"),
+        },
+        columns=Columns(inputs=["image", "words", "name", "tags"], targets="label"),
+        transforms={"image": lambda image: tf.cast(image, tf.float32) / 255},
+        transform=lambda nest: ({**nest[0], "more": nest[1] + 1}, nest[1]),
+    )
+    shapes = {name: (spec.shape.as_list(), spec.dtype) for name, spec in source.structure[0].items()}
+    assert shapes["image"] == ([None, 2, 3], tf.float32) and shapes["tags"] == ([None, 5], tf.float32)
+    x, y = read(source)
+    assert y.dtype == tf.int32 and x["more"].numpy().tolist() == [1, 2, 3]
+    assert x["words"].numpy().tolist() == [[0, 0], [0, 0], [0, 1]]
+    assert x["name"].numpy().tolist() == [[b""], [b"a"], [b"a"]]
+    assert x["tags"].numpy().tolist() == [[1, 0, 0, 0, 1], [0, 1, 0, 0, 1], [0, 0, 1, 0, 1]]
+    np.testing.assert_allclose(x["image"][1], np.arange(6).reshape(2, 3) / 255)
+    weighted = TFRecordSource(
+        files=str(tmp_path / "f"),
+        features={"tags": ("sparse", "float32", 5, "weight"), "label": ("fixed", (), "int64")},
+        columns=Columns(inputs="tags", targets="label", weights="label"),
+    )
+    assert read(weighted)[0].numpy().tolist() == [[0.5, 0, 0, 0, 0], [0, 0.5, 0, 0, 1], [0, 0, 0.5, 0, 2]]
+
+
+def test_describe_counts_files_records_and_bytes(tmp_path: pathlib.Path) -> None:
+    (line,) = numbered(write_numbered(tmp_path, [5, 0], "GZIP")).describe()
+    total = sum(path.stat().st_size for path in tmp_path.glob("part-*"))
+    assert line.startswith(f"2 files (1 empty), 5 records, {total:,} bytes; GZIP")
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"files": "nowhere/*"}, r"No file matches 'nowhere/\*'"),
+        ({"files": []}, "needs files; received"),
+        ({"compression": "LZ4"}, "'GZIP' or 'ZLIB'; received 'LZ4'"),
+        ({"compression": "ZLIB"}, "cannot be unpacked as ZLIB"),
+        ({"max_corrupt_records": -1}, "max_corrupt_records is a whole number of at least 0; received -1"),
+        ({"features": {}}, "features is a dict"),
+        ({"features": {"x": "float32"}}, "is no description"),
+        ({"features": {"x": ("fixd", (), "int64")}}, "Did you mean 'fixed'"),
+        ({"features": {"x": ("fixed", (0,), "int64")}}, "not of the form .'fixed', SHAPE, DTYPE"),
+        ({"features": {"x": ("fixed", (2,), "float33")}}, "not of the form"),
+        ({"features": {"x": ("sparse", "int64")}}, "not of the form .'sparse'"),
+        (
+            {"features": {**FEATURES, "numbr": ("fixed", (), "int64")}},
+            "Record 0 of .*no feature 'numbr'.*mean 'number'",
+        ),
+        ({"features": {**FEATURES, "x": ("fixed", (3,), "float32")}}, "2 values of float32 in feature 'x'.*3 values"),
+        ({"features": {**FEATURES, "x": ("variable", "int64")}}, "2 values of float32 in feature 'x'.*of int64"),
+        ({"features": {**FEATURES, "padding": ("raw", (4,), "uint8")}}, "0 bytes in feature 'padding'.*needs 4"),
+        ({"columns": Columns(inputs="y", targets="number")}, "no column 'y'"),
+    ],
+)
+def test_wrong_settings_give_one_message(tmp_path: pathlib.Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        numbered(**{"files": write_numbered(tmp_path, [4])} | settings)
+
+
+def test_files_that_are_none_give_one_message(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "text").write_text("not a record file at all")
+    with pytest.raises(UserError, match="text is not a TFRecord file"):
+        numbered(str(tmp_path / "text"))
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(UserError, match="hold no records"):
+        numbered(str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="is a directory"):
+        numbered(str(tmp_path))
+
+
+def corrupt(folder: pathlib.Path, file: int, at: int) -> None:
+    path = sorted(folder.glob("part-*"))[file]
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+def test_a_corrupt_record_is_named_by_file_and_number(tmp_path: pathlib.Path) -> None:
+    pattern = write_numbered(tmp_path, [4, 6])
+    size = (tmp_path / "part-001").stat().st_size // 6
+    corrupt(tmp_path, 1, 2 * size + 20)
+    source = numbered(pattern)
+    failures.take()
+    with pytest.raises((UserError, tf.errors.OpError)):
+        for batch in build_pipeline(source, plan(source, 1, batch=4), support.Topology(0, 1, 1)).take(3):
+            del batch
+    told = failures.take()
+    assert isinstance(told, UserError)
+    assert "Record 2 of" in str(told) and "part-001 is corrupt: its checksum is wrong" in str(told)
+    assert "write max_corrupt_records = 10" in str(told)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_corrupt_records_up_to_the_limit_are_replaced_by_the_one_before(
+    tmp_path: pathlib.Path, num_workers: int
+) -> None:
+    pattern = write_numbered(tmp_path, [4, 6])
+    size = (tmp_path / "part-001").stat().st_size // 6
+    for number in (0, 3, 4):
+        corrupt(tmp_path, 1, number * size + 20)
+    source = numbered(pattern, max_corrupt_records=3)
+    with pytest.warns(UserWarning, match="Record . of .*part-001 is corrupt.*Passed over: . of at most 3"):
+        batches = global_batches(source, plan(source, num_workers, batch=10), num_workers, steps=2)
+    for batch in batches:
+        assert sorted(batch) == [0, 1, 2, 3, 5, 5, 6, 6, 6, 9]
+    with pytest.raises(UserError, match="That makes 3, and max_corrupt_records = 2"), pytest.warns(UserWarning):
+        numbered(pattern, max_corrupt_records=2).read_run(1, 0, 6)
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP"])
+@pytest.mark.parametrize("missing", [1, 9])
+def test_a_file_cut_short_is_named_or_passed_over(tmp_path: pathlib.Path, compression: str, missing: int) -> None:
+    pattern = write_numbered(tmp_path, [5, 4], compression)
+    path = tmp_path / "part-001"
+    path.write_bytes(path.read_bytes()[:-missing])
+    with pytest.raises(UserError, match=r"Record \d of .*part-001 is corrupt: it is cut short"):
+        numbered(pattern)
+    with pytest.warns(UserWarning, match="cut short.*Passed over: 1 of at most 1"):
+        source = numbered(pattern, max_corrupt_records=1)
+    assert 6 <= source.num_examples <= 9
+    assert read(source)[1].numpy().tolist() == list(range(source.num_examples))
+
+
+def test_a_corrupt_length_is_named_and_cannot_be_passed_over(tmp_path: pathlib.Path) -> None:
+    pattern = write_numbered(tmp_path, [4])
+    corrupt(tmp_path, 0, 2 * (tmp_path / "part-000").stat().st_size // 4)
+    with pytest.raises(UserError, match=r"Record 2 of .*part-000 is corrupt: the checksum of its length"):
+        numbered(pattern, max_corrupt_records=9)
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (example(number=1), "Record 1 of .* has no feature 'x'"),
+        (example(number=1, x=[1.0]), "Record 1 of .* holds 1 value of float32 in feature 'x'"),
+        (example(number=1, x=[1, 2]), "Record 1 of .* holds 2 values of int64 in feature 'x'"),
+        (b"\xff\xff\xff\xff", "Record 1 of .* is no tf.train.Example"),
+        (example(number=1, x=[1.0, 2.0], tags=[7]), "Record 1 of .* holds 7 .*'tags', outside 0 … 4.*SIZE 8 or more"),
+        (example(number=1, x=[1.0, 2.0], tags=[-2]), "Record 1 of .* holds -2 in .* begin at 0"),
+    ],
+)
+def test_a_later_record_that_does_not_fit_is_explained(tmp_path: pathlib.Path, later: bytes, message: str) -> None:
+    path = write_records(tmp_path / "f", [example(number=0, x=[1.0, 2.0], tags=[1]), later])
+    features = {**FEATURES, "tags": ("sparse", "float32", 5)}
+    source = numbered(str(path), features=features, columns=Columns(inputs=["x", "tags"], targets="number"))
+    with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as caught:
+        next(iter(build_pipeline(source, plan(source, 1, batch=2), support.Topology(0, 1, 1))))
+    assert re.search(message, str(failures.explained(caught.value)))
+
+
+@pytest.mark.slow
+def test_the_example_trains(tmp_path: pathlib.Path) -> None:
+    run_python([REPOSITORY / "tools/prepare_digits.py", "--what=tfrecord", f"--out={tmp_path}"]).check()
+    files = {
+        split: f"{split}/tfrecord.TFRecordSource.files = '{tmp_path}/tfrecord/digits-{split}-*'"
+        for split in ("train", "test")
+    }
+    args = [f"--gin_param={binding}" for binding in [*files.values(), "train.epochs = 3"]]
+    config = "--gin_file=configs/experiments/digits_tfrecord.gin"
+    run_python(["-m", "tfdist.main", config, *args, f"--run_dir={tmp_path}/run"], cwd=REPOSITORY).check()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["eval_metrics"]["accuracy"] > 0.9 and result["examples_seen"] == 3 * 1437

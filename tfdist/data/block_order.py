@@ -1,0 +1,143 @@
+"""The order of examples that lie in files: permuted by blocks, read by streams, the same for any number of workers.
+
+Records are cut into blocks, runs of neighbours within one file. An epoch permutes the blocks by (seed, epoch) and lays
+them end to end. The line is cut into streams, and every global batch takes its examples from all streams, each at a
+fixed place of the batch. A worker, whose replicas take fixed places of each batch, therefore reads the blocks of its
+own streams and no others. Within a stream records are permuted window by window.
+
+Invariant: position → record is a bijection on 0 … N - 1 that depends on (blocks, batch size, seed, epoch) alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+MOST_STREAMS = 32
+WINDOW_BLOCKS = 4
+MOST_WINDOW_RECORDS = 1 << 16  # a permutation of more would take more memory than it mixes
+
+Window = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockOrder:
+    """Where the records of an epoch stand. Made with a seed; without one position and record number are the same.
+
+    Args:
+      block_sizes: records of each block, in the order of the records.
+      batch_size: examples of a global batch.
+      seed: of the permutations.
+      window_blocks: how many blocks' worth of neighbouring records of a stream are permuted among each other.
+    """
+
+    block_sizes: tuple[int, ...]
+    batch_size: int
+    seed: int
+    window_blocks: int = WINDOW_BLOCKS
+
+    @functools.cached_property
+    def num_records(self) -> int:
+        return sum(self.block_sizes)
+
+    def records(self, positions: np.ndarray, epoch: int) -> np.ndarray:
+        """int64 [n] record numbers at int64 [n] positions of an epoch."""
+        found = np.empty_like(positions)
+        for key, chosen, within in self.windows(positions, epoch):
+            firsts, counts = np.array(self.runs(key, epoch), np.int64).T
+            ends = np.cumsum(counts)
+            run = np.searchsorted(ends, within, side="right")
+            found[chosen] = firsts[run] + within - (ends - counts)[run]
+        return found
+
+    def windows(self, positions: np.ndarray, epoch: int) -> list[tuple[Window, np.ndarray, np.ndarray]]:
+        """The windows that the positions lie in: (window, indices into `positions`, int64 offsets in the window)."""
+        stream, offset = self._stream_places(positions)
+        window, within = np.divmod(offset + self._phases[stream], self._width)
+        keys = stream * (int(window.max(initial=0)) + 1) + window
+        found = []
+        for key in np.unique(keys):
+            chosen = np.nonzero(keys == key)[0]
+            s, w = int(stream[chosen[0]]), int(window[chosen[0]])
+            begin, end = self._window_range(s, w)
+            skipped = int(self._bounds[s] + w * self._width - self._phases[s])
+            permutation = _permutation(end - begin, (self.seed, epoch, s, w))
+            found.append(((s, w), chosen, permutation[within[chosen] - (begin - skipped)]))
+        return found
+
+    def runs(self, window: Window, epoch: int) -> list[tuple[int, int]]:
+        """The runs of records, (first, count), that a window consists of."""
+        begin, end = self._window_range(*window)
+        starts, firsts = _epoch_line(self, epoch)
+        found = []
+        block = int(np.searchsorted(starts, begin, side="right")) - 1
+        while begin < end:
+            stop = min(end, int(starts[block + 1]) if block + 1 < len(starts) else end)
+            found.append((int(firsts[block] + begin - starts[block]), stop - begin))
+            begin, block = stop, block + 1
+        return found
+
+    def _window_range(self, stream: int, window: int) -> Window:
+        """Where a window begins and ends on the epoch's line. The first windows of streams differ in length, so that
+        not all streams come to a new one in the same step."""
+        origin = int(self._bounds[stream] - self._phases[stream])
+        begin = max(int(self._bounds[stream]), origin + window * self._width)
+        return begin, min(int(self._bounds[stream + 1]), origin + (window + 1) * self._width)
+
+    @functools.cached_property
+    def _width(self) -> int:
+        return max(1, min(self.window_blocks * max(self.block_sizes), MOST_WINDOW_RECORDS))
+
+    @functools.cached_property
+    def _phases(self) -> np.ndarray:
+        count = len(self._slots) - 1
+        return np.arange(count, dtype=np.int64) * self._width // count
+
+    @functools.cached_property
+    def _slots(self) -> np.ndarray:
+        """Where each stream's places in a batch begin, and their end: int64 [num_streams + 1]."""
+        count = min(MOST_STREAMS, self.batch_size)
+        return np.arange(count + 1, dtype=np.int64) * self.batch_size // count
+
+    @functools.cached_property
+    def _bounds(self) -> np.ndarray:
+        """Where each stream begins on the epoch's line of records, and the end: int64 [num_streams + 1]."""
+        return self._slots * self.num_records // self.batch_size
+
+    @functools.cached_property
+    def _num_even_batches(self) -> int:
+        """Batches to which every stream gives its full share; what is left over makes the last ones."""
+        return int(np.min(np.diff(self._bounds) // np.diff(self._slots)))
+
+    def _stream_places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The stream of each position, and its offset in the stream."""
+        shares = np.diff(self._slots)
+        batch, slot = np.divmod(positions, self.batch_size)
+        stream = np.searchsorted(self._slots, slot, side="right") - 1
+        offset = batch * shares[stream] + slot - self._slots[stream]
+        # The left-overs of all streams, one stream after the other.
+        used = self._num_even_batches * shares
+        left = np.concatenate([[0], np.cumsum(np.diff(self._bounds) - used)])
+        rank = positions - self._num_even_batches * self.batch_size
+        is_left_over = rank >= 0
+        late_stream = np.searchsorted(left, np.maximum(rank, 0), side="right") - 1
+        late_stream = np.minimum(late_stream, len(shares) - 1)
+        stream = np.where(is_left_over, late_stream, stream)
+        return stream, np.where(is_left_over, used[stream] + rank - left[stream], offset)
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch_line(order: BlockOrder, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """For the permuted blocks: where each begins on the line, and the number of its first record."""
+    sizes = np.asarray(order.block_sizes, np.int64)
+    firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    permutation = _permutation(len(sizes), (order.seed, epoch))
+    starts = np.concatenate([[0], np.cumsum(sizes[permutation])[:-1]])
+    return starts, firsts[permutation]
+
+
+@functools.lru_cache(maxsize=4 * MOST_STREAMS)
+def _permutation(size: int, key: tuple[int, ...]) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).permutation(size)

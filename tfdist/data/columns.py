@@ -1,0 +1,59 @@
+"""Which columns of named data are inputs, which are targets, which weigh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.errors import UserError, suggest
+
+Names = str | Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Makes `(x, y)` or `(x, y, sample_weight)` out of columns by name.
+
+    Args:
+      inputs: one name, whose column is x; or several, then x is a dict of them.
+      targets: the same for y.
+      weights: the name of the sample weights' column; None weighs every example alike.
+    """
+
+    inputs: Names
+    targets: Names
+    weights: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """All names used, each once."""
+        used = [*_listed(self.inputs), *_listed(self.targets), *([self.weights] if self.weights else [])]
+        return list(dict.fromkeys(used))
+
+    @property
+    def input_names(self) -> list[str]:
+        return _listed(self.inputs)
+
+    @property
+    def target_names(self) -> list[str]:
+        return _listed(self.targets)
+
+    def check(self, known: Sequence[str], where: str) -> None:
+        """Raises UserError where `known`, what `where` holds, lacks one of the names."""
+        for name in self.names:
+            if name not in known:
+                raise UserError(f"{where} has no column {name!r}; it has {sorted(known)}.{suggest(name, known)}")
+
+    def select(self, columns: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The nest of an example, or of a batch, from its columns."""
+        chosen = (_chosen(columns, self.inputs), _chosen(columns, self.targets))
+        return (*chosen, columns[self.weights]) if self.weights else chosen
+
+
+def _listed(names: Names) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _chosen(columns: Mapping[str, Any], names: Names) -> Any:
+    return columns[names] if isinstance(names, str) else {name: columns[name] for name in names}

@@ -1,0 +1,97 @@
+"""What can be read: a fixed number of examples, any of which can be the next.
+
+A source gives, for positions in an epoch, the examples that stand there. Which example stands where is its order: a
+pure function of (seed, epoch), never of the number of workers. Random-access sources permute freely; sources of files
+permute blocks (`block_order.py`), so that a worker opens only what it needs.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+Reader = Callable[[tf.Tensor, tf.Tensor], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The order in which a run goes through the examples.
+
+    Attributes:
+      batch_size: examples of a global batch; file sources lay their streams so that a worker's part of every batch
+        comes from the same ones.
+      seed: of the permutation, another one each epoch; None keeps the examples in their own order.
+      drop_remainder: whether an epoch's last batch is left out if it is smaller.
+    """
+
+    batch_size: int
+    seed: int | None
+    drop_remainder: bool = False
+
+
+class Source(abc.ABC):
+    """Examples to train or evaluate on. Making one reads no examples, only what is needed to count and describe them.
+
+    Attributes:
+      num_examples: examples in an epoch.
+      structure: the nest of an example, with a `tf.TensorSpec` of a batch, shape [None, …], for each part.
+      augment: maps a nest of a batch and int32 [n, 2] seeds, one pair an example, to the nest to train on; None leaves
+        examples as they are. The seeds depend on (seed, epoch, place in the epoch's order) alone, and so does which
+        example stands there.
+    """
+
+    num_examples: int
+    structure: Any
+    augment: Callable[[Any, tf.Tensor], Any] | None = None
+    calls_python = False
+    """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
+
+    def prepare(self, directory: str) -> None:
+        """Fits what is to be the same in every split and process of a run: vocabularies, means.
+
+        Called once by every worker, before `structure` is used: by the chief first, then by the others. What the chief
+        leaves in `directory`, which belongs to the run and may be missing yet, the others and later runs of
+        `--mode=evaluate` find there. Where nobody calls it, as in a check, the source fits for itself alone.
+        """
+
+    @abc.abstractmethod
+    def reader(self, order: Order) -> Reader:
+        """A function from positions, int64 [n], and the epoch, int64 scalar, to the nest of those examples.
+
+        It is called inside tf.data, by several threads at once, with positions of one global batch at a time.
+        """
+
+    def describe(self) -> list[str]:
+        """Lines on what is read and how, for `--mode=validate`."""
+        return []
+
+
+class RandomAccessSource(Source):
+    """A source that can read any example by its index."""
+
+    @abc.abstractmethod
+    def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        """A function from indices, int64 [n], to the nest of those examples."""
+
+    def reader(self, order: Order) -> Reader:
+        gather = self.gatherer()
+        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
+
+    def indices(self, order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        """Which examples stand at the positions of an epoch."""
+        return permute(positions, epoch, num_examples=self.num_examples, seed=order.seed)
+
+
+def permute(positions: tf.Tensor, epoch: tf.Tensor, *, num_examples: int, seed: int | None) -> tf.Tensor:
+    """A permutation of 0 … num_examples - 1 by (seed, epoch), at `positions`, int64 [n]; costs what n costs."""
+    if seed is None or num_examples == 1:
+        return positions
+    return tf.random.experimental.index_shuffle(
+        positions,
+        seed=tf.stack([tf.constant(seed, tf.int64), epoch]),
+        max_index=tf.constant(num_examples - 1, tf.int64),
+    )
