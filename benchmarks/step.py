@@ -2,7 +2,7 @@
 
 On one device tfdist's step is divided by a `tf.range` loop inside one `tf.function`, with the same number of steps a
 call and the same work, and by `fit`; under MirroredStrategy with two logical CPU devices by the same two under that
-strategy. One strategy a process; within it the samples are interleaved. Takes about two minutes.
+strategy. One strategy a process; within it the samples are interleaved. Takes under two minutes.
 
     python benchmarks/step.py [--json=FILE]
 """

@@ -15,7 +15,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.training.pace import Pace
 
 LOOP_ROUNDS = 40
-FIT_ROUNDS = 9
+FIT_ROUNDS = 15
 
 SMALL = mlp("small", num_features=64, hidden_units=(64, 64), batch=64, num_examples=64 * 256)
 MEDIUM = mlp("medium", num_features=256, hidden_units=(512, 512), batch=128, num_examples=128 * 256)

@@ -43,7 +43,7 @@ def evaluated(task: Supervised, model: keras.Model, examples: Any, *, compiled: 
         results |= {f"{name}_loss": objective.term_sums[name] / objective.weight for name in task.term_names()}
         return results | {"outputs": objective.outputs}
 
-    batch = {"examples": source.reader()(tf.range(N))}
+    batch = {"examples": source.gatherer()(tf.range(N))}
     results = tf.function(compute, jit_compile=compiled)(batch)
     task.update_metrics(metrics.metrics, batch["examples"], results.pop("outputs"), None)
     return {name: float(value) for name, value in (results | metrics.read(strategy)).items()}
