@@ -196,13 +196,13 @@ class Loop:
             self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
             started = time.perf_counter()
             totals, metrics = self._step.run(self._iterator, tf.constant(steps))
-            done, skipped = int(totals.steps), int(totals.skipped)  # waits for the device
+            done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
             seconds = time.perf_counter() - started
             self._sums.add(totals)
             self._outcome.step += done
             self._outcome.train_metrics = self._sums.means() | to_python(metrics)
-            if skipped:
-                self._on_skipped(done, skipped)
+            if overflowed:
+                self._on_overflow(done, overflowed)
             if self._step.unused and not self._told_unused:
                 self._told_unused = True
                 self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
@@ -216,20 +216,20 @@ class Loop:
                 rate=done / seconds,
             )
 
-    def _on_skipped(self, done: int, skipped: int) -> None:
+    def _on_overflow(self, done: int, overflowed: int) -> None:
         if self._loss_scale is None:
             raise DivergedError(
-                f"Training diverged at step {self._outcome.step}: the loss or a gradient is not finite. The weights "
-                "are those of the step before. Try a lower learning rate, clipping (global_clipnorm = 1.0) or "
-                "train.precision = 'float32', and look for examples that are not finite."
+                f"Training diverged at step {self._outcome.step}: the loss or a gradient is not finite. Try a lower "
+                "learning rate, clipping (global_clipnorm = 1.0) or train.precision = 'float32', and look for examples "
+                "that are not finite."
             )
         scale = float(keras.ops.convert_to_numpy(self._loss_scale.scale))
-        if skipped == done and scale <= 1.0:
+        if overflowed == done and scale <= 1.0:
             raise DivergedError(
                 f"Training diverged at step {self._outcome.step}: gradients overflow float16 even at loss scale 1. Try "
                 "train.precision = 'bfloat16' or 'float32', or a lower learning rate."
             )
-        self._reporter.skipped(step=self._outcome.step, steps=skipped, scale=scale)
+        self._reporter.skipped(step=self._outcome.step, steps=overflowed, scale=scale)
 
     def _evaluate(self) -> dict[str, Any]:
         started = time.perf_counter()

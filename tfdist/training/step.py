@@ -28,14 +28,14 @@ class Totals(NamedTuple):
       weight: Σ of their weights; loss_sum ÷ weight is the mean loss.
       term_sums: the same by loss term, where there are several.
       steps: steps done, skipped ones included.
-      skipped: steps whose gradients were not finite, so that nothing was updated.
+      overflowed: steps whose loss or gradients were not finite.
     """
 
     loss_sum: tf.Tensor
     weight: tf.Tensor
     term_sums: dict[str, tf.Tensor]
     steps: tf.Tensor
-    skipped: tf.Tensor
+    overflowed: tf.Tensor
 
 
 class GlobalSums(NamedTuple):
@@ -58,8 +58,9 @@ class TrainStep:
       local_gradients: one replica's forward and backward pass.
       metrics: the training metrics, read at the end of each call.
       term_names: the loss terms to report beside the total.
-      loss_scale: with float16; a step that overflows is then skipped and the next ones go on. Without it, the first
-        step whose gradients are not finite ends the call, with nothing updated.
+      loss_scale: with float16; a step that overflows is then skipped and the next ones go on. Without it nothing waits
+        for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
+        ends the call after its update, which leaves the weights unusable.
       typical_weight: about the weight of a global batch, its number of examples.
     """
 
@@ -83,8 +84,8 @@ class TrainStep:
         self._term_names = tuple(term_names)
         self._loss_scale = loss_scale
         self._typical_weight = typical_weight
-        # What a skipped step must not change; where one ends the run, nobody reads the metrics.
-        self._moving = [*moving_variables(model), *(metrics.variables if loss_scale is not None else ())]
+        # What a skipped step must not change.
+        self._moving = [*moving_variables(model), *metrics.variables]
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
         # Keras's fit traces without autograph too, so a model behaves alike under both.
@@ -96,17 +97,26 @@ class TrainStep:
 
         def proceed(totals: Totals) -> tf.Tensor:
             going = totals.steps < num_steps
-            return going if self._loss_scale is not None else going & tf.equal(totals.skipped, 0)
+            return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
-        def step(totals: Totals) -> tuple[Totals]:
-            before = self._strategy.run(self._read_moving)
-            sums = self._strategy.run(self.global_sums, args=(next(iterator),))
-            seen = self._strategy.first_local(sums._replace(gradients=[]))
-            tf.cond(seen.finite, lambda: self._update(sums), lambda: self._skip(seen.finite, before))
-            return (_advanced(totals, seen),)
+        step = self._step_or_skip if self._loss_scale is not None else self._step
 
-        (totals,) = tf.while_loop(proceed, step, [self._zero_totals()], parallel_iterations=1)
+        (totals,) = tf.while_loop(proceed, lambda t: (step(iterator, t),), [self._zero_totals()], parallel_iterations=1)
         return totals, self._strategy.first_local(self._strategy.run(self._metrics.read, args=(self._strategy,)))
+
+    def _step(self, iterator: Iterator[Any], totals: Totals) -> Totals:
+        """One step whose update waits for nothing but its gradients."""
+        sums = self._strategy.run(self.global_sums, args=(next(iterator),))
+        self._update(sums)
+        return _advanced(totals, self._strategy.first_local(sums._replace(gradients=[])))
+
+    def _step_or_skip(self, iterator: Iterator[Any], totals: Totals) -> Totals:
+        """One step that changes nothing, on all replicas alike, if a gradient is not finite."""
+        before = self._strategy.run(self._read_moving)
+        sums = self._strategy.run(self.global_sums, args=(next(iterator),))
+        seen = self._strategy.first_local(sums._replace(gradients=[]))
+        tf.cond(seen.finite, lambda: self._update(sums), lambda: self._skip(seen.finite, before))
+        return _advanced(totals, seen)
 
     def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch."""
@@ -165,7 +175,7 @@ def _advanced(totals: Totals, seen: GlobalSums) -> Totals:
         totals.weight + counted(seen.weight),
         {name: total + counted(seen.term_sums[name]) for name, total in totals.term_sums.items()},
         totals.steps + 1,
-        totals.skipped + tf.cast(~seen.finite, tf.int32),
+        totals.overflowed + tf.cast(~seen.finite, tf.int32),
     )
 
 
