@@ -43,6 +43,16 @@ class PeerLostError(TfdistError):
     exit_status = EXIT_PEER_LOST
 
 
+class PreemptedError(TfdistError):
+    """The run was told to leave, has saved, and leaves; `exit_status` is a setting of the run."""
+
+    exit_status = EXIT_PREEMPTED
+
+    def __init__(self, message: str, *, exit_status: int = EXIT_PREEMPTED) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
 def missing_extra(package: str, extra: str, purpose: str) -> UserError:
     """The error for an optional dependency that is not installed."""
     return UserError(

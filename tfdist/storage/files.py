@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from collections.abc import Sequence
 from typing import Protocol
 
 from tfdist.errors import UserError
+from tfdist.storage import contents
+from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
 from tfdist.storage.log_sink import LogSink
@@ -23,12 +26,20 @@ class Files(Protocol):
     """What a store offers; the functions below say what each method means."""
 
     def read(self, path: str) -> bytes: ...
+    def read_range(self, path: str, first: int, count: int) -> bytes: ...
+    def read_into(self, path: str, buffer: memoryview, first: int) -> None: ...
     def write_atomic(self, path: str, data: bytes) -> None: ...
+    def write_new(self, path: str, parts: Sequence[memoryview], crc32c: int | None) -> int: ...
     def open_log(self, path: str, flush_seconds: float) -> LogSink: ...
     def exists(self, path: str) -> bool: ...
+    def is_dir(self, path: str) -> bool: ...
+    def stat(self, path: str) -> FileVersion: ...
+    def glob(self, pattern: str) -> list[str]: ...
     def list_names(self, path: str) -> list[str]: ...
+    def list_tree(self, path: str) -> list[str]: ...
     def make_dirs(self, path: str) -> None: ...
     def remove(self, path: str) -> None: ...
+    def remove_tree(self, path: str) -> None: ...
 
 
 _LOCAL: Files = LocalFiles()
@@ -40,9 +51,47 @@ def read(path: StrPath) -> bytes:
     return _store(path).read(os.fspath(path))
 
 
+def read_range(path: StrPath, first: int, count: int) -> bytes:
+    """Bytes first … first + count - 1; fewer where the file ends before. Raises FileNotFoundError."""
+    return _store(path).read_range(os.fspath(path), first, count)
+
+
+def read_into(path: StrPath, buffer: Buffer, *, first: int = 0) -> None:
+    """Fills a writable buffer with the bytes from `first` on; the quick way to read much.
+
+    On `gs://` several ranges are read at once, all of one generation of the object, whose checksum is not verified.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      OSError: it ends before the buffer is full. What the buffer holds is then undefined.
+    """
+    _store(path).read_into(os.fspath(path), memoryview(buffer).cast("B"), first)
+
+
 def write_atomic(path: StrPath, data: bytes | str) -> None:
     """Puts `data` (text as UTF-8) in the place of `path`, durably and whole or not at all. Its directory must exist."""
     _store(path).write_atomic(os.fspath(path), data.encode() if isinstance(data, str) else data)
+
+
+def write_new(path: StrPath, parts: Sequence[Buffer], *, crc32c: int | None = None) -> int:
+    """Creates a file that must not exist, durably and whole or not at all. Its directory must exist.
+
+    Of several that create it at once, one succeeds. An answer that was lost on its way back from a server is asked
+    for again, so that success means: these bytes are there, and this call put them there or found them alike.
+
+    Args:
+      path: the new file.
+      parts: what has the buffer protocol and lies in one piece each, written one behind the other without a copy.
+      crc32c: the checksum of all parts together, where the caller knows it; `contents.crc32c` computes it.
+
+    Returns:
+      The number of bytes written.
+
+    Raises:
+      FileExistsError: the file is there already, made by another.
+      OSError: it could not be written; then `path` does not exist, unless the store cannot be asked any more.
+    """
+    return _store(path).write_new(os.fspath(path), contents.views(parts), crc32c)
 
 
 def open_log(path: StrPath, *, flush_seconds: float = 30.0) -> LogSink:
@@ -59,9 +108,29 @@ def exists(path: StrPath) -> bool:
     return _store(path).exists(os.fspath(path))
 
 
+def is_dir(path: StrPath) -> bool:
+    """Whether a directory of that name is there; on `gs://`, whether any object lies below that name."""
+    return _store(path).is_dir(os.fspath(path))
+
+
+def stat(path: StrPath) -> FileVersion:
+    """The size and the version of a file; raises FileNotFoundError, and IsADirectoryError."""
+    return _store(path).stat(os.fspath(path))
+
+
+def glob(pattern: str) -> list[str]:
+    """The files and directories that a pattern with `*`, `?` and `[…]` matches, sorted; none of these matches `/`."""
+    return _store(pattern).glob(pattern)
+
+
 def list_names(path: StrPath) -> list[str]:
     """The names in a directory, sorted, without half-written files; none when the directory is missing."""
     return _store(path).list_names(os.fspath(path))
+
+
+def list_tree(path: StrPath) -> list[str]:
+    """The files below a directory as paths relative to it, sorted, half-written ones aside; none if it is missing."""
+    return _store(path).list_tree(os.fspath(path))
 
 
 def make_dirs(path: StrPath) -> None:
@@ -72,6 +141,11 @@ def make_dirs(path: StrPath) -> None:
 def remove(path: StrPath) -> None:
     """Removes a file; a missing one is fine."""
     _store(path).remove(os.fspath(path))
+
+
+def remove_tree(path: StrPath) -> None:
+    """Removes a directory and all that is below it, half-written files too; a missing one is fine."""
+    _store(path).remove_tree(os.fspath(path))
 
 
 def join(path: StrPath, *parts: str) -> str:

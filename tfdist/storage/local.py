@@ -7,35 +7,64 @@ beside it, reach the disk, and then take its place in one step. `files` calls th
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import os
+import stat
 import uuid
+from collections.abc import Iterator, Sequence
 
+from tfdist.storage.contents import FileVersion, total_bytes
 from tfdist.storage.log_sink import AppendedLog
+from tfdist.storage.syscalls import Syscalls
 
-_TEMPORARY_SUFFIX = ".tfdist-tmp"
+TEMPORARY_SUFFIX = ".tfdist-tmp"
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalFiles:
     """`Files` on a local path. The methods raise OSError."""
 
+    def __init__(self, syscalls: Syscalls | None = None) -> None:
+        self._calls = syscalls or Syscalls()
+
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
 
+    def read_range(self, path: str, first: int, count: int) -> bytes:
+        with _opened(path) as descriptor:
+            data = os.pread(descriptor, count, first)
+            while 0 < len(data) < count and (more := os.pread(descriptor, count - len(data), first + len(data))):
+                data += more
+            return data
+
+    def read_into(self, path: str, buffer: memoryview, first: int) -> None:
+        with _opened(path) as descriptor:
+            done = 0
+            while done < buffer.nbytes:
+                count = os.preadv(descriptor, [buffer[done:]], first + done)
+                if not count:
+                    raise OSError(errno.EIO, f"it ends at byte {first + done:,}, {buffer.nbytes - done:,} short", path)
+                done += count
+
     def write_atomic(self, path: str, data: bytes) -> None:
-        directory, name = os.path.split(path)
-        temporary = os.path.join(directory, f".{name}.{uuid.uuid4().hex[:12]}{_TEMPORARY_SUFFIX}")
+        with self._temporary(path, [memoryview(data)]) as temporary:
+            self._calls.replace(temporary, path)
+        self._calls.fsync_directory(os.path.dirname(path) or ".")
+
+    def write_new(self, path: str, parts: Sequence[memoryview], crc32c: int | None) -> int:
+        del crc32c  # which a store over a network needs
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        with self._temporary(path, parts) as temporary:
+            self._name(temporary, path)
         try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+            self._calls.fsync_directory(os.path.dirname(path) or ".")
+        except OSError:
+            self.remove(path)  # whole or not at all: nobody may find what might go with the power
             raise
-        _sync_directory(directory or ".")
+        return total_bytes(parts)
 
     def open_log(self, path: str, flush_seconds: float) -> AppendedLog:
         del flush_seconds  # each line is written at once
@@ -44,25 +73,113 @@ class LocalFiles:
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def stat(self, path: str) -> FileVersion:
+        found = os.stat(path)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return FileVersion(path, found.st_size, found.st_mtime_ns)
+
+    def glob(self, pattern: str) -> list[str]:
+        return sorted(path for path in glob.glob(pattern) if not path.endswith(TEMPORARY_SUFFIX))
+
     def list_names(self, path: str) -> list[str]:
         try:
             names = os.listdir(path)
         except FileNotFoundError:
             return []
-        return sorted(name for name in names if not name.endswith(_TEMPORARY_SUFFIX))
+        return sorted(name for name in names if not name.endswith(TEMPORARY_SUFFIX))
+
+    def list_tree(self, path: str) -> list[str]:
+        found = []
+        for directory, _, names in os.walk(path, onerror=_raise_unless_missing):
+            inside = os.path.relpath(directory, path)
+            found += [os.path.normpath(os.path.join(inside, n)) for n in names if not n.endswith(TEMPORARY_SUFFIX)]
+        return sorted(found)
 
     def make_dirs(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        missing = []
+        place = path
+        while place and not os.path.isdir(place):
+            missing.append(place)
+            place = os.path.dirname(place.rstrip("/"))
+        for directory in reversed(missing):
+            try:
+                self._calls.mkdir(directory)
+            except FileExistsError:  # made by another process meanwhile, unless it is a file
+                if not os.path.isdir(directory):
+                    raise
+            else:
+                self._calls.fsync_directory(os.path.dirname(directory.rstrip("/")) or ".")
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            self._calls.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        for directory, directories, names in os.walk(path, topdown=False, onerror=_raise_unless_missing):
+            for name in names:
+                self.remove(os.path.join(directory, name))
+            for name in directories:  # a link to a directory is a name, not a place to empty
+                below = os.path.join(directory, name)
+                if os.path.islink(below):
+                    self.remove(below)
+            with contextlib.suppress(FileNotFoundError):
+                self._calls.rmdir(directory)
+
+    @contextlib.contextmanager
+    def _temporary(self, path: str, parts: Sequence[memoryview]) -> Iterator[str]:
+        """A file beside `path` that holds the parts, on the disk; gone when the body has ended."""
+        directory, name = os.path.split(path)
+        temporary = os.path.join(directory, f".{name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
+        try:
+            descriptor = self._calls.create(temporary)
+            try:
+                for part in parts:
+                    while part.nbytes:
+                        part = part[self._calls.write(descriptor, part) :]
+                self._calls.fsync(descriptor)
+            finally:
+                self._calls.close(descriptor)
+            yield temporary
+        finally:
+            with contextlib.suppress(OSError):  # no listing shows what is left then
+                self._calls.unlink(temporary)
+
+    def _name(self, temporary: str, path: str) -> None:
+        """Gives a file the name `path`, which nothing bears; raises FileExistsError."""
+        try:
+            self._calls.link(temporary, path)
+        except FileExistsError:
+            if not _is_same_file(temporary, path):  # which a network file system that repeats a request can say
+                raise
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            # Two that come here in the same instant are not told apart; a lease keeps writers out of each other's way.
+            if os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+            self._calls.replace(temporary, path)
 
 
-def _sync_directory(directory: str) -> None:
-    """Makes a new name survive a power cut; see fsync(2), which leaves the directory to the caller."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _is_same_file(first: str, second: str) -> bool:
+    try:
+        return os.path.samefile(first, second)
+    except OSError:
+        return False
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -22,6 +22,11 @@ def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | N
     return next((name for name in names if environment.get(name)), None)
 
 
+def metadata_address(environment: Mapping[str, str]) -> str | None:
+    """`host` or `host:port` of the metadata server to ask in place of Google's usual one, as Google's libraries do."""
+    return environment.get("GCE_METADATA_HOST") or None
+
+
 def set_horovod_tuning(*, fusion_threshold_bytes: int | None, cycle_time_milliseconds: float | None) -> None:
     """Sets what Horovod reads when it initialises; None leaves the user's own setting."""
     if fusion_threshold_bytes is not None:

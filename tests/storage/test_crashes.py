@@ -1,0 +1,71 @@
+"""What a crash leaves at each step of a local write: the file whole, or not there."""
+
+from __future__ import annotations
+
+import errno
+import pathlib
+
+import pytest
+from storage import faulty
+
+from tfdist.storage import files
+
+PARTS = [b"first", b"second", b"third"]
+
+
+def test_a_new_file_is_whole_or_missing_wherever_the_process_ends(tmp_path: pathlib.Path) -> None:
+    whole_after: list[str] = []
+
+    def write(index: int) -> None:
+        files.make_dirs(tmp_path / str(index) / "deep")
+        files.write_new(tmp_path / str(index) / "deep" / "file", PARTS)
+
+    def check(index: int, crash: faulty.Boundary | None) -> None:
+        directory = tmp_path / str(index) / "deep"
+        names = files.list_names(directory)
+        assert names in ([], ["file"])
+        if names:
+            assert files.read(directory / "file") == b"".join(PARTS)
+            whole_after.append("the end" if crash is None else crash.name)
+        files.remove_tree(directory)
+        assert not directory.exists()
+
+    # two directories of two steps, create, two steps a part, fsync, link, unlink, the directory
+    assert faulty.crash_everywhere(write, check) == 4 + 1 + 6 + 1 + 1 + 1 + 1
+    assert whole_after == ["unlink", "fsync_directory", "the end"]
+
+
+def test_a_rewritten_file_is_the_old_or_the_new_one_wherever_the_process_ends(tmp_path: pathlib.Path) -> None:
+    def check(index: int, crash: faulty.Boundary | None) -> None:
+        assert files.read(tmp_path / str(index)) in (b"old", b"new content")
+
+    def write(index: int) -> None:
+        (tmp_path / str(index)).write_bytes(b"old")
+        files.write_atomic(tmp_path / str(index), b"new content")
+
+    assert faulty.crash_everywhere(write, check) >= 6
+
+
+def test_an_error_at_any_step_is_raised_and_leaves_no_file_and_nothing_beside_it(tmp_path: pathlib.Path) -> None:
+    steps = _steps_of_a_new_file(tmp_path / "all")
+    assert steps == ["create", *["write"] * 6, "fsync", "link", "unlink", "fsync_directory"]
+    for index, step in enumerate(steps):
+        directory = tmp_path / str(index)
+        directory.mkdir()
+        calls = faulty.FaultySyscalls(index, error=OSError(errno.ENOSPC, "no space"))
+        with faulty.installed(calls):
+            if step == "unlink":  # of the temporary name: the file itself is whole
+                assert files.write_new(directory / "file", PARTS) == 16
+                assert files.list_names(directory) == ["file"]
+                continue
+            with pytest.raises(OSError, match="no space"):
+                files.write_new(directory / "file", PARTS)
+        assert list(directory.iterdir()) == []
+
+
+def _steps_of_a_new_file(directory: pathlib.Path) -> list[str]:
+    directory.mkdir()
+    calls = faulty.FaultySyscalls()
+    with faulty.installed(calls):
+        files.write_new(directory / "file", PARTS)
+    return [boundary.name for boundary in calls.reached]

@@ -1,0 +1,120 @@
+"""When a run saves, what it keeps and how it writes: the settings of `train.backup`.
+
+Invariant: a policy that exists is consistent; whatever cannot be meant is a UserError when it is made. A gin file
+names it (`train.backup = @BackupPolicy()`); the keeper, the schedule and the catalog read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tfdist.errors import UserError, is_whole_number, suggest
+
+ON_ERROR = ("continue", "stop")
+COMPRESSIONS = ("none", "lz4", "zstd", "auto")
+BEST_MODES = ("min", "max", "auto")
+_GROWING = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "bleu", "map", "similarity", "reward")
+_SHRINKING = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "entropy", "divergence", "hinge")
+
+
+@dataclasses.dataclass(frozen=True)
+class BackupPolicy:
+    """Settings of a run's backups.
+
+    Arguments:
+      every_steps, every_seconds, every_epochs: when to save; several may be given, and the first that is due counts.
+        None of the three: automatic, the interval √(2 · cost · mean time between failures) of Young (1974,
+        "A first order approximation to the optimum checkpoint interval"), from the measured cost.
+      mean_seconds_between_failures: for the automatic interval.
+      keep_last: how many of the newest backups stay.
+      keep_every_steps: backups whose step is a multiple of this stay for good.
+      keep_best: a metric's name, such as "val_accuracy"; the backup with its best value stays, too.
+      best_mode: whether "min" or "max" is best; "auto" tells it by the metric's name.
+      compression: "none", "lz4", "zstd", or "auto": whether it pays is measured on the first backup.
+      max_file_bytes: a backup's files are split at this size; a tensor larger than it stands alone in a file.
+      on_error: what a failed write does to the training: "continue" with a warning, or "stop".
+    """
+
+    every_steps: int | None = None
+    every_seconds: float | None = None
+    every_epochs: int | None = None
+    mean_seconds_between_failures: float = 3600.0
+    keep_last: int = 2
+    keep_every_steps: int | None = None
+    keep_best: str | None = None
+    best_mode: str = "auto"
+    compression: str = "auto"
+    max_file_bytes: int = 256 * 2**20
+    on_error: str = "continue"
+
+    def __post_init__(self) -> None:
+        for name in ("every_steps", "every_epochs", "keep_every_steps"):
+            if getattr(self, name) is not None:
+                self._require_whole(name, or_none=True)
+        self._require_whole("keep_last", or_none=False)
+        self._require_whole("max_file_bytes", or_none=False, least=4096)
+        if self.every_seconds is not None:
+            self._require_seconds("every_seconds", or_none=True)
+        self._require_seconds("mean_seconds_between_failures", or_none=False)
+        self._require_one_of("best_mode", BEST_MODES)
+        self._require_one_of("compression", COMPRESSIONS)
+        self._require_one_of("on_error", ON_ERROR)
+        if self.keep_best is not None:
+            self._require_best_metric()
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the interval is Young's."""
+        return self.every_steps is None and self.every_seconds is None and self.every_epochs is None
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Which way `keep_best` is read; only meaningful when it is set."""
+        if self.best_mode != "auto":
+            return self.best_mode == "max"
+        return _grows(self.keep_best or "") is True
+
+    def _require_whole(self, name: str, *, or_none: bool, least: int = 1) -> None:
+        value = getattr(self, name)
+        if not is_whole_number(value, least=least):
+            raise UserError(
+                f"train.backup.{name} is {value!r}; it must be a whole number of at least {least}"
+                f"{', or None' if or_none else ''}."
+            )
+
+    def _require_seconds(self, name: str, *, or_none: bool) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
+            raise UserError(
+                f"train.backup.{name} is {value!r}; it must be a number of seconds above 0"
+                f"{', or None' if or_none else ''}."
+            )
+
+    def _require_one_of(self, name: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            raise UserError(
+                f"train.backup.{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
+                f"{suggest(value, allowed) if isinstance(value, str) else ''}"
+            )
+
+    def _require_best_metric(self) -> None:
+        if not isinstance(self.keep_best, str) or not self.keep_best:
+            raise UserError(
+                f"train.backup.keep_best is {self.keep_best!r}; it must be a metric's name, such as "
+                "'val_accuracy', or None."
+            )
+        if self.best_mode == "auto" and _grows(self.keep_best) is None:
+            raise UserError(
+                f"train.backup.keep_best is {self.keep_best!r}, a name that does not tell whether small or large "
+                "values are good. Set train.backup.best_mode to 'min' or 'max'."
+            )
+
+
+def _grows(metric: str) -> bool | None:
+    """Whether a metric of this name is better when larger; None when the name does not tell."""
+    name = metric.lower()
+    if any(part in name for part in _SHRINKING):
+        return False
+    return True if any(part in name for part in _GROWING) else None

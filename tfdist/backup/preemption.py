@@ -1,0 +1,95 @@
+"""Notes that this process will be ended soon, so that the loop can save and leave: signals, and notices from Google.
+
+Invariant: a signal is only noted, however many come; nothing is interrupted and nothing raised. The loop asks for
+`reason` between its calls and agrees with the other workers on the step to leave at.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from tfdist.backup.metadata_server import MetadataWatch
+
+# Slurm's `--signal=USR1@120` sends the second one before its time limit.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Preemption:
+    """Context manager under which SIGTERM, SIGUSR1 and a notice of the metadata server set `reason`.
+
+    Python runs a signal's handler in the main thread between two of its instructions: a signal that comes during a
+    call into TensorFlow is seen when that call returns.
+
+    Args:
+      tell: called with a sentence when something was noted, from a thread of this object's own and never from inside
+        of a signal handler, where what it needs could be locked.
+      metadata_address: `host` or `host:port` of the metadata server, see `metadata_server.find_address`; None: there
+        is none.
+
+    Example:
+
+        with Preemption(tell=print, metadata_address=find_address()) as preemption:
+            while preemption.reason is None:
+                train_a_little()
+    """
+
+    def __init__(self, *, tell: Callable[[str], None], metadata_address: str | None = None) -> None:
+        self._tell = tell
+        self._reason: str | None = None
+        self._notes: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # whose `put` a signal handler may call
+        self._teller: threading.Thread | None = None
+        self._old_handlers: dict[signal.Signals, Any] = {}
+        self._watch = None
+        if metadata_address is not None:
+            self._watch = MetadataWatch(metadata_address, on_notice=self.note, on_trouble=self._notes.put)
+
+    @property
+    def reason(self) -> str | None:
+        """Why this process has to leave, as a clause ("SIGTERM was received"), the first one; None: it has not."""
+        return self._reason
+
+    def note(self, reason: str) -> None:
+        """Has the process leave for `reason`, unless it already has another; callable anywhere, at any time."""
+        if self._reason is None:
+            self._reason = reason
+            self._notes.put(f"{_sentence(reason)}: saving at the end of this step, then leaving.")
+        else:
+            self._notes.put(f"{_sentence(reason)}: this run is already about to save and leave, and goes on doing so.")
+
+    def __enter__(self) -> Preemption:
+        if threading.current_thread() is threading.main_thread():  # only there may Python set handlers
+            for number in SIGNALS:
+                self._old_handlers[number] = signal.signal(number, self._on_signal)
+        self._teller = threading.Thread(target=self._tell_notes, name="tfdist-preemption", daemon=True)
+        self._teller.start()
+        if self._watch is not None:
+            self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not Python's
+        self._old_handlers.clear()
+        self._notes.put(None)
+        if self._teller is not None:
+            self._teller.join()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.note(f"{signal.Signals(number).name} was received")
+
+    def _tell_notes(self) -> None:
+        while (note := self._notes.get()) is not None:
+            self._tell(note)
+
+
+def _sentence(clause: str) -> str:
+    return clause[0].upper() + clause[1:]
