@@ -7,10 +7,23 @@ stored last: a step without a valid one does not exist. The writer makes it; cat
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.errors import UserError
+from tfdist.storage import contents
+
 NAME = "manifest.json"
+FORMAT = 1
+_KEY = b',"manifest_crc32c":'  # the last one, whose value covers all that stands before it
+_SUFFIX_BYTES = len(_KEY) + len(b'"00000000"}\n')
+_FLOAT = "$float"
+
+
+class DamagedBackup(UserError):
+    """A backup, or a part of it, is not what was written. The message names the file and what was wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,3 +48,64 @@ class Manifest:
     files: tuple[StoredFile, ...]
     num_tensors: int
     num_tensor_bytes: int
+
+    @property
+    def num_stored_bytes(self) -> int:
+        """What the data files take in the store."""
+        return sum(file.num_bytes for file in self.files)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The JSON text that is stored; raises UserError for what `to_plain` refuses."""
+    body = json.dumps(
+        {"format": FORMAT, **to_plain(dataclasses.asdict(manifest))}, allow_nan=False, separators=(",", ":")
+    ).encode()
+    return body[:-1] + _suffix(body[:-1])
+
+
+def decode(data: bytes) -> Manifest:
+    """Reads what `encode` made; raises DamagedBackup when a single bit differs, UserError for a later format."""
+    body, suffix = data[:-_SUFFIX_BYTES], data[-_SUFFIX_BYTES:]
+    if not suffix.startswith(_KEY) or not suffix.endswith(b'"}\n'):
+        raise DamagedBackup(f"{NAME} is cut off: of its {len(data):,} bytes the last are not its checksum")
+    if suffix != _suffix(body):
+        raise DamagedBackup(f"{NAME} does not match its checksum")
+    fields = from_plain(json.loads(body + b"}"))
+    version = fields.pop("format")
+    if version != FORMAT:
+        raise UserError(f"{NAME} is of format {version}; this tfdist reads format {FORMAT}. Use the one that wrote it.")
+    return Manifest(**{**fields, "files": tuple(StoredFile(**file) for file in fields["files"])})
+
+
+def to_plain(value: Any, place: str = "") -> Any:
+    """What JSON can hold of `value`, exactly: floats that JSON has no number for, too; NumPy's numbers as Python's.
+
+    Raises UserError that names the place of what cannot be kept.
+    """
+    if hasattr(value, "item") and not getattr(value, "shape", ()):  # a number of NumPy
+        value = value.item()
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {_FLOAT: str(value)}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: to_plain(item, f"{place}.{key}" if place else key) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
+    raise UserError(
+        f"A backup cannot keep {place or 'this'}: it is a {type(value).__name__}, {str(value)[:80]!r}. It keeps None, "
+        "bool, int, float, str, and lists and dicts (with keys of str) of these; arrays belong among the tensors."
+    )
+
+
+def from_plain(value: Any) -> Any:
+    """Undoes `to_plain`."""
+    if isinstance(value, dict):
+        if value.keys() == {_FLOAT}:
+            return float(value[_FLOAT])
+        return {key: from_plain(item) for key, item in value.items()}
+    return [from_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _suffix(body: bytes) -> bytes:
+    return _KEY + b'"%08x"}\n' % contents.crc32c(body)

@@ -6,32 +6,111 @@ loop restores through this; so do fine-tuning and `python -m tfdist.backup`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from tfdist.backup.keeper import Teller
+from tfdist.backup.entries import Entry, list_paths, read_entry
+from tfdist.backup.manifest import DamagedBackup
 from tfdist.backup.state import State
+from tfdist.backup.stored_files import read_files
+from tfdist.backup.teller import Teller
+from tfdist.errors import UserError, suggest
+
+Wanted = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
+_MOST_DIFFERENCES = 20
 
 
 def newest(directory: str, *, tell: Teller, before_step: int | None = None) -> State | None:
     """The newest state that verifies (of a step below `before_step`); None when there is none.
 
-    One warning for each damaged backup that is passed over, naming the file and what was wrong.
+    One warning for each damaged backup that is passed over, naming the file and what was wrong. A directory without
+    a manifest is no backup, and not spoken of.
+
+    Raises:
+      OSError: the store does not answer; it is not known then what there is.
     """
-    raise NotImplementedError
+    paths = [(step, path) for step, path in list_paths(directory) if before_step is None or step < before_step]
+    for _, same_step in itertools.groupby(reversed(paths), key=lambda pair: pair[0]):
+        entries = [read_entry(path) for _, path in same_step]
+        for entry in sorted(entries, key=lambda entry: entry.age_order, reverse=True):
+            if entry.is_leftover:
+                continue
+            try:
+                return _load(entry, verify=True)
+            except DamagedBackup as error:
+                tell.warning(
+                    "backup_passed_over",
+                    step=entry.step,
+                    message=f"Passed over the backup of step {entry.step:,}: {error}",
+                    backup=entry.path,
+                )
+    return None
 
 
 def load(path: str, *, verify: bool = True) -> State:
-    """The state in one backup's directory; raises `manifest.Damaged` naming the file and what was wrong."""
-    raise NotImplementedError
+    """The state in one backup's directory.
 
-
-def match(
-    tensors: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[tuple[int, ...], str]], *, partial: bool
-) -> dict[str, np.ndarray]:
-    """Those of `tensors` that `wanted` (name → shape, dtype) names.
-
-    Raises UserError listing every difference, unless `partial`: then what differs is left out.
+    Raises:
+      UserError: `path` is no backup.
+      DamagedBackup: naming the file and what was wrong; without `verify` only what is cheap to see.
+      OSError: the store does not answer.
     """
-    raise NotImplementedError
+    return _load(read_entry(path), verify=verify)
+
+
+def match(tensors: Mapping[str, np.ndarray], wanted: Wanted, *, partial: bool) -> dict[str, np.ndarray]:
+    """Those of `tensors` that `wanted` names.
+
+    Raises UserError listing what is missing, left over, or of another shape or type; with `partial` all of this is
+    left out, and `differences` tells it.
+    """
+    found = differences(tensors, wanted)
+    if found and not partial:
+        listed = "".join(f"\n  {line}" for line in found[:_MOST_DIFFERENCES])
+        rest = f"\n  and {len(found) - _MOST_DIFFERENCES:,} more" if len(found) > _MOST_DIFFERENCES else ""
+        raise UserError(
+            f"The backup does not fit this program ({len(found):,} difference{'s' * (len(found) > 1)}):{listed}{rest}\n"
+            "Train with the configuration that made it, or allow a partial load."
+        )
+    return {name: tensors[name] for name, kind in wanted.items() if name in tensors and _fits(tensors[name], kind)}
+
+
+def differences(tensors: Mapping[str, np.ndarray], wanted: Wanted) -> list[str]:
+    """One line for each tensor that is missing, left over, or of another shape or type."""
+    extra = [name for name in tensors if name not in wanted]
+    lines = []
+    for name, kind in wanted.items():
+        if name not in tensors:
+            lines.append(f"{name} {_describe(*kind)}: not in the backup.{suggest(name, extra)}")
+        elif not _fits(tensors[name], kind):
+            array = tensors[name]
+            lines.append(f"{name}: {_describe(array.shape, array.dtype)} in the backup, {_describe(*kind)} here")
+    for name in extra:
+        lines.append(f"{name} {_describe(tensors[name].shape, tensors[name].dtype)}: only in the backup")
+    return lines
+
+
+def _load(entry: Entry, *, verify: bool) -> State:
+    if entry.manifest is None:
+        raise DamagedBackup(f"{entry.problem} ({entry.path})")
+    try:
+        tensors = read_files(entry.path, entry.manifest, verify=verify)
+    except DamagedBackup as error:
+        raise DamagedBackup(f"{error} ({entry.path})") from error
+    return State(entry.step, tensors, entry.manifest.values, entry.manifest)
+
+
+def _fits(array: np.ndarray, kind: tuple[tuple[int, ...], Any]) -> bool:
+    return array.shape == tuple(kind[0]) and array.dtype.name == _type_name(kind[1])
+
+
+def _describe(shape: tuple[int, ...], dtype: Any) -> str:
+    return f"{_type_name(dtype)}[{', '.join(map(str, shape))}]"
+
+
+def _type_name(dtype: Any) -> str:
+    """Of a dtype of NumPy, TensorFlow or Keras, whose dtypes are strings."""
+    return getattr(dtype, "name", None) or (dtype if isinstance(dtype, str) else np.dtype(dtype).name)
