@@ -23,6 +23,7 @@ from tfdist.training.gradients import LocalGradients
 from tfdist.training.learner import build_learner
 from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing
+from tfdist.training.wishes import Wanted
 
 Train = Callable[[int], None]
 SHUFFLE_BUFFER = 10_000  # examples
@@ -80,7 +81,7 @@ def tfdist_training(
     iterator = batches()
 
     def train(num_steps: int) -> None:
-        totals, metrics = step.run(iterator, tf.constant(num_steps))
+        totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Wanted().tensor())
         _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
 
     return train

@@ -148,6 +148,10 @@ class Config:
         """SHA-256 of what holds, in hex, the same for `text()` and `operative_text()` when they are loaded again."""
         return report.digest(self._used, self._functions)
 
+    def settings(self) -> dict[str, str]:
+        """What holds, by Python's own names: `digest` is over this."""
+        return report.settings(self._used, self._functions)
+
     def _reached_targets(self) -> set[str]:
         starts = graph.starting_calls(self._used, self._functions, [root.selector for root in self._roots.values()])
         return {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}

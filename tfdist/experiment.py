@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from tfdist.backup.policy import BackupPolicy
 from tfdist.data.batches import BatchPlan
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -29,6 +30,7 @@ from tfdist.training.optimizer import check_optimizer_builder
 from tfdist.training.precision import POLICIES, set_precision
 from tfdist.training.randomness import set_seeds
 from tfdist.training.run import Request, Run, open_run
+from tfdist.training.survival import checked_policy, open_recovery
 from tfdist.training.tuned import XLA_CHOICES
 
 DataFunction = Callable[[], Any]
@@ -59,6 +61,10 @@ def train(
     xla: str = "off",
     synchronize_batch_norm: bool = True,
     callbacks: Sequence[keras.callbacks.Callback] = (),
+    backup: BackupPolicy | str = "auto",
+    accept_changes: bool = False,
+    start_from: str | None = None,
+    partial_restore: bool = False,
 ) -> RunResult | None:
     """Trains a model, evaluates and exports it.
 
@@ -87,13 +93,19 @@ def train(
       synchronize_batch_norm: computes the statistics of batch normalisation over the global batch, so that they do not
         depend on the number of replicas.
       callbacks: Keras callbacks.
+      backup: when the run is saved and what is kept: "auto", "off", or a `BackupPolicy`. A run whose directory has a
+        backup goes on from there.
+      accept_changes: goes on although the settings that say what is trained are no longer those of the backup.
+      start_from: weights to begin a new run with: another run's directory, one of its backups, or a .keras file.
+      partial_restore: takes of a backup or of `start_from` what fits, and leaves out what does not.
 
     Returns:
-      What is written to result.json; None with `request.check_only`.
+      What is written to result.json; None with `request.check_only`, and for a run that was finished before.
 
     Raises:
       UserError: something given is wrong.
       DivergedError: the loss or a gradient was not finite.
+      PreemptedError: the process was told to leave, and has saved.
     """
     arguments.check_counts(
         "train",
@@ -115,6 +127,8 @@ def train(
             "shuffle": shuffle,
             "drop_remainder": drop_remainder,
             "synchronize_batch_norm": synchronize_batch_norm,
+            "accept_changes": accept_changes,
+            "partial_restore": partial_restore,
         },
     )
     arguments.check_seed("train.seed", seed)
@@ -124,6 +138,7 @@ def train(
     arguments.check_functions("train", {"model": model, "train_data": train_data, "eval_data": eval_data})
     check_optimizer_builder(optimizer)
     check_callbacks(callbacks)
+    policy = checked_policy(backup)
     if epochs is None and steps is None:
         raise UserError("train needs an end: write train.epochs = 10 or train.steps = 1000.")
 
@@ -153,7 +168,9 @@ def train(
         )
         return None
 
-    with open_run(request, strategy, mode="train") as run:
+    with open_run(request, strategy, mode="train", accept_changes=accept_changes) as run:
+        if run.is_finished:
+            return None
         set_seeds(seed, deterministic=deterministic)
         set_precision(precision)
         source = assembly.open_source(run, train_data)
@@ -178,15 +195,23 @@ def train(
             evaluator = assembly.build_evaluator(
                 run, learner.model, learner.eval_metrics, task, eval_data, eval_batch_size or global_batch_size
             )
-            outcome, seconds = assembly.run_loop(
-                run, learner, step, evaluator, source, plan, boundaries, callbacks, steps_per_call
-            )
-            assembly.finish_weights(learner, evaluator, outcome)
-        assembly.export_model(run, learner.model)
-        return _conclude(run, plan, outcome, seconds)
+            with open_recovery(
+                run,
+                learner,
+                policy,
+                steps_per_epoch=plan.steps_per_epoch,
+                start_from=start_from,
+                partial=partial_restore,
+            ) as (recovery, start):
+                outcome, seconds = assembly.run_loop(
+                    run, learner, step, evaluator, source, plan, boundaries, callbacks, steps_per_call, recovery, start
+                )
+                assembly.finish_weights(learner, evaluator, outcome)
+                assembly.export_model(run, learner.model)
+        return _conclude(run, plan, outcome, seconds, start.step if start else None)
 
 
-def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float) -> RunResult:
+def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float, resumed_from_step: int | None) -> RunResult:
     """Writes what a good end leaves behind; result.json last."""
     examples = plan.num_examples_until(outcome.step)
     result = RunResult(
@@ -200,9 +225,9 @@ def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float) -> Ru
         examples_seen=examples,
         train_metrics=outcome.train_metrics,
         eval_metrics=outcome.eval_metrics,
-        resumed_from_step=None,
+        resumed_from_step=resumed_from_step,
         wall_seconds=seconds,
-        examples_per_second=examples / seconds,
+        examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
     )
     run.write_config()
     metrics = shown(outcome.eval_metrics) or shown(outcome.train_metrics)

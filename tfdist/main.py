@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_READER, TfdistError, UserError, suggest
+from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_READER, PreemptedError, TfdistError, UserError, suggest
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TfdistError as error:
         if verbose:
             traceback.print_exception(error)
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(str(error) if isinstance(error, PreemptedError) else f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
@@ -123,7 +123,8 @@ def run(flags: argparse.Namespace) -> None:
         if flags.mode == "validate":
             validate(loaded, Request(run_dir=run_dir, check_only=True))
         else:
-            loaded.run(flags.mode, request=Request(run_dir=run_dir, config_text=loaded.operative_text))
+            request = Request(run_dir=run_dir, config_text=loaded.operative_text, settings=loaded.settings)
+            loaded.run(flags.mode, request=request)
     except TfdistError:
         raise
     except Exception as error:

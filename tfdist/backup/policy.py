@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import EXIT_PREEMPTED, UserError, is_whole_number, suggest
 
 ON_ERROR = ("continue", "stop")
 COMPRESSIONS = ("none", "lz4", "zstd", "auto")
@@ -34,6 +34,7 @@ class BackupPolicy:
       compression: "none", "lz4", "zstd", or "auto": whether it pays is measured on the first backup.
       max_file_bytes: a backup's files are split at this size; a tensor larger than it stands alone in a file.
       on_error: what a failed write does to the training: "continue" with a warning, or "stop".
+      preempted_exit_status: of a process that was told to leave and has saved.
     """
 
     every_steps: int | None = None
@@ -47,12 +48,14 @@ class BackupPolicy:
     compression: str = "auto"
     max_file_bytes: int = 256 * 2**20
     on_error: str = "continue"
+    preempted_exit_status: int = EXIT_PREEMPTED
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "every_epochs", "keep_every_steps"):
             if getattr(self, name) is not None:
                 self._require_whole(name, or_none=True)
         self._require_whole("keep_last", or_none=False)
+        self._require_whole("preempted_exit_status", or_none=False, least=0)
         self._require_whole("max_file_bytes", or_none=False, least=4096)
         if self.every_seconds is not None:
             self._require_seconds("every_seconds", or_none=True)

@@ -146,8 +146,8 @@ def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions:
     return "\n".join(lines) + "\n"
 
 
-def digest(used: Iterable[Setting], functions: Mapping[str, Function]) -> str:
-    """SHA-256 over the settings with macros expanded and Python's own names; what repeats a default does not count."""
+def settings(used: Iterable[Setting], functions: Mapping[str, Function]) -> dict[str, str]:
+    """The settings by Python's own names, with macros expanded; what repeats a default is left out."""
     macros = {setting.scope: setting.value for setting in used if setting.target == MACRO}
 
     def expanded(reference: Reference) -> Any:
@@ -155,7 +155,7 @@ def digest(used: Iterable[Setting], functions: Mapping[str, Function]) -> str:
             return map_references(macros[reference.scope], expanded)
         return reference
 
-    lines = []
+    found = {}
     for setting in used:
         if setting.target == MACRO:
             continue
@@ -164,5 +164,11 @@ def digest(used: Iterable[Setting], functions: Mapping[str, Function]) -> str:
         default = function.parameters.get(setting.parameter)
         if setting.parameter in function.parameters and not setting.scope and text == repr(default):
             continue
-        lines.append("/".join([*setting.scope, f"{function.identity}.{setting.parameter} = {text}"]))
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+        found["/".join([*setting.scope, f"{function.identity}.{setting.parameter}"])] = text
+    return found
+
+
+def digest(used: Iterable[Setting], functions: Mapping[str, Function]) -> str:
+    """SHA-256 over `settings`."""
+    lines = sorted(f"{name} = {text}" for name, text in settings(used, functions).items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

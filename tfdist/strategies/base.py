@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfdist.strategies.sparse import without_repeats
 
 Notify = Callable[[str], None]
+BROADCAST_BYTES = 1 << 24  # in one collective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,9 @@ class Strategy(abc.ABC):
     """Whether rows of a large embedding's gradient can be sent in place of all of it. TensorFlow's own collectives
     demand that a gathering inside a loop has the same length in every iteration, which rows have not."""
 
+    keeps_statistics_apart = False
+    """Whether what a forward pass moves along (unsynchronized batch statistics) may differ from worker to worker."""
+
     reason: str | None = None
     """Why this strategy was picked, where `auto` picked it."""
 
@@ -64,6 +68,7 @@ class Strategy(abc.ABC):
         self._distribution: tf.distribute.Strategy | None = None
         self._topology: Topology | None = None
         self._summed_over_workers: Callable[[tf.Tensor], tf.Tensor] | None = None
+        self._broadcast_from_chief: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     @abc.abstractmethod
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
@@ -175,6 +180,30 @@ class Strategy(abc.ABC):
             return self.sum_over_replicas([tf.where(is_first, vector, tf.zeros_like(vector))])[0]
 
         return self.first_local(self.run(on_replica))
+
+    def broadcast(self, data: bytes | memoryview | None) -> bytes | memoryview:
+        """The chief's `data` on every worker; the others pass None. A collective like `sum_over_workers`."""
+        if self.topology.num_workers == 1:
+            assert data is not None
+            return data
+        size = int(self.from_chief([len(data) if data is not None else 0])[0])
+        mine = np.frombuffer(data, np.uint8) if data is not None else None
+        received = bytearray(size)
+        for begin in range(0, size, BROADCAST_BYTES):
+            end = min(begin + BROADCAST_BYTES, size)
+            words = np.zeros(-(-(end - begin) // 4), np.int32)
+            if mine is not None:
+                words.view(np.uint8)[: end - begin] = mine[begin:end]
+            received[begin:end] = self._broadcast_words(words).view(np.uint8)[: end - begin].data
+        return memoryview(received)
+
+    def _broadcast_words(self, words: np.ndarray) -> np.ndarray:
+        """The chief's int32 vector. Integers, because adding zeros to them changes no bit."""
+        if self._broadcast_from_chief is None:
+            self._broadcast_from_chief = tf.function(self._sum_on_first_replicas, reduce_retracing=True)
+        return self._broadcast_from_chief(
+            tf.constant(words if self.topology.is_chief else np.zeros_like(words))
+        ).numpy()
 
     def any_worker(self, flag: bool) -> bool:
         """Whether any worker's `flag` is set; a collective like `sum_over_workers`."""

@@ -34,6 +34,7 @@ class Horovod(Strategy):
 
     name = "horovod"
     gathers_rows = True
+    keeps_statistics_apart = True
 
     def __init__(
         self,
@@ -103,6 +104,9 @@ class Horovod(Strategy):
         if self.topology.num_workers == 1:
             return vector
         return self._hvd.allreduce(tf.constant(vector), op=self._hvd.Sum, name="tfdist.sum_over_workers").numpy()
+
+    def _broadcast_words(self, words: np.ndarray) -> np.ndarray:
+        return self._hvd.broadcast(tf.constant(words), root_rank=0, name="tfdist.broadcast").numpy()
 
 
 def _is_float32(gradient: tf.Tensor | tf.IndexedSlices) -> bool:

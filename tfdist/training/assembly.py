@@ -25,6 +25,7 @@ from tfdist.training.learner import Learner
 from tfdist.training.loop import Boundaries, Loop, Outcome
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.pace import Pace
+from tfdist.training.recovery import Position, Recovery
 from tfdist.training.run import Run
 from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
@@ -122,11 +123,13 @@ def run_loop(
     boundaries: Boundaries,
     callbacks: Sequence[keras.callbacks.Callback],
     steps_per_call: int | None,
+    recovery: Recovery | None,
+    start: Position | None,
 ) -> tuple[Outcome, float]:
-    """Trains to the end; the outcome, and the seconds it took."""
+    """Trains to the end, from `start` on if there is one; the outcome, and the seconds it took."""
     num_epochs = -(-boundaries.total_steps // plan.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
-    iterator = stream(run, source, plan)
+    iterator = stream(run, source, plan, first_step=start.step if start else 0)
     loop = Loop(
         strategy=run.strategy,
         step=step,
@@ -146,6 +149,8 @@ def run_loop(
         pace=Pace(run.strategy, steps_per_call),
         optimizer=learner.optimizer,
         loss_scale=learner.loss_scale,
+        recovery=recovery,
+        start=start,
     )
     run.console.start(
         Plan(total_epochs=num_epochs, steps_per_epoch=plan.steps_per_epoch, total_steps=boundaries.total_steps)
@@ -178,8 +183,8 @@ def export_model(run: Run, model: keras.Model) -> None:
             files.write_atomic(run.directory.model, saved.read())
 
 
-def load_weights(model: keras.Model, path: str) -> None:
-    """Loads a .keras or .weights.h5 file, local or gs://, into a built model.
+def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> None:
+    """Loads a .keras or .weights.h5 file, local or gs://, into a built model; with `partial` what fits of it.
 
     Raises:
       UserError: it cannot be read, or its variables are not the model's.
@@ -192,6 +197,6 @@ def load_weights(model: keras.Model, path: str) -> None:
         try:
             with open(copy, "wb") as target:
                 target.write(files.read(path))
-            model.load_weights(copy)
+            model.load_weights(copy, skip_mismatch=partial)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"The weights in {path} do not load into this model: {error}") from error

@@ -15,6 +15,7 @@ import numpy as np
 
 from tfdist import user_code
 from tfdist.errors import TfdistError, UserError
+from tfdist.training.callback_state import CallbackState
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -45,7 +46,9 @@ class Callbacks:
         params: dict[str, Any],
     ) -> None:
         check_callbacks(callbacks)
-        mine = [c for c in callbacks if is_chief or not writes(c)]
+        places = {place: c for place, c in enumerate(callbacks) if is_chief or not writes(c)}
+        mine = list(places.values())
+        self.state = CallbackState(places)
         self._model = model
         model.optimizer = optimizer  # where Keras callbacks look for the learning rate
         model.stop_training = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.training.gradients import forward, term_scales
 from tfdist.training.metrics import MetricGroup
+from tfdist.training.pace import Pace
+from tfdist.training.wishes import Wanted, Wishes, no_wishes
 
 
 class Evaluator:
@@ -24,6 +27,7 @@ class Evaluator:
       metrics: of this split, made inside the scope.
       iterator: an endless stream of local batches in a fixed order, `num_steps` of which are the split.
       num_steps: steps of one pass.
+      steps_per_call: steps in one call of the compiled function; None finds out what takes 0.1 s.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Evaluator:
         metrics: MetricGroup,
         iterator: Iterator[Any],
         num_steps: int,
+        steps_per_call: int | None = None,
     ) -> None:
         self._strategy = strategy
         self._model = model
@@ -45,21 +50,42 @@ class Evaluator:
         self._num_steps = num_steps
         with strategy.scope():
             self._sums = LossSums(num_terms=len(self._term_names))
-        self._run = tf.function(self._pass, autograph=False)
+        self._pace = Pace(strategy, steps_per_call)
+        self._begin = tf.function(lambda: strategy.run(self._reset), autograph=False)
+        self._advance = tf.function(self._steps, reduce_retracing=True, autograph=False)
+        self._end = tf.function(lambda: strategy.first_local(strategy.run(self._results)), autograph=False)
 
-    def evaluate(self) -> dict[str, Any]:
-        """One pass over the split; the loss and every metric over all its examples. Every worker calls it."""
-        results = self._run(self._iterator, tf.constant(self._num_steps))
-        return to_python(results)
+    def evaluate(self, wishes: Wishes = no_wishes) -> dict[str, Any] | None:
+        """One pass over the split; every worker calls it.
 
-    def _pass(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
+        Args:
+          wishes: asked before each call of some steps; where any worker wants to leave, the pass ends.
+
+        Returns:
+          The loss and every metric over all examples of the split; None for a pass that ended early, after which the
+          iterator stands in its middle.
+        """
+        self._begin()
+        step = 0
+        while step < self._num_steps:
+            count = min(self._pace.steps_per_call, self._num_steps - step)
+            started = time.perf_counter()
+            wanted = self._advance(self._iterator, tf.constant(count), wishes().tensor()).numpy()
+            self._pace.observe(count, time.perf_counter() - started)
+            step += count
+            if step < self._num_steps and Wanted.of(wanted).leave:
+                return None
+        return to_python(self._end())
+
+    def _steps(self, iterator: Iterator[Any], num_steps: tf.Tensor, wishes: tf.Tensor) -> tf.Tensor:
         def step(index: tf.Tensor) -> tuple[tf.Tensor]:
             self._strategy.run(self._on_replica, args=(next(iterator),))
             return (index + 1,)
 
-        self._strategy.run(self._reset)
         tf.while_loop(lambda i: i < num_steps, step, [tf.constant(0)], parallel_iterations=1)
-        return self._strategy.first_local(self._strategy.run(self._results))
+        return self._strategy.first_local(
+            self._strategy.run(lambda w: self._strategy.sum_over_replicas([w])[0], args=(wishes,))
+        )
 
     def _reset(self) -> None:
         self._metrics.reset()
@@ -78,7 +104,7 @@ class Evaluator:
         results = {"loss": tf.math.divide_no_nan(loss_sum, weight)}
         for name, term in zip(self._term_names, terms, strict=True):
             results[f"{name}_loss"] = tf.math.divide_no_nan(term, weight)
-        return results | self._metrics.read(self._strategy)
+        return results | self._metrics.read(self._strategy)[0]
 
 
 class LossSums(keras.metrics.Metric):

@@ -1,8 +1,9 @@
 """The training loop: calls of K steps, and what happens between them.
 
 Invariant: where a call ends does not change what is trained. Boundaries (the end of an epoch, an evaluation, a logged
-point, the end of the run) come at fixed steps; between them a call takes as many steps as `Pace` says. Written once
-for all strategies; every worker runs it and meets the same boundaries.
+point, the end of the run) come at fixed steps; between them a call takes as many steps as `Pace` says. A backup is
+taken after a call, or after all that belongs to the boundary that the call came to. Written once for all strategies;
+every worker runs it and meets the same boundaries.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import keras
 import tensorflow as tf
@@ -21,7 +22,9 @@ from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
 from tfdist.training.pace import Pace
 from tfdist.training.precision import LossScale
+from tfdist.training.recovery import Position, Recovery
 from tfdist.training.step import Totals, TrainStep
+from tfdist.training.wishes import Wanted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +119,8 @@ class Loop:
       pace: how long calls are.
       optimizer: asked for its learning rate.
       loss_scale: as the step has it.
-      first_step: steps done before.
+      recovery: saves, and leaves when the process has to go; None does neither.
+      start: where an earlier process left the run; None begins.
     """
 
     def __init__(
@@ -132,7 +136,8 @@ class Loop:
         pace: Pace,
         optimizer: keras.optimizers.Optimizer,
         loss_scale: LossScale | None = None,
-        first_step: int = 0,
+        recovery: Recovery | None = None,
+        start: Position | None = None,
     ) -> None:
         self._strategy = strategy
         self._step = step
@@ -144,9 +149,12 @@ class Loop:
         self._pace = pace
         self._optimizer = optimizer
         self._loss_scale = loss_scale
+        self._recovery = recovery
+        self._start = start
         self._sums = EpochSums()
         self._told_unused = False
-        self._outcome = Outcome(step=first_step)
+        self._outcome = Outcome()
+        self._wanted = Wanted()
         self._epoch_started = time.perf_counter()
         self._evaluation_seconds = 0.0
 
@@ -154,21 +162,66 @@ class Loop:
         """Trains; raises DivergedError when the loss or a gradient is not finite and nothing can skip it."""
         outcome, boundaries = self._outcome, self._boundaries
         self._callbacks.train_begin()
+        if self._start is not None:
+            self._continue_from(self._start)
         while outcome.step < boundaries.total_steps and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
             self._train_until(boundaries.next_after(outcome.step))
-            logs = dict(outcome.train_metrics)
-            if self._evaluator is not None and boundaries.evaluates(outcome.step):
-                logs |= {f"val_{name}": value for name, value in self._evaluate().items()}
-            if boundaries.logs(outcome.step):
-                self._point("train", outcome.train_metrics)
-            if boundaries.ends_epoch(outcome.step):
-                self._end_epoch(logs)
+            self._at_boundary()
+        if self._recovery is not None and not self._recovery.has_saved(outcome.step):
+            self._save()  # what follows can be done again from here
         changed = self._callbacks.train_end(dict(outcome.train_metrics))
         if self._strategy.any_worker(changed):  # EarlyStopping may have put back the best weights
             outcome.evaluated_at = -1
         return outcome
+
+    def _continue_from(self, start: Position) -> None:
+        """Puts the loop where `_save` found it; the variables are there already."""
+        values = dict(start.values)
+        self._outcome.step = start.step
+        if values:
+            for name, value in values["outcome"].items():
+                setattr(self._outcome, name, value)
+            self._sums = EpochSums(**values["sums"])
+            self._callbacks.state.set(values["callbacks"], start.arrays)
+            if values["boundary_is_due"]:
+                self._at_boundary()
+
+    def _at_boundary(self) -> None:
+        """All that belongs to the step that was reached, and then a backup if one is due."""
+        outcome, boundaries = self._outcome, self._boundaries
+        logs = dict(outcome.train_metrics)
+        if self._evaluator is not None and boundaries.evaluates(outcome.step):
+            logs |= {f"val_{name}": value for name, value in self._evaluate().items()}
+        if boundaries.logs(outcome.step):
+            self._point("train", outcome.train_metrics)
+        if boundaries.ends_epoch(outcome.step):
+            self._end_epoch(logs)
+        if self._wanted.save:
+            self._save()
+
+    def _save(self, *, boundary_is_due: bool = False) -> None:
+        outcome = self._outcome
+        callbacks, arrays = self._callbacks.state.read()
+        values = {
+            "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
+            "sums": dataclasses.asdict(self._sums),
+            "callbacks": callbacks,
+            "boundary_is_due": boundary_is_due,
+        }
+        evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
+        metrics = {**outcome.train_metrics, **{f"val_{name}": value for name, value in evaluated.items()}}
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        self._recovery.save(Position(outcome.step, values, arrays), numbers)
+        self._wanted = Wanted()
+
+    def _leave(self, *, boundary_is_due: bool) -> NoReturn:
+        self._save(boundary_is_due=boundary_is_due)
+        self._recovery.leave(self._outcome.step)
+
+    def _wishes(self, step: int) -> Wanted:
+        return Wanted() if self._recovery is None else self._recovery.wishes(step)
 
     @property
     def learning_rate(self) -> float:
@@ -192,29 +245,47 @@ class Loop:
 
     def _train_until(self, boundary: int) -> None:
         while self._outcome.step < boundary:
-            steps = min(self._pace.steps_per_call, boundary - self._outcome.step)
-            self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
-            started = time.perf_counter()
-            totals, metrics = self._step.run(self._iterator, tf.constant(steps))
-            done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
-            seconds = time.perf_counter() - started
-            self._sums.add(totals)
-            self._outcome.step += done
-            self._outcome.train_metrics = self._sums.means() | to_python(metrics)
-            if overflowed:
-                self._on_overflow(done, overflowed)
-            if self._step.unused and not self._told_unused:
-                self._told_unused = True
-                self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
-            self._pace.observe(steps, seconds)
-            self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
-            self._reporter.progress(
-                step=self._outcome.step,
-                epoch=self._epoch,
-                step_in_epoch=self._steps_in_epoch,
-                metrics=self._outcome.train_metrics,
-                rate=done / seconds,
-            )
+            self._call(self._next_stop(boundary))
+            at_boundary = self._outcome.step == boundary
+            if self._wanted.leave:
+                self._leave(boundary_is_due=at_boundary)
+            if self._wanted.save and not at_boundary:
+                self._save()
+
+    def _next_stop(self, boundary: int) -> int:
+        stops = [boundary, self._outcome.step + self._pace.steps_per_call]
+        if self._recovery is not None and (backup := self._recovery.next_boundary(self._outcome.step)) is not None:
+            stops.append(backup)
+        return min(stops)
+
+    def _call(self, last_step: int) -> None:
+        """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
+        steps = last_step - self._outcome.step
+        self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
+        started = time.perf_counter()
+        totals, metrics, wanted = self._step.run(self._iterator, tf.constant(steps), self._wishes(last_step).tensor())
+        done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
+        seconds = time.perf_counter() - started
+        self._wanted = Wanted.of(wanted.numpy())
+        self._sums.add(totals)
+        self._outcome.step += done
+        self._outcome.train_metrics = self._sums.means() | to_python(metrics)
+        if overflowed:
+            self._on_overflow(done, overflowed)
+        if self._step.unused and not self._told_unused:
+            self._told_unused = True
+            self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
+        self._pace.observe(steps, seconds)
+        self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
+        self._reporter.progress(
+            step=self._outcome.step,
+            epoch=self._epoch,
+            step_in_epoch=self._steps_in_epoch,
+            metrics=self._outcome.train_metrics,
+            rate=done / seconds,
+        )
+        if self._recovery is not None:
+            self._recovery.check()
 
     def _on_overflow(self, done: int, overflowed: int) -> None:
         if self._loss_scale is None:
@@ -234,7 +305,9 @@ class Loop:
     def _evaluate(self) -> dict[str, Any]:
         started = time.perf_counter()
         self._callbacks.test_begin()
-        results = self._evaluator.evaluate()
+        results = self._evaluator.evaluate(lambda: self._wishes(self._outcome.step))
+        if results is None:
+            self._leave(boundary_is_due=True)
         self._outcome.eval_metrics, self._outcome.evaluated_at = results, self._outcome.step
         self._callbacks.test_end(results)
         self._point("eval", results)

@@ -50,19 +50,33 @@ class MetricGroup:
     def variables(self) -> list[Any]:
         return [v for metric in self.metrics for v in metric.variables]
 
-    def read(self, strategy: Strategy) -> dict[str, tf.Tensor]:
-        """The metrics over all replicas; in replica context, one reduction."""
-        if not self.metrics:
-            return {}
-        states = [self._contribution(v, strategy) for v in self.variables]
-        if strategy.topology.num_replicas > 1:
-            states = strategy.sum_over_replicas(states)
+    def read(
+        self, strategy: Strategy, beside: Sequence[tf.Tensor] = ()
+    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
+        """The metrics over all replicas, and the sums of `beside`; in replica context, one reduction."""
+        summed = self.states(strategy, beside)
+        states, sums = summed[: len(self.variables)], summed[len(self.variables) :]
         results: dict[str, tf.Tensor] = {}
         for name, metric in zip(self.names, self.metrics, strict=True):
             own, states = states[: len(metric.variables)], states[len(metric.variables) :]
             result = metric.stateless_result(own)
             results.update(result if isinstance(result, dict) else {name: result})
-        return results
+        return results, sums
+
+    def states(self, strategy: Strategy, beside: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """The values of `variables` over all replicas, then the sums of `beside`; in replica context."""
+        parts = [*(self._contribution(v, strategy) for v in self.variables), *beside]
+        return strategy.sum_over_replicas(parts) if parts else []
+
+    def load(self, strategy: Strategy, states: Sequence[tf.Tensor]) -> None:
+        """Continues from `states`, as `states` gave them on whatever replicas; in replica context.
+
+        What is summed over the replicas goes to the first one of the run, and the others begin with nothing.
+        """
+        is_first = _is_first_replica()
+        for variable, state in zip(self.variables, states, strict=True):
+            is_summed = variable.aggregation == "sum" and strategy.topology.num_replicas > 1
+            variable.assign(tf.where(is_first, state, tf.zeros_like(state)) if is_summed else state)
 
     def _contribution(self, variable: Any, strategy: Strategy) -> tf.Tensor:
         """What this replica adds to the variable's value over all replicas."""
@@ -71,8 +85,11 @@ class MetricGroup:
             return value
         if variable.aggregation == "mean":
             return value / tf.cast(strategy.topology.num_replicas, value.dtype)
-        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
-        return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))
+        return tf.where(_is_first_replica(), value, tf.zeros_like(value))
+
+
+def _is_first_replica() -> tf.Tensor:
+    return tf.equal(tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32), 0)
 
 
 def _built(spec: MetricSpec) -> keras.metrics.Metric:

@@ -6,12 +6,17 @@ Each replica's draws are therefore offset by its index. Replica 0 draws what one
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 ODD_CONSTANT = 0x9E3779B9  # 2^32 ÷ golden ratio: spreads small indices over the seeds
+NUMPY_KEY = "random/numpy"
+NUMPY_GAUSS = ("has_gauss", "gauss")
 
 
 def set_seeds(seed: int, *, deterministic: bool) -> None:
@@ -33,6 +38,26 @@ def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
     """The seed generators of all layers, whose states belong to the training's state."""
     found = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", ())]
     return list({id(g): g for g in found}.values())
+
+
+def read_generators() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Where the global generators of Python and NumPy stand, for JSON, and the array that belongs to it."""
+    version, words, gauss = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    values = {
+        "python": [version, list(words), gauss],
+        "numpy": {"pos": numpy_state["state"]["pos"], **{name: numpy_state[name] for name in NUMPY_GAUSS}},
+    }
+    return values, {NUMPY_KEY: numpy_state["state"]["key"]}
+
+
+def set_generators(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Puts them where `read_generators` found them, for callbacks and data functions that draw from them."""
+    version, words, gauss = values["python"]
+    random.setstate((version, tuple(words), gauss))
+    state = {"key": np.array(arrays[NUMPY_KEY]), "pos": values["numpy"]["pos"]}
+    rest = {name: values["numpy"][name] for name in NUMPY_GAUSS}
+    np.random.set_state({"bit_generator": "MT19937", "state": state, **rest})
 
 
 def _offset_by_replica(draw: Any) -> Any:

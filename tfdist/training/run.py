@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import tensorflow as tf
 
 from tfdist.data import failures
-from tfdist.errors import PeerLostError, UserError
+from tfdist.errors import PeerLostError, PreemptedError, UserError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.identity import check_same_experiment
 
 LOST_PEER_WORDS = (
     "Socket closed",
@@ -41,19 +42,26 @@ class Request:
     Attributes:
       run_dir: where the run is kept, local or gs://.
       config_text: the text of config.gin, asked for when a run begins and again when it has ended well.
+      settings: what is configured, by name.
       check_only: check all that can be checked, train nothing.
       tell: takes the lines of what a check finds.
     """
 
     run_dir: str
     config_text: Callable[[], str] = lambda: ""
+    settings: Callable[[], Mapping[str, str]] = dict
     check_only: bool = False
     tell: Callable[[str], None] = print
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """An open run."""
+    """An open run.
+
+    Attributes:
+      is_finished: whether its directory held a result already: there is nothing left to train.
+      still_ours: raises where another run has taken the directory.
+    """
 
     request: Request
     directory: RunDirectory
@@ -62,6 +70,8 @@ class Run:
     console: Console
     events: EventLog
     metrics: Metrics
+    is_finished: bool = False
+    still_ours: Callable[[], None] = lambda: None
 
     def write_config(self) -> None:
         """Writes config.gin, on the chief."""
@@ -70,13 +80,14 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(request: Request, strategy: Strategy, *, mode: str) -> Iterator[Run]:
+def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes: bool = False) -> Iterator[Run]:
     """Joins the other workers and opens the run directory.
 
     Args:
       request: from the command line.
       strategy: not connected yet.
-      mode: "train" begins a run and refuses the directory of a finished one; others add to what is there.
+      mode: "train" begins a run or goes on with it; others add to what is there.
+      accept_changes: goes on with a run although other things are trained now.
 
     Raises:
       UserError: the cluster or the directory cannot be used.
@@ -86,16 +97,19 @@ def open_run(request: Request, strategy: Strategy, *, mode: str) -> Iterator[Run
     topology = strategy.connect(notify=waiting.message)
     console = open_console(is_chief=topology.is_chief)
     try:
-        _prepare(directory, strategy, topology, mode)
+        is_finished = _prepare(directory, strategy, topology, request, mode, accept_changes=accept_changes)
         events = EventLog(directory, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
         metrics = MetricsLog(directory) if topology.is_chief else NullMetricsLog()
-        run = Run(request, directory, strategy, topology, console, events, metrics)
+        run = Run(request, directory, strategy, topology, console, events, metrics, is_finished)
         try:
-            if mode == "train":
+            if mode == "train" and not is_finished:
                 run.write_config()
             _announce(run, mode)
             yield run
             strategy.any_worker(False)  # nobody leaves while another still needs it
+        except PreemptedError as error:
+            events.warning("preempted", reason=str(error))
+            raise
         except BaseException as error:
             told = failures.take() or failures.explained(error) or peer_lost(error, topology)
             events.error(
@@ -129,24 +143,41 @@ def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
     )
 
 
-def _prepare(directory: RunDirectory, strategy: Strategy, topology: Topology, mode: str) -> None:
-    """The chief makes the directory; all end together where it cannot be used."""
+def _prepare(
+    directory: RunDirectory,
+    strategy: Strategy,
+    topology: Topology,
+    request: Request,
+    mode: str,
+    *,
+    accept_changes: bool,
+) -> bool:
+    """The chief makes the directory; all end together where it cannot be used. Whether it holds a finished run."""
     problem: UserError | None = None
+    is_finished = False
     if topology.is_chief:
         try:
             directory.create()
-            if mode == "train" and files.exists(directory.result):
-                raise UserError(
-                    f"{directory.path} holds a finished run (result.json). Give another --run_dir, or remove it first."
-                )
+            if mode == "train":
+                if not accept_changes:
+                    check_same_experiment(directory, request.settings())
+                is_finished = files.exists(directory.result)
         except UserError as error:
             problem = error
     if strategy.any_worker(problem is not None):
         raise problem or UserError(f"The chief cannot use the run directory {directory.path}; its message says why.")
+    return strategy.any_worker(is_finished)
 
 
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
+    if run.is_finished:
+        run.events.info(
+            "already_finished",
+            message=f"{run.directory.path} holds this run, and it is finished (result.json): nothing is left to train. "
+            "To train again give another --run_dir; train.start_from takes over the weights.",
+        )
+        return
     workers = f"{topology.num_workers} worker{'s' if topology.num_workers > 1 else ''}"
     replicas = f"{topology.num_replicas} replica{'s' if topology.num_replicas > 1 else ''}"
     reason = f" ({run.strategy.reason})" if run.strategy.reason else ""

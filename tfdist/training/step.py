@@ -92,8 +92,19 @@ class TrainStep:
         self.run = tf.function(self._run, reduce_retracing=True, autograph=False)
         self.reset_metrics = tf.function(lambda: strategy.run(metrics.reset), autograph=False)
 
-    def _run(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[Totals, dict[str, tf.Tensor]]:
-        """`num_steps` (int32 scalar) steps; their totals, and the training metrics so far."""
+    def _run(
+        self, iterator: Iterator[Any], num_steps: tf.Tensor, wishes: tf.Tensor
+    ) -> tuple[Totals, dict[str, tf.Tensor], tf.Tensor]:
+        """Some steps.
+
+        Args:
+          iterator: local batches.
+          num_steps: int32 scalar.
+          wishes: float32 vector, this worker's.
+
+        Returns:
+          The totals of these steps, the training metrics so far, and the sum of all replicas' wishes.
+        """
 
         def proceed(totals: Totals) -> tf.Tensor:
             going = totals.steps < num_steps
@@ -102,7 +113,12 @@ class TrainStep:
         step = self._step_or_skip if self._loss_scale is not None else self._step
 
         (totals,) = tf.while_loop(proceed, lambda t: (step(iterator, t),), [self._zero_totals()], parallel_iterations=1)
-        return totals, self._strategy.first_local(self._strategy.run(self._metrics.read, args=(self._strategy,)))
+        metrics, wishes = self._strategy.first_local(self._strategy.run(self._read, args=(wishes,)))
+        return totals, metrics, wishes
+
+    def _read(self, wishes: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        metrics, (wishes,) = self._metrics.read(self._strategy, [wishes])
+        return metrics, wishes
 
     def _step(self, iterator: Iterator[Any], totals: Totals) -> Totals:
         """One step whose update waits for nothing but its gradients."""

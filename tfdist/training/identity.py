@@ -1,0 +1,68 @@
+"""Whether a run directory holds the same experiment, so that a run may go on there.
+
+Invariant: what decides is the settings that say what is trained. Those that say who computes, for how long, and how it
+is saved and told may change from one start to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.backup import catalog
+from tfdist.errors import UserError
+from tfdist.telemetry.result import versions
+from tfdist.telemetry.run_directory import RunDirectory
+
+MAY_CHANGE = (
+    "train.strategy",
+    "train.backup",
+    "train.epochs",
+    "train.steps",
+    "train.steps_per_call",
+    "train.log_every_steps",
+    "train.xla",
+    "train.accept_changes",
+    "train.partial_restore",
+)
+MAY_CHANGE_BELOW = ("tfdist.strategies.", "tfdist.backup.", "evaluate.")
+MOST_SHOWN = 20
+
+
+def identity(settings: Mapping[str, str], *, strategy: str, num_workers: int, num_replicas: int) -> dict[str, Any]:
+    """What a backup says of the run that made it."""
+    return {
+        "settings": dict(settings),
+        "strategy": strategy,
+        "num_workers": num_workers,
+        "num_replicas": num_replicas,
+        "versions": versions(),
+    }
+
+
+def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str]) -> None:
+    """Raises UserError where the newest backup is of another experiment, with the settings that differ."""
+    kept = [entry.manifest for entry in catalog.list_backups(directory.backups) if entry.manifest is not None]
+    if not kept:
+        return
+    newest = kept[-1]
+    theirs = newest.identity.get("settings", {})
+    changed = sorted(name for name in theirs.keys() | settings.keys() if theirs.get(name) != settings.get(name))
+    lines = [_difference(name, theirs, settings) for name in changed if not _may_change(name)]
+    if lines:
+        more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
+        head = f"{directory.path} holds another experiment, at step {newest.step:,}; its settings differ:"
+        raise UserError(
+            "\n    ".join([head, *lines[:MOST_SHOWN], *more])
+            + "\nGive another --run_dir, or write train.accept_changes = True to go on from its newest backup with "
+            "these settings."
+        )
+
+
+def _difference(name: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    return f"{name}: {theirs.get(name, 'not set')} there, {ours.get(name, 'not set')} here"
+
+
+def _may_change(name: str) -> bool:
+    setting = name.rpartition("/")[2]
+    return setting in MAY_CHANGE or setting.startswith(MAY_CHANGE_BELOW)

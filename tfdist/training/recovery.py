@@ -1,0 +1,193 @@
+"""How a run survives: when it saves, how it leaves when it has to, and where it goes on.
+
+Invariant: what is saved at a boundary brings a run back to exactly there, whatever strategy it goes on with. Every
+worker takes part in bringing the state together and in agreeing; the chief alone writes and reads. The loop talks to
+`Recovery`; experiment.py makes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.backup import restore
+from tfdist.backup.keeper import BackupKeeper
+from tfdist.backup.preemption import Preemption
+from tfdist.backup.schedule import Schedule
+from tfdist.backup.state import State
+from tfdist.errors import EXIT_PREEMPTED, PreemptedError, UserError
+from tfdist.strategies.base import Strategy
+from tfdist.training.randomness import read_generators, set_generators
+from tfdist.training.state import MODEL, TrainingState
+from tfdist.training.wishes import Wanted
+
+RANDOM = "random"
+OWN_PREFIXES = (MODEL, "optimizer/", "loss_scale/", "metrics/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """What the loop has to know besides the variables; `arrays` are what `values` refers to by name."""
+
+    step: int
+    values: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+
+class Recovery:
+    """The survival of one run, on one worker.
+
+    Args:
+      strategy: connected.
+      state: of the run.
+      keeper: on the chief; None on other workers.
+      schedule: when backups are due; only the chief's clock counts.
+      preemption: entered.
+      exit_status: of a process that left after saving.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        state: TrainingState,
+        keeper: BackupKeeper | None,
+        schedule: Schedule,
+        preemption: Preemption,
+        exit_status: int = EXIT_PREEMPTED,
+    ) -> None:
+        self._strategy = strategy
+        self._state = state
+        self._keeper = keeper
+        self._schedule = schedule
+        self._preemption = preemption
+        self._exit_status = exit_status
+        self._saved_step = -1
+
+    def prepare(self) -> None:
+        """Allocates the memory that saving takes. A collective."""
+        tensors = self._state.tensors()
+        if self._keeper is not None:
+            self._keeper.prepare(tensors)
+
+    def next_boundary(self, step: int) -> int | None:
+        """The next step at which a call has to end for a backup; the same on every worker."""
+        return self._schedule.next_boundary(step)
+
+    def wishes(self, step: int) -> Wanted:
+        """What this worker wants once `step` steps are done."""
+        leave = self._preemption.reason is not None
+        return Wanted(leave, save=self._keeper is not None and self._schedule.due(step, time.monotonic()))
+
+    def check(self) -> None:
+        """Surfaces what became of earlier backups."""
+        if self._keeper is not None:
+            self._keeper.check()
+
+    def save(self, position: Position, metrics: Mapping[str, float]) -> None:
+        """Copies the state, to be written while training goes on. A collective."""
+        begun = time.monotonic()
+        tensors = self._state.tensors()
+        if self._keeper is not None:
+            drawn, arrays = read_generators()
+            values = {**position.values, RANDOM: drawn}
+            tensors |= {**position.arrays, **arrays}
+            self._keeper.save(State(position.step, tensors, values), metrics=metrics)
+            if self._keeper.write_seconds is not None:
+                self._schedule.written(self._keeper.write_seconds)
+        now = time.monotonic()
+        self._schedule.saved(position.step, now, cost_seconds=now - begun)
+        self._saved_step = position.step
+
+    def has_saved(self, step: int) -> bool:
+        """Whether the last backup is of this step."""
+        return self._saved_step == step
+
+    def leave(self, step: int) -> NoReturn:
+        """Waits until all is stored, on all workers; raises PreemptedError."""
+        if self._keeper is not None:
+            self._keeper.wait()
+        self._strategy.any_worker(False)  # nobody goes before the chief has stored it
+        reason = self._preemption.reason or "another worker has to leave"
+        raise PreemptedError(
+            f"Left at step {step:,} after saving, because {reason}. The same command goes on from there.",
+            exit_status=self._exit_status,
+        )
+
+
+def restored(
+    strategy: Strategy,
+    state: TrainingState,
+    read: Callable[[], State | None],
+    *,
+    partial: bool,
+    only_model: bool = False,
+) -> Position | None:
+    """Puts a backup's variables in place on every worker; where it leaves the run, None without a backup.
+
+    A collective. The chief reads, the others get it from there.
+
+    Args:
+      strategy: connected.
+      state: of the run.
+      read: gives the state to restore; called on the chief.
+      partial: leaves out what does not fit, instead of refusing.
+      only_model: takes the model's variables and nothing else.
+
+    Raises:
+      UserError: it does not fit, or the store does not answer; on every worker.
+    """
+    header, arrays = {}, {}
+    problem: UserError | None = None
+    if strategy.topology.is_chief:
+        try:
+            header, arrays = _chosen(read(), state, partial=partial, only_model=only_model)
+        except (UserError, OSError) as error:
+            problem = error if isinstance(error, UserError) else UserError(f"The backups cannot be read: {error}")
+    if strategy.any_worker(problem is not None):
+        raise problem or UserError("The chief could not restore; its message says why.")
+    header, arrays = _shared(strategy, header, arrays)
+    if not header:
+        return None
+    state.assign(arrays)
+    if RANDOM in header["values"]:
+        set_generators(header["values"][RANDOM], arrays)
+    return Position(header["step"], header["values"], arrays)
+
+
+def _chosen(
+    found: State | None, state: TrainingState, *, partial: bool, only_model: bool
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What of a backup is to be put in place."""
+    if found is None:
+        return {}, {}
+    prefixes = (MODEL,) if only_model else OWN_PREFIXES
+    wanted = {name: spec for name, spec in state.specs().items() if name.startswith(prefixes)}
+    own = {name: array for name, array in found.tensors.items() if name.startswith(prefixes)}
+    others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
+    arrays = restore.match(own, wanted, partial=partial) | ({} if only_model else others)
+    return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
+
+
+def _shared(
+    strategy: Strategy, header: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The chief's, on every worker."""
+    if strategy.topology.num_workers == 1:
+        return header, arrays
+    is_chief = strategy.topology.is_chief
+    specs = [[name, list(a.shape), a.dtype.name] for name, a in arrays.items()]
+    text = json.dumps([header, specs]).encode() if is_chief else None
+    header, specs = json.loads(bytes(strategy.broadcast(text)))
+    received = {}
+    for name, shape, dtype in specs:
+        data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data if is_chief else None
+        kind = tf.dtypes.as_dtype(dtype).as_numpy_dtype
+        received[name] = np.frombuffer(strategy.broadcast(data), kind).reshape(shape)
+    return header, received

@@ -1,0 +1,153 @@
+"""Opens what lets a run survive: the newest backup restored, the keeper of the next ones, signals noted.
+
+Invariant: whatever ends the training, what was saved before is stored before the process leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+from tfdist.backup import restore
+from tfdist.backup.keeper import BackupKeeper
+from tfdist.backup.metadata_server import find_address
+from tfdist.backup.policy import BackupPolicy
+from tfdist.backup.preemption import Preemption
+from tfdist.backup.schedule import Schedule
+from tfdist.backup.state import State
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.strategies import environment
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training import assembly
+from tfdist.training.identity import identity
+from tfdist.training.learner import Learner
+from tfdist.training.recovery import Position, Recovery, restored
+from tfdist.training.run import Run
+from tfdist.training.state import TrainingState
+
+OFF, AUTO = "off", "auto"
+WEIGHTS = (".keras", ".weights.h5")
+
+
+def checked_policy(backup: BackupPolicy | str) -> BackupPolicy | None:
+    """What `train.backup` means; None: no backups. Raises UserError for anything else."""
+    if backup == OFF:
+        return None
+    if backup == AUTO:
+        return BackupPolicy()
+    if isinstance(backup, BackupPolicy):
+        return backup
+    raise UserError(
+        f"train.backup is {backup!r}; write 'auto', 'off', or @policy.BackupPolicy() with "
+        "`from tfdist.backup import policy`."
+    )
+
+
+@contextlib.contextmanager
+def open_recovery(
+    run: Run,
+    learner: Learner,
+    policy: BackupPolicy | None,
+    *,
+    steps_per_epoch: int,
+    start_from: str | None = None,
+    partial: bool = False,
+) -> Iterator[tuple[Recovery | None, Position | None]]:
+    """The run's recovery, and where it goes on; the variables are in place already.
+
+    Args:
+      run: open.
+      learner: built, and not trained yet.
+      policy: None neither saves nor looks for backups.
+      steps_per_epoch: of the training data.
+      start_from: weights to begin with where the run has no backup: a run directory, one backup, or a file of weights.
+      partial: leaves out what does not fit.
+
+    Raises:
+      UserError: the backup does not fit, or cannot be read.
+    """
+    state = TrainingState(run.strategy, learner)
+    start = _resumed(run, state, partial=partial) if policy is not None else None
+    if start is None and start_from is not None:
+        _begin_with(run, learner, state, start_from, partial=partial)
+    if policy is None:
+        yield None, start
+        return
+    with contextlib.ExitStack() as stack:
+        keeper = None
+        if run.topology.is_chief:
+            keeper = BackupKeeper(
+                run.directory.backups,
+                policy,
+                identity=_identity(run),
+                tell=run.events,
+                still_ours=run.still_ours,
+            )
+            stack.callback(keeper.close)
+        preemption = Preemption(
+            tell=lambda message: run.events.warning("preemption_noticed", message=message),
+            metadata_address=find_address(environment.metadata_address(environment.current())),
+        )
+        recovery = Recovery(
+            strategy=run.strategy,
+            state=state,
+            keeper=keeper,
+            schedule=Schedule(
+                policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0, now=time.monotonic()
+            ),
+            preemption=stack.enter_context(preemption),
+            exit_status=policy.preempted_exit_status,
+        )
+        recovery.prepare()
+        yield recovery, start
+
+
+def _identity(run: Run) -> dict[str, object]:
+    return identity(
+        run.request.settings(),
+        strategy=run.strategy.name,
+        num_workers=run.topology.num_workers,
+        num_replicas=run.topology.num_replicas,
+    )
+
+
+def _resumed(run: Run, state: TrainingState, *, partial: bool) -> Position | None:
+    start = restored(
+        run.strategy, state, lambda: restore.newest(run.directory.backups, tell=run.events), partial=partial
+    )
+    if start is not None:
+        due = bool(start.values.get("boundary_is_due"))
+        run.metrics.discard_after(start.step - 1 if due else start.step)
+        run.events.info(
+            "resumed",
+            step=start.step,
+            message=f"Going on at step {start.step:,}, from the backup in {run.directory.backups}.",
+        )
+    return start
+
+
+def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, partial: bool) -> None:
+    """Loads the model's variables alone; the optimizer begins anew."""
+    path = os.path.expanduser(path).rstrip("/")
+    if path.endswith(WEIGHTS):
+        assembly.load_weights(learner.model, path, partial=partial)
+        found = path
+    else:
+        taken = restored(run.strategy, state, lambda: _found(run, path), partial=partial, only_model=True)
+        found = f"step {taken.step:,} of {path}"
+    run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
+
+
+def _found(run: Run, path: str) -> State:
+    """The state in a run directory, a directory of backups, or one backup."""
+    if files.exists(files.join(path, "manifest.json")):
+        return restore.load(path)
+    for directory in (RunDirectory(path).backups, path):
+        if (state := restore.newest(directory, tell=run.events)) is not None:
+            return state
+    raise UserError(
+        f"There is no backup in train.start_from = {path!r}. Write a run directory, a backup in it, or a .keras file."
+    )

@@ -1,0 +1,43 @@
+"""What a worker wants of the next boundary, on which all have to agree.
+
+Invariant: a wish travels with the reduction that every call of the step function makes anyway, so agreeing costs
+nothing, and every worker reads the same answer at the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What one worker wants, or what any of them does.
+
+    Attributes:
+      leave: to save and end, because the process will be taken away.
+      save: a backup.
+    """
+
+    leave: bool = False
+    save: bool = False
+
+    def tensor(self) -> tf.Tensor:
+        """Float32 [2], to be summed over the replicas."""
+        return tf.constant([float(self.leave), float(self.save)])
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Wanted:
+        """What somebody wants, out of the sums."""
+        leave, save = (bool(number > 0) for number in sums)
+        return cls(leave, save)
+
+
+Wishes = Callable[[], Wanted]
+
+
+def no_wishes() -> Wanted:
+    """Of a worker that goes on to the end."""
+    return Wanted()
