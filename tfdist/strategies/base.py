@@ -122,6 +122,7 @@ class Strategy(abc.ABC):
         if self.topology.num_replicas == 1:  # MirroredStrategy fails on tensors without a device, as variables' values
             return list(tensors)
         context = tf.distribute.get_replica_context()
+        tensors = [t if t.device else tf.identity(t) for t in tensors]  # an argument of `run` stands on no device
         summed: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(t.dtype for t in tensors):  # one collective carries one type
             places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
