@@ -16,6 +16,8 @@ import keras
 import numpy as np
 
 KERAS_OWN = frozenset({"params", "_model", "model", "validation_data"})
+# With its comparison, which is a function, a callback of Keras that monitors a metric also turns this number's sign.
+SET_UP_ONCE = frozenset({"min_delta"})
 ARRAY, TUPLE = "$array", "$tuple"
 
 
@@ -54,7 +56,8 @@ class CallbackState:
 
 
 def _plain_attributes(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    return {n: v for n, v in vars(callback).items() if n not in KERAS_OWN and _is_plain(v)}
+    left_out = KERAS_OWN | SET_UP_ONCE if hasattr(callback, "monitor_op") else KERAS_OWN
+    return {n: v for n, v in vars(callback).items() if n not in left_out and _is_plain(v)}
 
 
 def _is_plain(value: Any) -> bool:
