@@ -15,12 +15,12 @@ from crashes.pace import end_step
 from tfdist.data.sklearn_sets import load_digits
 
 
-def build_model(num_classes: int = 10) -> keras.Model:
+def build_model(dropout: float = 0.2) -> keras.Model:
     inputs = keras.Input((8, 8, 1))
     x = keras.layers.Dense(24, use_bias=False)(keras.layers.Flatten()(inputs))
     x = keras.layers.Activation("tanh")(keras.layers.BatchNormalization(momentum=0.9)(x))
-    x = keras.layers.Dropout(0.2)(x)
-    return keras.Model(inputs, keras.layers.Dense(num_classes, name="head")(x))
+    x = keras.layers.Dropout(dropout)(x)
+    return keras.Model(inputs, keras.layers.Dense(10, name="head")(x))
 
 
 def read_digits(num_examples: int, times: int = 1) -> tuple[np.ndarray, np.ndarray]:
