@@ -104,14 +104,26 @@ def test_a_store_that_takes_several_files_at_once_gets_them(
     for entry, state in zip(list_backups(str(tmp_path)), states, strict=True):
         assert len(entry.manifest.files) == 20
         assert_same(restore.load(entry.path), state)
-    full = faulty.FaultySyscalls(30, error=OSError(errno.ENOSPC, "No space left on device"))
+
+
+def test_one_of_several_uploads_that_fails_fails_the_backup(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Syscalls):
+        def link(self, source: str, target: str) -> None:
+            if "data-00007" in target:
+                raise OSError(errno.EDQUOT, "Quota exceeded", target)
+            super().link(source, target)
+
+    monkeypatch.setattr(files, "is_remote", lambda path: True)
+    save_steps(tmp_path, 1, 2)
     listener = Listener()
-    keeper = new_keeper(tmp_path, listener, compression=compression)
-    keeper.wait()
-    with faulty.installed(full):
-        keeper.save(State(3, states[0].tensors, {}))
+    keeper = new_keeper(tmp_path, listener)
+    with faulty.installed(Refusing()):
+        keeper.save(State(3, {f"t{n}": np.zeros(1000) for n in range(20)}, {}))
         keeper.close()
     assert "The backup of step 3 failed" in listener.warnings[0]
+    assert "Quota exceeded" in listener.warnings[0]
     assert steps(list_backups(str(tmp_path))) == [1, 2]
 
 

@@ -93,3 +93,12 @@ def test_a_partial_match_takes_what_fits() -> None:
     assert found.keys() == {"bias"}
     assert found["bias"] is TENSORS["bias"]
     assert len(restore.differences(TENSORS, wanted)) == 3
+
+
+def test_a_backup_under_the_name_of_another_step_is_passed_over(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    second = pathlib.Path(list_backups(str(tmp_path))[1].path)
+    second.rename(tmp_path / "step-000000000009-0123456789ab")
+    listener = Listener()
+    assert_same(restore.newest(str(tmp_path), tell=listener), state_of(1))
+    assert "manifest.json is of step 2" in listener.warnings[0]
