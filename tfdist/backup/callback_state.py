@@ -68,16 +68,14 @@ def _plain_attributes(callback: Any, *, copied: bool = True) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    match value:
-        case None | bool() | int() | float() | str():
-            return True
-        case np.ndarray() | np.generic():
-            return value.dtype.kind in "biufc" or value.dtype.name.startswith(("bfloat16", "float8"))
-        case list() | tuple():
-            return all(_is_plain(item) for item in value)
-        case dict():
-            return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return False
+    """Whether it comes back as what it was; of a subclass, only its base would."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biufc" or value.dtype.name.startswith(("bfloat16", "float8"))
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _same(one: Any, other: Any) -> bool:

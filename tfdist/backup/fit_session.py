@@ -59,8 +59,8 @@ class FitSession:
         self._baseline: Baseline | None = None
         self._restored = _newest(settings.backup_dir, self._say)
         self._epoch = 0
-        self._steps = 0 if self._restored is None else self._restored.step  # batches, those of earlier processes too
-        self._unsaved = 0  # batches
+        self._steps_before = 0 if self._restored is None else self._restored.step  # batches of earlier processes
+        self._saved = 0  # as `_fit.trained` counts
         self._metrics_of_epoch: dict[str, Any] | None = None  # while an evaluation uses their variables
         self._keeper = BackupKeeper(
             settings.backup_dir,
@@ -137,8 +137,6 @@ class FitSession:
         """All callbacks are done with the batches before `batch`."""
         self._metrics_of_epoch = None
         self._save_if_due(self._fit.place_before_batch(self._epoch, batch))
-        self._steps += self._fit.steps_per_execution
-        self._unsaved += self._fit.steps_per_execution
 
     def evaluation_begins(self) -> None:
         """The batches of the epoch are done, and Keras is about to reset the metrics."""
@@ -178,8 +176,9 @@ class FitSession:
         self._keeper.check()
         leaving = self._preemption.reason is not None and may_leave
         every = self._settings.every_batches
-        due = self._unsaved >= every if every is not None else logs is not None and self._settings.save_freq == "epoch"
-        if self._unsaved and (due or leaving):
+        unsaved = self._fit.trained - self._saved
+        due = unsaved >= every if every is not None else logs is not None and self._settings.save_freq == "epoch"
+        if unsaved and (due or leaving):
             self._save(place, logs or {})
         if leaving:
             self._leave()
@@ -196,8 +195,8 @@ class FitSession:
             "finished": any(getattr(each, "stopped_epoch", 0) for each in self._others),  # an EarlyStopping
         }
         metrics = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
-        self._keeper.save(State(self._steps, tensors | arrays, values), metrics=metrics)
-        self._unsaved = 0
+        self._keeper.save(State(self._steps_before + self._fit.trained, tensors | arrays, values), metrics=metrics)
+        self._saved = self._fit.trained
 
     def _metric_values(self) -> dict[str, np.ndarray]:
         """Brought together where each replica has its own."""
@@ -206,8 +205,9 @@ class FitSession:
     def _leave(self) -> NoReturn:
         self._keeper.close()
         self._preemption.__exit__(None, None, None)
+        batches = self._steps_before + self._saved
         self._say.text(
-            f"leaving, as {self._preemption.reason}. The {self._steps:,} batches trained so far are backed up in "
+            f"leaving, as {self._preemption.reason}. The {batches:,} batches trained so far are backed up in "
             f"{self._settings.backup_dir}: the same `fit` continues there."
         )
         raise SystemExit(EXIT_PREEMPTED)

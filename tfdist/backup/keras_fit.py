@@ -29,6 +29,8 @@ class Place:
         several epochs, as with `steps_per_epoch`. 0: the next batch comes from a new one.
       iterators: made before that one. tf.data's shuffle gives each another order.
       steps_per_execution: batches a call.
+      at_end: a call found no more data behind `batch`. It is not made again: what of a step does not depend on data,
+        the next seed for instance, was computed.
     """
 
     epoch: int
@@ -36,6 +38,7 @@ class Place:
     drawn: int
     iterators: int
     steps_per_execution: int
+    at_end: bool = False
 
 
 class RunningFit:
@@ -62,6 +65,8 @@ class RunningFit:
         self._drawn = 0
         self._done = 0  # of the epoch
         self._under_way = 0  # batches of a call that has begun
+        self._at_end = False
+        self._trained = 0
         self._resume_at: Place | None = None
         self._before_training: Callable[[Any], None] | None = None
 
@@ -69,14 +74,27 @@ class RunningFit:
     def steps_per_execution(self) -> int:
         return int(self._epoch_iterator.steps_per_execution)
 
+    @property
+    def trained(self) -> int:
+        """Batches that were trained on, of all epochs of this `fit`."""
+        return self._trained + (self._under_way if self._model.stop_training else 0)
+
     def place_before_batch(self, epoch: int, batch: int) -> Place:
         """Between two calls of an epoch, the next of which begins with `batch`."""
         return Place(epoch, batch, self._drawn, self._iterators_before, self.steps_per_execution)
 
     def place_after_batches(self, epoch: int) -> Place:
         """Behind the last batch of an epoch, before its evaluation."""
-        last = self._under_way if self._model.stop_training else 0  # else that call found no more data
-        return Place(epoch, self._done + last, self._drawn + last, self._iterators_before, self.steps_per_execution)
+        stopped, size = self._model.stop_training, self._under_way
+        last = size if stopped else 0  # else the call under way found no more data
+        return Place(
+            epoch,
+            self._done + last,
+            self._drawn + last,
+            self._iterators_before,
+            self.steps_per_execution,
+            at_end=self._at_end or (bool(size) and not stopped),
+        )
 
     def place_after_epoch(self, epoch: int) -> Place:
         """At the end of `epoch`: the beginning of the next."""
@@ -141,6 +159,7 @@ class RunningFit:
     def _enumerate_and_count(self) -> Iterator[tuple[int, int, Any]]:
         place, self._resume_at = self._resume_at, None
         self._done = self._under_way = 0
+        self._at_end = False
         for begin, end, iterator in self._enumerate():
             if iterator is not self._iterator:
                 self._iterator, self._iterators_before, self._drawn = iterator, self._iterators_made - 1, 0
@@ -151,9 +170,14 @@ class RunningFit:
                 batch = self._draw(iterator, self._under_way, place)
                 if end + 1 >= place.batch and self._before_training is not None:
                     self._before_training(batch)
+            elif place is not None and place.at_end:
+                self._at_end, self._under_way = True, 0
+                self._epoch_iterator.data_adapter.on_epoch_end()
+                return
             else:
                 yield begin, end, iterator
                 self._drawn += self._under_way
+                self._trained += self._under_way
             self._done += self._under_way
             self._under_way = 0
 
