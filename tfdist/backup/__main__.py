@@ -101,19 +101,23 @@ def show_command(flags: argparse.Namespace) -> int:
 
 def prune_command(flags: argparse.Namespace) -> int:
     directory = backups_in(flags.run_dir)
-    policy = BackupPolicy(
-        keep_last=flags.keep_last,
-        keep_every_steps=flags.keep_every_steps,
-        keep_best=flags.keep_best,
-        best_mode=flags.best_mode,
-    )
+    try:
+        policy = BackupPolicy(
+            keep_last=flags.keep_last,
+            keep_every_steps=flags.keep_every_steps,
+            keep_best=flags.keep_best,
+            best_mode=flags.best_mode,
+        )
+    except UserError as error:
+        raise UserError(str(error).replace("train.backup.", "--")) from None
     entries = [entry for entry in catalog.list_backups(directory) if not entry.is_leftover]
     newest = catalog.newest_verified(entries)
     if newest is None:
         raise UserError(f"No backup in {flags.run_dir!r} verifies, so none is removed.")
     doomed = retention.doomed(entries, policy, newest=newest)
-    for entry in [entry for entry in entries if entry not in doomed]:
-        print(f"keep step {entry.step:,}: {reason_to_keep(entry, newest, policy)}")
+    kept = [entry for entry in entries if entry not in doomed]
+    for entry in kept:
+        print(f"keep step {entry.step:,}: {reason_to_keep(entry, kept, newest, policy)}")
     for entry in doomed:
         if not flags.dry_run:
             catalog.remove(entry.path)

@@ -57,16 +57,23 @@ def tensor_row(name: str, array: np.ndarray) -> dict[str, str]:
     return {"name": name, "type": f"{array.dtype.name}[{shape}]", "bytes": f"{array.nbytes:,}"}
 
 
-def reason_to_keep(entry: Entry, newest: Entry, policy: BackupPolicy) -> str:
-    """Why the policy keeps a backup, given the newest that verifies."""
+def reason_to_keep(entry: Entry, kept: Sequence[Entry], newest: Entry, policy: BackupPolicy) -> str:
+    """Why the policy keeps a backup.
+
+    Args:
+      entry: one of `kept`.
+      kept: all that it keeps, oldest first.
+      newest: the newest that verifies.
+      policy: that was asked.
+    """
     if entry.path == newest.path:
         return "the newest that verifies"
     if policy.keep_every_steps and entry.step % policy.keep_every_steps == 0:
         return f"a multiple of {policy.keep_every_steps:,}"
-    if policy.keep_best and entry.manifest is not None and policy.keep_best in entry.manifest.metrics:
-        value = entry.manifest.metrics[policy.keep_best]
-        return f"one of the last {policy.keep_last:,}, or the best: {policy.keep_best}={value:.6g}"
-    return f"one of the last {policy.keep_last:,}"
+    if entry in kept[-policy.keep_last :] and policy.keep_last > 1:
+        return f"one of the last {policy.keep_last:,}"
+    value = entry.manifest.metrics.get(policy.keep_best or "") if entry.manifest else None
+    return f"the best, {policy.keep_best}={value:.6g}" if value is not None else "kept"
 
 
 def summary(values: Mapping[str, Any], indent: str = "  ") -> str:
