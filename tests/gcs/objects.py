@@ -246,7 +246,7 @@ class Buckets:
             found = []
             for source in sources:
                 wanted = Conditions.of(source.get("objectPreconditions") or {})
-                generation = int(source["generation"]) if "generation" in source else None
+                generation = int(source["generation"]) if source.get("generation") is not None else None
                 part = self._in(bucket).get(source["name"])
                 if part is None or generation not in (None, part.generation):
                     raise not_found(bucket, source["name"])

@@ -20,6 +20,7 @@ import socketserver
 import struct
 import sys
 import threading
+import traceback
 from urllib.parse import parse_qsl, urlsplit
 
 if __name__ == "__main__":
@@ -111,6 +112,9 @@ class GcsServer:
             return (self._json if is_json else self._xml).answer(request)
         except ApiError as error:
             return json_error(error) if is_json else xml_error(error)
+        except Exception as error:  # a bug here, which no client should take for a fault that passes
+            traceback.print_exc()
+            return json_error(ApiError(501, "notImplemented", f"{type(error).__name__}: {error}"))
 
     def _control(self, request: Request) -> Answer:
         try:
