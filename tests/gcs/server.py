@@ -192,6 +192,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if not control:
                 owner.record(asked)
         if lost:
+            if kind == faults.STALL_UPLOAD:
+                owner.closing.wait(fault.seconds)
             self._reset()
         else:
             self._send(answer, fault)
@@ -207,7 +209,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return Request(self.command, parts.path, query, headers, body, whole, self.server.owner.address)
 
     def _read_body(self, fault: Fault | None) -> bytes:
-        """All of it; half of it where the fault says so, once that has been waited for."""
+        """All of it; half of it where the fault says so."""
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             pieces = []
             while size := int(self.rfile.readline().split(b";")[0], 16):
@@ -220,8 +222,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(size // 2 if halved else size)
         if not halved and len(body) < size:
             raise ConnectionResetError("the client went away")
-        if halved and fault.kind == faults.STALL_UPLOAD:
-            self.server.owner.closing.wait(fault.seconds)
         return body
 
     def _send(self, answer: Answer, fault: Fault | None) -> None:

@@ -12,6 +12,7 @@ import os
 import random
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -121,7 +122,7 @@ def as_os_error(path: str, error: Exception) -> OSError:
 
     if isinstance(error, OSError) and error.filename is not None:
         return error
-    text = " ".join(str(getattr(error, "message", "") or error).split())
+    text = _reason(error)
     code = getattr(error, "code", None)
     if code == 404:
         return FileNotFoundError(errno.ENOENT, text, path)
@@ -169,14 +170,24 @@ def _patience_seconds(error: Exception) -> float:
     status = next((c.code for c in causes if isinstance(getattr(c, "code", None), int)), None)
     if status is not None:
         return _BUSY_PATIENCE_SECONDS if status in _RETRIED_STATUSES else 0.0
+    if any(isinstance(cause, urllib3.NewConnectionError) for cause in causes):  # a kind of ConnectTimeoutError, too
+        return _REFUSED_PATIENCE_SECONDS
     if any(isinstance(cause, (requests.ConnectTimeout, urllib3.ConnectTimeoutError)) for cause in causes):
         return _UNREACHABLE_PATIENCE_SECONDS
-    if any(isinstance(cause, urllib3.NewConnectionError) for cause in causes):
-        return _REFUSED_PATIENCE_SECONDS
     if any(isinstance(cause, (requests.Timeout, urllib3.TimeoutError, TimeoutError)) for cause in causes):
         return _STALLED_PATIENCE_SECONDS
     broken = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, urllib3.HTTPError, ConnectionError)
     return _BUSY_PATIENCE_SECONDS if any(isinstance(c, (*broken, ShortAnswerError)) for c in causes) else 0.0
+
+
+def _reason(error: Exception) -> str:
+    """One line; of a connection that failed the host, and what the operating system said."""
+    place = urllib.parse.urlsplit(getattr(getattr(error, "request", None), "url", None) or "").netloc
+    text = str(getattr(error, "message", "") or error)
+    if place:
+        said = [str(cause) for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror]
+        text = f"{place}: {said[-1] if said else text}"
+    return " ".join(text.split())
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
