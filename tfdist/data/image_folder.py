@@ -7,7 +7,6 @@ worker opens the files of its own batches only.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
