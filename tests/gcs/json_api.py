@@ -175,10 +175,14 @@ def split_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
     if found is None:
         raise ApiError(400, "badContent", "Multipart content-type must have a boundary.")
     marker = b"--" + found.group(1).strip("'").encode()
-    pieces = request.body.split(b"\r\n" + marker) if request.body.startswith(marker) else []
-    if len(pieces) != 3 or pieces[2][:2] != b"--":
+    body, between, last = request.body, b"\r\n" + marker + b"\r\n", b"\r\n" + marker + b"--"
+    begin = body.find(b"\r\n\r\n") + 4
+    middle = body.find(between, begin)
+    data_at = body.find(b"\r\n\r\n", middle) + 4
+    end = body.rfind(last)  # by places, as to split would copy what may be large
+    if not body.startswith(marker) or not 4 <= begin <= middle < data_at <= end:
         raise ApiError(400, "badContent", "Multipart must have two parts: metadata and media.")
-    (_, _, text), (head, _, data) = (piece.removeprefix(marker).partition(b"\r\n\r\n") for piece in pieces[:2])
+    text, head, data = body[begin:middle], body[middle:data_at], body[data_at:end]
     metadata = Request("", "", {}, {}, text, True, "").json()
     typed = re.search(rb"(?i)content-type:\s*([^\r\n]+)", head)
     if typed and "contentType" not in metadata:

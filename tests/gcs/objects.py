@@ -194,8 +194,11 @@ class Buckets:
             raise ApiError(400, "required", "Required")
         kept = {key: metadata[key] for key in OWN_METADATA if metadata.get(key) is not None}
         made = StoredObject(bucket, name, data, 0, 1, kept, components)
-        for key, computed, label in (("crc32c", made.crc32c, "CRC32C"), ("md5Hash", made.md5, "MD5 hash")):
-            if metadata.get(key) not in (None, computed):
+        for key, label in (("crc32c", "CRC32C"), ("md5Hash", "MD5 hash")):
+            if metadata.get(key) is None:
+                continue
+            computed = made.crc32c if key == "crc32c" else made.md5
+            if metadata[key] != computed:
                 said = f'Provided {label} "{metadata[key]}" doesn\'t match calculated {label} "{computed}".'
                 raise ApiError(400, "invalid", said)
         with self._lock:
