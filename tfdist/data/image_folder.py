@@ -7,7 +7,6 @@ worker opens the files of its own batches only.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -191,7 +190,7 @@ def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
 
 
 def _is_directory(path: str) -> bool:
-    return bool(files.list_names(path)) if files.is_remote(path) else os.path.isdir(path)
+    return files.is_dir(path)
 
 
 def _images_in(directory: str) -> list[str]:
