@@ -89,7 +89,7 @@ def train(
       callbacks: Keras callbacks.
 
     Returns:
-      What is written to result.json; None with `request.check_only`.
+      What is written to result.json; None with `request.check_only` or `request.serve`.
 
     Raises:
       UserError: something given is wrong.
@@ -122,6 +122,9 @@ def train(
     arguments.check_choice("train.xla", xla, XLA_CHOICES)
     arguments.check_objects("train", strategy=strategy, task=task)
     arguments.check_functions("train", {"model": model, "train_data": train_data, "eval_data": eval_data})
+    if request.serve is not None:
+        request.serve(train_data)
+        return None
     check_optimizer_builder(optimizer)
     check_callbacks(callbacks)
     if epochs is None and steps is None:

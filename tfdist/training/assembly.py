@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfdist.data.batches import BatchPlan
+from tfdist.data.cures import cure_of
 from tfdist.data.pipeline import as_source, build_pipeline, dispose
 from tfdist.data.source import Source
 from tfdist.errors import UserError
@@ -146,6 +147,7 @@ def run_loop(
         pace=Pace(run.strategy, steps_per_call),
         optimizer=learner.optimizer,
         loss_scale=learner.loss_scale,
+        input_cure=cure_of(source),
     )
     run.console.start(
         Plan(total_epochs=num_epochs, steps_per_epoch=plan.steps_per_epoch, total_steps=boundaries.total_steps)

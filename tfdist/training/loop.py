@@ -19,6 +19,7 @@ from tfdist.errors import DivergedError
 from tfdist.strategies.base import Strategy
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
+from tfdist.training.input_wait import InputWait, Waited
 from tfdist.training.pace import Pace
 from tfdist.training.precision import LossScale
 from tfdist.training.step import Totals, TrainStep
@@ -71,6 +72,10 @@ class Reporter(Protocol):
 
     def unused(self, *, step: int, variables: list[str]) -> None: ...
 
+    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None: ...
+
+    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None: ...
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -117,6 +122,7 @@ class Loop:
       optimizer: asked for its learning rate.
       loss_scale: as the step has it.
       first_step: steps done before.
+      input_cure: what would help if training waits for its input.
     """
 
     def __init__(
@@ -133,6 +139,7 @@ class Loop:
         optimizer: keras.optimizers.Optimizer,
         loss_scale: LossScale | None = None,
         first_step: int = 0,
+        input_cure: str = "",
     ) -> None:
         self._strategy = strategy
         self._step = step
@@ -146,6 +153,7 @@ class Loop:
         self._loss_scale = loss_scale
         self._sums = EpochSums()
         self._told_unused = False
+        self._input_wait = InputWait(strategy, reporter, cure=input_cure)
         self._outcome = Outcome(step=first_step)
         self._epoch_started = time.perf_counter()
         self._evaluation_seconds = 0.0
@@ -207,6 +215,7 @@ class Loop:
                 self._told_unused = True
                 self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
             self._pace.observe(steps, seconds)
+            self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
             self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
             self._reporter.progress(
                 step=self._outcome.step,
@@ -253,6 +262,7 @@ class Loop:
             seconds=seconds,
             rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
         )
+        self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
         self._callbacks.epoch_end(self._epoch, logs)
         outcome.stopped_early = self._strategy.any_worker(self._callbacks.wants_stop)
 

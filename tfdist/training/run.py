@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -43,12 +44,14 @@ class Request:
       config_text: the text of config.gin, asked for when a run begins and again when it has ended well.
       check_only: check all that can be checked, train nothing.
       tell: takes the lines of what a check finds.
+      serve: takes the function of the training data; given, nothing else is done with it.
     """
 
     run_dir: str
     config_text: Callable[[], str] = lambda: ""
     check_only: bool = False
     tell: Callable[[str], None] = print
+    serve: Callable[[Callable[[], Any]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
