@@ -185,6 +185,8 @@ def train(
                 run, learner, step, evaluator, source, plan, boundaries, callbacks, steps_per_call
             )
             assembly.finish_weights(learner, evaluator, outcome)
+            if evaluator is not None:
+                evaluator.close()
         assembly.export_model(run, learner.model)
         return _conclude(run, plan, outcome, seconds)
 
@@ -276,7 +278,9 @@ def evaluate(
             metrics = MetricGroup(task.metric_specs())
             built = build_model(model, task, assembly.open_source(run, data).structure, metrics=[metrics])
         assembly.load_weights(built, path)
-        results = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size).evaluate()
+        evaluator = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size)
+        results = evaluator.evaluate()
+        evaluator.close()
         if run.topology.is_chief:
             files.write_atomic(run.directory.evaluation, to_json(results, indent=2) + "\n")
         run.events.info("evaluated", message=f"{path}: {shown(results)}", **results)

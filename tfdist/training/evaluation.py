@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.data.pipeline import dispose
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.training.gradients import forward, term_scales
@@ -51,6 +52,11 @@ class Evaluator:
         """One pass over the split; the loss and every metric over all its examples. Every worker calls it."""
         results = self._run(self._iterator, tf.constant(self._num_steps))
         return to_python(results)
+
+    def close(self) -> None:
+        """Lets the stream go, without waiting for it. Nothing can be evaluated afterwards."""
+        iterator, self._iterator = self._iterator, None
+        dispose(iterator)
 
     def _pass(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> dict[str, tf.Tensor]:
         def step(index: tf.Tensor) -> tuple[tf.Tensor]:

@@ -2,17 +2,19 @@
 
 Invariant: what is measured is the time between asking for a step's batches and having those of all local replicas, in
 the compiled call itself; nothing that could run meanwhile is kept waiting by the measuring. The first call of a run,
-which traces and fills the pipeline, does not count. Called by the step and the loop.
+which traces and fills the pipeline, does not count; deterministic runs are not measured. Called by step and loop.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled  # the public module only sets it
 
 from tfdist.strategies.base import Strategy
 
@@ -21,7 +23,12 @@ WARNED_SHARE, WARNED_SECONDS = 0.2, 3.0
 
 
 def timed_next(strategy: Strategy, iterator: Iterator[Any]) -> tuple[Any, tf.Tensor]:
-    """The next step's batches, and the seconds, float64, until the last of them was there. Inside a tf.function."""
+    """The next step's batches, and the seconds, float64, until the last of them was there. Inside a tf.function.
+
+    Where TensorFlow is to be deterministic it refuses to look at the clock, and nothing is measured: not a number.
+    """
+    if is_op_determinism_enabled():
+        return next(iterator), tf.constant(math.nan, tf.float64)
     asked = tf.timestamp()
     with tf.control_dependencies([asked]):
         batch = next(iterator)
@@ -93,7 +100,7 @@ class InputWait:
 
     def observe(self, *, step: int, waited: float, seconds: float) -> None:
         """Takes note of a call that ended at `step`, took `seconds` and `waited` so many of them."""
-        if not self._begun:
+        if not self._begun or math.isnan(waited):
             self._begun = True
             return
         self._epoch += (waited, seconds)
