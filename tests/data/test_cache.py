@@ -147,7 +147,9 @@ def test_a_cache_on_disk_serves_later_runs_and_a_changed_file_makes_another(tmp_
     assert (tmp_path / "cache/tfdist/examples" / stores()[0] / "complete").exists()
     global_batches(make, steps=STEPS)
     assert len(stores()) == 1
-    global_batches(lambda: Cached(records(folder, transform=lambda nest: (nest[0] * 2, nest[1])), where="disk"), steps=1)
+    global_batches(
+        lambda: Cached(records(folder, transform=lambda nest: (nest[0] * 2, nest[1])), where="disk"), steps=1
+    )
     assert len(stores()) == 2
     path = folder / "part-000"
     path.write_bytes(path.read_bytes())
@@ -255,27 +257,27 @@ def test_what_does_not_fit_is_said_before_anything_is_read(
     source = records(tmp_path / "data")
     plan = BatchPlan(num_examples=40, global_batch_size=8, num_replicas=1, shuffle_seed=1)
     monkeypatch.setattr(example_store, "SPARE", 1e15)
-    with pytest.raises(UserError, match="would take 680 bytes, but .* free"):
+    with pytest.raises(UserError, match=r"would take 680 bytes, but .* free"):
         build_pipeline(Cached(source, where="disk"), plan, Topology(0, 1, 1))
     kept = Cached(source)  # shared memory has no room either: the process's own is taken
     stream = build_pipeline(kept, plan, Topology(0, 1, 1)).as_numpy_iterator()
     list(itertools.islice(stream, STEPS))
     assert kept._store.num_there == EXAMPLES and not list((tmp_path / "memory").rglob("*.rows"))
     monkeypatch.setattr(cache, "MEMORY_SHARE", 0.0)
-    with pytest.raises(UserError, match="680 bytes of memory.*Cached.where = 'disk'"):
+    with pytest.raises(UserError, match=r"680 bytes of memory.*Cached.where = 'disk'"):
         build_pipeline(Cached(source), plan, Topology(0, 1, 1))
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match="Cached.where is one of memory, disk; received 'ram'"):
+    with pytest.raises(UserError, match=r"Cached.where is one of memory, disk; received 'ram'"):
         Cached(records(tmp_path / "data"), where="ram")
-    with pytest.raises(UserError, match="Cached.directory is a local directory"):
+    with pytest.raises(UserError, match=r"Cached.directory is a local directory"):
         Cached(records(tmp_path / "data"), directory="gs://bucket/cache", where="disk")
     path = tmp_path / "names.csv"
     path.write_text("name,y\nann,1\nbob,2\n")
     strings = Table(files=str(path), columns=Columns(inputs="name", targets="y"), strings=["name"])
-    with pytest.raises(UserError, match="numbers of fixed shapes, and lines of text"):
+    with pytest.raises(UserError, match=r"numbers of fixed shapes, and lines of text"):
         Cached(strings)
     plan = BatchPlan(num_examples=4, global_batch_size=2, num_replicas=1)
-    with pytest.raises(UserError, match="Mixture cannot be cached; cache what it is made of"):
+    with pytest.raises(UserError, match=r"Mixture cannot be cached; cache what it is made of"):
         build_pipeline(Cached(Mixture([lambda: (np.zeros(4), np.zeros(4))])), plan, Topology(0, 1, 1))

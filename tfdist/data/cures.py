@@ -22,9 +22,9 @@ def cure_of(source: Source) -> str:
         )
     if isinstance(source, Cached):
         what = "Augment less, or in the model" if source.augment is not None else "Give the machine more CPU cores"
-        return f"The first epoch fills the cache and says little. {what}, or take data services (served.Served); see docs/data.md."
+        return f"The first epoch only fills the cache. {what}, or take data services (served.Served); see docs/data.md."
     augmented = " Augmentation is not cached; it is cheaper in the model." if source.augment is not None else ""
     return (
         "Keep the decoded examples: train.train_data = @cache.Cached, cache.Cached.data = what it is now "
-        f"(where = 'disk' if memory is short). Or let other processes read and decode: served.Served.{augmented} See docs/data.md."
+        f"(where = 'disk' if memory is short). Or let other processes read: served.Served.{augmented} See docs/data.md."
     )
