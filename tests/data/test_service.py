@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -27,7 +25,6 @@ from __gin__ import dynamic_registration
 import keras
 from tfdist import experiment
 from tfdist.data import image_folder
-from tfdist.data import served
 from tfdist.models import convnet
 from tfdist.tasks import supervised
 
@@ -49,8 +46,11 @@ convnet.build_convnet.num_classes = 2
 supervised.Supervised.loss = @keras.losses.SparseCategoricalCrossentropy()
 keras.losses.SparseCategoricalCrossentropy.from_logits = True
 """
-AUTO = support.REPOSITORY / 'configs' / 'strategies' / 'auto.gin'
+AUTO = support.REPOSITORY / "configs" / "strategies" / "auto.gin"
 SERVED = """
+from __gin__ import dynamic_registration
+from tfdist.data import image_folder
+from tfdist.data import served
 train.train_data = @served.Served
 served.Served.data = @image_folder.ImageFolder
 served.Served.services = %SERVICES
@@ -199,8 +199,8 @@ def test_what_cannot_be_served_is_refused() -> None:
     import tensorflow as tf
 
     arrays = (np.zeros((4, 2), np.float32), np.zeros(4, np.int32))
-    with pytest.raises(UserError, match="whose examples cannot be shared out among services"):
+    with pytest.raises(UserError, match=r"whose examples cannot be shared out among services"):
         Served(lambda: tf.data.Dataset.from_tensor_slices(arrays), services=["127.0.0.1:5050"])
     for wrong in ("127.0.0.1:5050", [], ["nowhere"], ["grpc://host:1"]):
-        with pytest.raises(UserError, match="Served.services is a list of addresses"):
+        with pytest.raises(UserError, match=r"Served.services is a list of addresses"):
             Served(lambda: arrays, services=wrong)
