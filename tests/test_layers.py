@@ -17,6 +17,7 @@ MATERIAL = {"data", "tasks", "backup"} | COMPUTING
 MAY_IMPORT = {
     "": {"backup"},  # the package itself, whose names are imported when they are first used
     "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
+    "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "errors"},
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of
@@ -37,7 +38,7 @@ PACKAGE = "tfdist"
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {"gin": {"config"}, "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker"}}
 # strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
-ENVIRONMENT_READERS = {"main", "launch", "strategies.cluster", "strategies.environment"}
+ENVIRONMENT_READERS = {"main", "data_service", "launch", "strategies.cluster", "strategies.environment"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 

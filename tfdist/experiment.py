@@ -100,7 +100,8 @@ def train(
       partial_restore: takes of a backup or of `start_from` what fits, and leaves out what does not.
 
     Returns:
-      What is written to result.json; None with `request.check_only`, and for a run that was finished before.
+      What is written to result.json; None with `request.check_only` or `request.serve`, and for a run that was finished
+      before.
 
     Raises:
       UserError: something given is wrong.
@@ -136,6 +137,9 @@ def train(
     arguments.check_choice("train.xla", xla, XLA_CHOICES)
     arguments.check_objects("train", strategy=strategy, task=task)
     arguments.check_functions("train", {"model": model, "train_data": train_data, "eval_data": eval_data})
+    if request.serve is not None:
+        request.serve(train_data)
+        return None
     check_optimizer_builder(optimizer)
     check_callbacks(callbacks)
     policy = checked_policy(backup)
@@ -208,6 +212,8 @@ def train(
                 )
                 assembly.finish_weights(learner, evaluator, outcome)
                 assembly.export_model(run, learner.model)
+            if evaluator is not None:
+                evaluator.close()
         return _conclude(run, plan, outcome, seconds, start.step if start else None)
 
 
@@ -298,7 +304,9 @@ def evaluate(
             metrics = MetricGroup(task.metric_specs())
             built = build_model(model, task, assembly.open_source(run, data).structure, metrics=[metrics])
         assembly.load_weights(built, path)
-        results = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size).evaluate()
+        evaluator = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size)
+        results = evaluator.evaluate()
+        evaluator.close()
         if run.topology.is_chief:
             files.write_atomic(run.directory.evaluation, to_json(results, indent=2) + "\n")
         run.events.info("evaluated", message=f"{path}: {shown(results)}", **results)

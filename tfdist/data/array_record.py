@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.byte_ranges import file_version
 from tfdist.data.failures import noted
+from tfdist.data.identity import digest
 from tfdist.data.source import RandomAccessSource
 from tfdist.errors import UserError, missing_extra
 
@@ -21,16 +23,22 @@ class ArrayRecordSource(RandomAccessSource):
       parts: path, first record and number of records, file by file.
       decode: from string [n] records to the nest of a batch.
       structure: of that nest.
+      decoded_by: what `decode` depends on, for `identity`.
     """
 
     calls_python = True
 
     def __init__(
-        self, parts: Sequence[tuple[str, int, int]], decode: Callable[[tf.Tensor], Any], structure: Any
+        self,
+        parts: Sequence[tuple[str, int, int]],
+        decode: Callable[[tf.Tensor], Any],
+        structure: Any,
+        decoded_by: Any = None,
     ) -> None:
         self._parts = tuple(parts)
         self._starts = np.concatenate([[0], np.cumsum([take for _, _, take in parts])]).astype(np.int64)
         self._decode = decode
+        self._decoded_by = decoded_by
         self._readers: dict[int, Any] = {}
         self._lock = threading.Lock()
         self.num_examples = int(self._starts[-1])
@@ -44,6 +52,10 @@ class ArrayRecordSource(RandomAccessSource):
             return self._decode(tf.ensure_shape(records, [None]))
 
         return gather
+
+    def identity(self) -> str:
+        versions = [(file_version(path), skip, take) for path, skip, take in self._parts]
+        return digest("array_record", versions, self._decoded_by, None if self._decoded_by else self._decode)
 
     def describe(self) -> list[str]:
         return [f"{len(self._parts):,} ArrayRecord files, {self.num_examples:,} records, read one by one"]

@@ -15,7 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.augment import Augmentation, LayerBuilder
+from tfdist.data.byte_ranges import file_version
 from tfdist.data.failures import noted
+from tfdist.data.identity import digest
 from tfdist.data.image_files import SUFFIXES, CorruptImageError, ImageReader, reading_threads
 from tfdist.data.source import Order, RandomAccessSource, Reader
 from tfdist.errors import UserError, is_whole_number, suggest
@@ -88,16 +90,37 @@ class ImageFolder(RandomAccessSource):
         if self.augment is None or order.seed is None:  # nothing is augmented without a seed
             return super().reader(order)
         gather = self._pixels()
-        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
+
+        def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            images, labels = gather(self.indices(order, positions, epoch))
+            return tf.cast(images, tf.float32), labels
+
+        return read
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         gather = self._pixels()
 
         def scaled(indices: tf.Tensor) -> Any:
             images, labels = gather(indices)
-            return images * self._scale, labels
+            return tf.cast(images, tf.float32) * self._scale, labels
 
         return scaled
+
+    @property
+    def kept_structure(self) -> Any:
+        image, label = self.structure
+        return tf.TensorSpec(image.shape, tf.uint8), label
+
+    def kept_reader(self, order: Order) -> Reader:
+        gather = self._pixels()
+        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
+
+    def from_kept(self, kept: Any, *, augments: bool) -> Any:
+        images, labels = tf.cast(kept[0], tf.float32), kept[1]
+        return (images, labels) if augments and self.augment is not None else (images * self._scale, labels)
+
+    def identity(self) -> str:
+        return digest("images", [file_version(path) for path in self.paths], self.labels, self._images)
 
     def describe(self) -> list[str]:
         counts = np.bincount(self.labels, minlength=len(self.classes))
@@ -110,7 +133,7 @@ class ImageFolder(RandomAccessSource):
         return images * self._scale, labels
 
     def _pixels(self) -> Callable[[tf.Tensor], Any]:
-        """Indices to (float32 images of 0 … 255, labels)."""
+        """Indices to (uint8 images, labels)."""
         threads = reading_threads()
         shape = [*self._images.size, self._images.channels]
 
@@ -123,8 +146,7 @@ class ImageFolder(RandomAccessSource):
 
         def gather(indices: tf.Tensor) -> Any:
             images, labels = tf.numpy_function(safe, [indices], [tf.uint8, tf.int32], stateful=False)
-            images = tf.cast(tf.ensure_shape(images, [None, *shape]), tf.float32)
-            return images, tf.ensure_shape(labels, [None])
+            return tf.ensure_shape(images, [None, *shape]), tf.ensure_shape(labels, [None])
 
         return gather
 

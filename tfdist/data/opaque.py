@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
 from tfdist.data.dataset_parts import Parts, parts_of
+from tfdist.data.failures import noted
 from tfdist.data.source import Order, Reader, Source
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies.base import Topology
@@ -249,7 +250,7 @@ class _Epochs:
             return tf.data.experimental.to_variant(dataset)
 
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            made = tf.ensure_shape(tf.py_function(variant, [epoch], tf.variant), [])
+            made = tf.ensure_shape(tf.py_function(noted(variant), [epoch], tf.variant), [])
             return function(tf.data.experimental.from_variant(made, self._spec))
 
         return tf.data.Dataset.range(self._first, tf.int64.max).flat_map(of_epoch)

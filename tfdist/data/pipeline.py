@@ -46,17 +46,19 @@ def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
     return ArraySource(data)
 
 
-def build_pipeline(source: Source, plan: BatchPlan, topology: Topology, *, first_step: int = 0) -> tf.data.Dataset:
+def build_pipeline(
+    source: Source, plan: BatchPlan, topology: Topology, *, first_step: int = 0, turn: int = 0, of: int = 1
+) -> tf.data.Dataset:
     """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
 
     Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
-    `shares` where it gives them.
+    `shares` where it gives them. Of these, elements `turn`, `turn` + `of` … alone, where several processes take turns.
     """
     num_local = topology.num_local_replicas
     if isinstance(source, StreamSource):
         dataset = source.local_batches(plan, topology, first_step)
     else:
-        dataset = _indexed(source, plan, topology, first_step)
+        dataset = _indexed(source, plan, topology, first_step * num_local + turn, of)
     if plan.pad:
         _check_static(source.structure)
         width = plan.global_batch_size // plan.num_replicas
@@ -70,7 +72,7 @@ def build_pipeline(source: Source, plan: BatchPlan, topology: Topology, *, first
     return dataset.with_options(options)
 
 
-def _indexed(source: Source, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+def _indexed(source: Source, plan: BatchPlan, topology: Topology, first: int, stride: int) -> tf.data.Dataset:
     """The local batches of a source that reads by position."""
     read = source.reader(
         Order(batch_size=plan.global_batch_size, seed=plan.shuffle_seed, drop_remainder=plan.drop_remainder)
@@ -85,7 +87,7 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, first_step: in
             examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
         return {"examples": examples, **piece}
 
-    dataset = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
+    dataset = tf.data.Dataset.range(first, tf.int64.max, stride)
     if source.calls_python or source.augment is not None:
         return dataset.map(local_batch, num_parallel_calls=PARALLEL_READS, deterministic=True)
     return map_inline(dataset, local_batch)

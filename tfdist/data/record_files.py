@@ -12,6 +12,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -48,17 +49,17 @@ class RecordFile:
 
     def __init__(self, path: str, compression: str | None = None) -> None:
         self.path = path
-        self._version = file_version(path)
+        self.version = file_version(path)
         self._compression = compression
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
-        return self._version.num_bytes
+        return self.version.num_bytes
 
     @functools.cached_property
     def compression(self) -> str | None:
-        return self._compression or find_compression(self._version)
+        return self._compression or find_compression(self.version)
 
     @functools.cached_property
     def _compressed(self) -> CompressedFile | None:
@@ -67,7 +68,7 @@ class RecordFile:
     @functools.cached_property
     def index(self) -> RecordIndex:
         with self._lock:
-            return load_index(self._version, self._compressed)
+            return load_index(self.version, self._compressed)
 
     def read(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
         """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
@@ -169,6 +170,11 @@ class RecordFileSource(RecordSource):
             )
         if is_new:
             warnings.warn(f"{message} Passed over: {count} of at most {self._most_corrupt}.", stacklevel=2)
+
+    @property
+    def versions(self) -> list[Any]:
+        """The files as they are now and the parts of them that are read, for `identity`."""
+        return [(part.file.version, part.skip, part.take) for part in self.parts]
 
     def describe(self) -> list[str]:
         files = {part.file.path: part.file for part in self.parts}

@@ -63,6 +63,9 @@ class RecordSource(Source):
 
         return read
 
+    def numbers(self, order: Order) -> Reader:
+        return numbers_of_blocks(None if order.seed is None else self.block_order(order))
+
     def block_order(self, order: Order) -> BlockOrder:
         """Where the records of an epoch stand, for an order with a seed."""
         return BlockOrder(self._block_sizes(), batch_size=order.batch_size, seed=order.seed)
@@ -108,6 +111,18 @@ class RecordSource(Source):
             records += self.read_run(file, first - int(self._file_starts[file]), here)
             first, count = first + here, count - here
         return records
+
+
+def numbers_of_blocks(blocks: BlockOrder | None) -> Reader:
+    """`Source.numbers` of a source in files: None keeps the examples in their own order."""
+    if blocks is None:
+        return lambda positions, epoch: positions
+    safe = noted(lambda positions, epoch: np.asarray(blocks.records(positions, int(epoch)), np.int64))
+
+    def numbers(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.int64, stateful=False), [None])
+
+    return numbers
 
 
 class WindowCache:

@@ -12,7 +12,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from tfdist.errors import UserError
 
 Reader = Callable[[tf.Tensor, tf.Tensor], Any]
 
@@ -65,6 +68,33 @@ class Source(abc.ABC):
         It is called inside tf.data, by several threads at once, with positions of one global batch at a time.
         """
 
+    # What a cache of the examples asks. The defaults serve a source whose examples are kept as `reader` gives them.
+
+    lengths: np.ndarray | None = None
+    """int32 [num_examples], where a batch is padded with zeros to the longest example of the global batch."""
+
+    @property
+    def kept_structure(self) -> Any:
+        """The nest of what `kept_reader` gives, like `structure`."""
+        return self.structure
+
+    def kept_reader(self, order: Order) -> Reader:
+        """Like `reader`, in the form in which examples are kept: before all that is random about them."""
+        return self.reader(order)
+
+    def from_kept(self, kept: Any, *, augments: bool) -> Any:
+        """What `reader` gives, from the kept form; `augments` tells whether `augment` follows, where there is one."""
+        del augments
+        return kept
+
+    def numbers(self, order: Order) -> Reader:
+        """A function like `reader`'s to the numbers of the examples, int64 [n], by which they are kept."""
+        raise UserError(f"A {type(self).__name__} cannot be cached; cache what it is made of.")
+
+    def identity(self) -> str:
+        """A digest of all that the kept examples depend on. Asked once the source is prepared."""
+        raise UserError(f"A {type(self).__name__} cannot be cached; cache what it is made of.")
+
     def describe(self) -> list[str]:
         """Lines on what is read and how, for `--mode=validate`."""
         return []
@@ -80,6 +110,9 @@ class RandomAccessSource(Source):
     def reader(self, order: Order) -> Reader:
         gather = self.gatherer()
         return lambda positions, epoch: gather(self.indices(order, positions, epoch))
+
+    def numbers(self, order: Order) -> Reader:
+        return lambda positions, epoch: self.indices(order, positions, epoch)
 
     def indices(self, order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         """Which examples stand at the positions of an epoch."""

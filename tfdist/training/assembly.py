@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfdist.data.batches import BatchPlan
+from tfdist.data.cures import cure_of
 from tfdist.data.pipeline import as_source, build_pipeline, dispose
 from tfdist.data.source import Source
 from tfdist.errors import UserError
@@ -151,6 +152,7 @@ def run_loop(
         loss_scale=learner.loss_scale,
         recovery=recovery,
         start=start,
+        input_cure=cure_of(source),
     )
     run.console.start(
         Plan(total_epochs=num_epochs, steps_per_epoch=plan.steps_per_epoch, total_steps=boundaries.total_steps)

@@ -20,6 +20,7 @@ from tfdist.errors import DivergedError
 from tfdist.strategies.base import Strategy
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
+from tfdist.training.input_wait import InputWait, Waited
 from tfdist.training.pace import Pace
 from tfdist.training.precision import LossScale
 from tfdist.training.recovery import Position, Recovery
@@ -74,6 +75,10 @@ class Reporter(Protocol):
 
     def unused(self, *, step: int, variables: list[str]) -> None: ...
 
+    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None: ...
+
+    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None: ...
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -121,6 +126,7 @@ class Loop:
       loss_scale: as the step has it.
       recovery: saves, and leaves when the process has to go; None does neither.
       start: where an earlier process left the run; None begins.
+      input_cure: what would help if training waits for its input.
     """
 
     def __init__(
@@ -138,6 +144,7 @@ class Loop:
         loss_scale: LossScale | None = None,
         recovery: Recovery | None = None,
         start: Position | None = None,
+        input_cure: str = "",
     ) -> None:
         self._strategy = strategy
         self._step = step
@@ -155,6 +162,7 @@ class Loop:
         self._told_unused = False
         self._outcome = Outcome()
         self._wanted = Wanted()
+        self._input_wait = InputWait(strategy, reporter, cure=input_cure)
         self._epoch_started = time.perf_counter()
         self._evaluation_seconds = 0.0
 
@@ -276,6 +284,7 @@ class Loop:
             self._told_unused = True
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
         self._pace.observe(steps, seconds)
+        self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
         self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
         self._reporter.progress(
             step=self._outcome.step,
@@ -326,6 +335,7 @@ class Loop:
             seconds=seconds,
             rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
         )
+        self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
         self._callbacks.epoch_end(self._epoch, logs)
         outcome.stopped_early = self._strategy.any_worker(self._callbacks.wants_stop)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -45,6 +46,7 @@ class Request:
       settings: what is configured, by name.
       check_only: check all that can be checked, train nothing.
       tell: takes the lines of what a check finds.
+      serve: takes the function of the training data; given, nothing else is done with it.
     """
 
     run_dir: str
@@ -52,6 +54,7 @@ class Request:
     settings: Callable[[], Mapping[str, str]] = dict
     check_only: bool = False
     tell: Callable[[str], None] = print
+    serve: Callable[[Callable[[], Any]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
