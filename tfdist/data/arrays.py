@@ -36,6 +36,9 @@ class ArraySource(RandomAccessSource):
 
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), self._arrays)
 
+    def held(self) -> Any:
+        return self._arrays
+
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         tensors = tf.nest.map_structure(tf.constant, self._arrays)
         return lambda indices: tf.nest.map_structure(lambda t: tf.gather(t, indices), tensors)

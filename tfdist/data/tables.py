@@ -1,7 +1,8 @@
 """Tables in Parquet and CSV files: columns become inputs and targets, encoded alike in every split.
 
-Invariant: in training a worker reads the groups of rows that its own streams lie in, and no others. An evaluation
-goes through the rows in their order, so that a group is read by every worker that has a part of its batches.
+Invariant: a worker reads the groups of rows that its own streams lie in, and no others, in training and in evaluation.
+Training without shuffling goes through the rows in their order, so that a group is read by every worker that has a part
+of its batches.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Table(Source):
             window_groups=WINDOW_GROUPS,
         )
         blocks = None
-        if order.seed is not None:
+        if order.seed is not None or order.any_order:
             blocks = BlockOrder(self._sizes, batch_size=order.batch_size, seed=order.seed, window_blocks=WINDOW_GROUPS)
         specs = tf.nest.flatten(self.structure)
 

@@ -16,6 +16,7 @@ from tfdist.data import failures
 from tfdist.errors import PeerLostError, UserError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
+from tfdist.telemetry import notices
 from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
@@ -94,7 +95,8 @@ def open_run(request: Request, strategy: Strategy, *, mode: str) -> Iterator[Run
             if mode == "train":
                 run.write_config()
             _announce(run, mode)
-            yield run
+            with notices.listening(events):
+                yield run
             strategy.any_worker(False)  # nobody leaves while another still needs it
         except BaseException as error:
             told = failures.take() or failures.explained(error) or peer_lost(error, topology)
