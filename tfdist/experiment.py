@@ -177,7 +177,7 @@ def train(
             return None
         set_seeds(seed, deterministic=deterministic)
         set_precision(precision)
-        source = assembly.open_source(run, train_data)
+        source = assembly.open_source(run, train_data, "training")
         plan = plan_for(source.num_examples, run.topology.num_replicas)
         learner = build_learner(
             strategy,
@@ -302,7 +302,7 @@ def evaluate(
         set_precision(precision)
         with strategy.scope():
             metrics = MetricGroup(task.metric_specs())
-            built = build_model(model, task, assembly.open_source(run, data).structure, metrics=[metrics])
+            built = build_model(model, task, assembly.open_source(run, data, None).structure, metrics=[metrics])
         assembly.load_weights(built, path)
         evaluator = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size)
         results = evaluator.evaluate()

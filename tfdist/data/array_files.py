@@ -72,6 +72,9 @@ class ArrayFiles(RandomAccessSource):
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), self._arrays)
         self.augment = Augmentation(augmentation, self.structure) if augmentation else None
 
+    def held(self) -> Any:
+        return self._arrays
+
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         if not self._is_mapped:
             return ArraySource(self._arrays).gatherer()

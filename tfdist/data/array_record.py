@@ -15,6 +15,10 @@ from tfdist.data.identity import digest
 from tfdist.data.source import RandomAccessSource
 from tfdist.errors import UserError, missing_extra
 
+# One record a read, without its neighbours (though up to the next multiple of 4,096 bytes, which cannot be set), and of
+# the footer what is needed in place of a megabyte a file.
+READER_OPTIONS = "readahead_buffer_size:0,footer_prefetch_bytes:0"
+
 
 class ArrayRecordSource(RandomAccessSource):
     """Records of several files, each permuted among all others.
@@ -84,6 +88,5 @@ class ArrayRecordSource(RandomAccessSource):
                 from array_record.python.array_record_module import ArrayRecordReader
             except ImportError as error:
                 raise missing_extra("array_record", "tfds", "An ArrayRecord file") from error
-            # One record a read: no bytes of its neighbours.
-            self._readers[file] = ArrayRecordReader(self._parts[file][0], "readahead_buffer_size:0")
+            self._readers[file] = ArrayRecordReader(self._parts[file][0], READER_OPTIONS)
         return self._readers[file]

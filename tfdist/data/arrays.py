@@ -40,6 +40,9 @@ class ArraySource(RandomAccessSource):
     def identity(self) -> str:
         return digest("arrays in memory", tf.nest.flatten(self._arrays))
 
+    def held(self) -> Any:
+        return self._arrays
+
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         tensors = tf.nest.map_structure(tf.constant, self._arrays)
         return lambda indices: tf.nest.map_structure(lambda t: tf.gather(t, indices), tensors)

@@ -6,7 +6,6 @@ worker opens the files of its own batches only.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,8 +21,7 @@ from tfdist.data.image_files import SUFFIXES, CorruptImageError, ImageReader, re
 from tfdist.data.source import Order, RandomAccessSource, Reader
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.storage import files
-
-_LOG = logging.getLogger(__name__)
+from tfdist.telemetry import notices
 
 
 class ImageFolder(RandomAccessSource):
@@ -182,8 +180,14 @@ class CorruptImages:
                 f"images be replaced: max_corrupt_images = N (now {self._limit})."
             )
         if is_new:
-            message = "%s cannot be decoded and is replaced by the next image (%d of at most %d): %s"
-            _LOG.warning(message, path, count, self._limit, reason)
+            notices.give(
+                "image_corrupt",
+                f"{path} cannot be decoded and is replaced by the next image ({count} of at most {self._limit}): "
+                f"{reason}",
+                file=path,
+                count=count,
+                limit=self._limit,
+            )
 
 
 def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:

@@ -21,6 +21,25 @@ Reader = Callable[[tf.Tensor, tf.Tensor], Any]
 
 
 @dataclasses.dataclass(frozen=True)
+class Staged:
+    """A reader in two stages: Python code that fetches, then TensorFlow operations that decode.
+
+    Python code runs one thread at a time, whatever their number, so that the pipeline lets one thread fetch and
+    several decode.
+
+    Args:
+      fetch: from positions and epoch to a nest of tensors.
+      decode: from that nest to the nest of the examples.
+    """
+
+    fetch: Reader
+    decode: Callable[[Any], Any]
+
+    def __call__(self, positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+        return self.decode(self.fetch(positions, epoch))
+
+
+@dataclasses.dataclass(frozen=True)
 class Order:
     """The order in which a run goes through the examples.
 
@@ -29,11 +48,14 @@ class Order:
         comes from the same ones.
       seed: of the permutation, another one each epoch; None keeps the examples in their own order.
       drop_remainder: whether an epoch's last batch is left out if it is smaller.
+      any_order: whether, without a seed, examples may stand elsewhere than in their own order, as in an evaluation,
+        which counts each once wherever it stands.
     """
 
     batch_size: int
     seed: int | None
     drop_remainder: bool = False
+    any_order: bool = False
 
 
 class Source(abc.ABC):
@@ -52,6 +74,8 @@ class Source(abc.ABC):
     augment: Callable[[Any, tf.Tensor], Any] | None = None
     calls_python = False
     """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
+    waits = False
+    """Whether reading waits, as for a bucket, so that several batches are to be fetched at a time."""
 
     def prepare(self, directory: str) -> None:
         """Fits what is to be the same in every split and process of a run: vocabularies, means.
@@ -94,6 +118,10 @@ class Source(abc.ABC):
     def identity(self) -> str:
         """A digest of all that the kept examples depend on. Asked once the source is prepared."""
         raise UserError(f"A {type(self).__name__} cannot be cached; cache what it is made of.")
+
+    def held(self) -> Any:
+        """The nest of arrays of all examples, where they are at hand without reading; else None. For checks."""
+        return None
 
     def describe(self) -> list[str]:
         """Lines on what is read and how, for `--mode=validate`."""

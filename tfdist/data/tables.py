@@ -1,7 +1,8 @@
 """Tables in Parquet and CSV files: columns become inputs and targets, encoded alike in every split.
 
-Invariant: in training a worker reads the groups of rows that its own streams lie in, and no others. An evaluation
-goes through the rows in their order, so that a group is read by every worker that has a part of its batches.
+Invariant: a worker reads the groups of rows that its own streams lie in, and no others, in training and in evaluation.
+Training without shuffling goes through the rows in their order, so that a group is read by every worker that has a part
+of its batches.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ class Table(Source):
         return lines
 
     def _block_order(self, order: Order) -> BlockOrder | None:
-        if order.seed is None:
+        if order.seed is None and not order.any_order:
             return None
         return BlockOrder(self._sizes, batch_size=order.batch_size, seed=order.seed, window_blocks=WINDOW_GROUPS)
 

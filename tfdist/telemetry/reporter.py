@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from tfdist.telemetry import notices
 from tfdist.telemetry.console import Console
 from tfdist.telemetry.console_text import EpochSummary, Progress
 from tfdist.telemetry.events import EventLog
@@ -33,6 +34,7 @@ class RunReporter:
         self._examples_per_step = examples_per_step
 
     def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: Mapping[str, Any], rate: float) -> None:
+        notices.drain(self._events)
         self._console.update(
             Progress(
                 step=step,
@@ -56,6 +58,7 @@ class RunReporter:
         seconds: float,
         rate: float,
     ) -> None:
+        notices.drain(self._events)
         self._console.end_epoch(
             EpochSummary(
                 step=step,

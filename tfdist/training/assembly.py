@@ -32,8 +32,10 @@ from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
 
 
-def open_source(run: Run, data: Callable[[], Any]) -> Source:
+def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
     """What a data function gives, prepared on every worker: on the chief first, for the others to find.
+
+    The chief tells in one line what the `split` ("training", "evaluation") holds; of None nobody is told.
 
     Raises:
       UserError: the data cannot be read; on every worker, where it is the chief that fails.
@@ -49,7 +51,23 @@ def open_source(run: Run, data: Callable[[], Any]) -> Source:
         raise problem or UserError("The chief could not prepare the data; its message says why.")
     if not run.topology.is_chief:
         source.prepare(run.directory.fitted)
+    elif split is not None:
+        lines = source.describe()
+        run.events.info(
+            "data_opened",
+            message=f"{split} data: {source.num_examples:,} examples{'; ' + lines[0] if lines else ''}",
+            split=split,
+            num_examples=source.num_examples,
+            description=lines,
+        )
     return source
+
+
+def check_examples(task: Task, model: keras.Model, source: Source, split: str) -> None:
+    """Raises UserError where the model cannot learn from an example that lies in memory."""
+    held = source.held()
+    if held is not None:
+        task.check_examples(model, held, split)
 
 
 def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
@@ -60,7 +78,12 @@ def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) ->
 def build_step(
     run: Run, learner: Learner, task: Task, source: Source, plan: BatchPlan, *, xla: str, deterministic: bool
 ) -> TrainStep:
-    """The training step, with what was left to "auto" settled."""
+    """The training step, with what was left to "auto" settled.
+
+    Raises:
+      UserError: the examples do not fit the model.
+    """
+    check_examples(task, learner.model, source, "training")
 
     def gradients(jit_compile: bool) -> LocalGradients:
         return LocalGradients(
@@ -94,16 +117,18 @@ def build_step(
 def build_evaluator(
     run: Run, model: keras.Model, metrics: MetricGroup, task: Task, data: Callable[[], Any] | None, batch_size: int
 ) -> Evaluator | None:
-    """An evaluator of all that `data` gives, in its order; None without data."""
+    """An evaluator of all that `data` gives, each example once; None without data."""
     if data is None:
         return None
-    source = open_source(run, data)
+    source = open_source(run, data, "evaluation")
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=batch_size,
         num_replicas=run.topology.num_replicas,
         pad=run.strategy.needs_static_shapes,
+        any_order=True,
     )
+    check_examples(task, model, source, "evaluation")
     return Evaluator(
         strategy=run.strategy,
         model=model,

@@ -17,6 +17,7 @@ from tfdist.data import failures
 from tfdist.errors import PeerLostError, PreemptedError, UserError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
+from tfdist.telemetry import notices
 from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
@@ -108,7 +109,8 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
             if mode == "train" and not is_finished:
                 run.write_config()
             _announce(run, mode)
-            yield run
+            with notices.listening(events):
+                yield run
             strategy.any_worker(False)  # nobody leaves while another still needs it
         except PreemptedError as error:
             events.warning("preempted", reason=str(error))
