@@ -173,7 +173,7 @@ def train(
         return None
 
     with open_run(request, strategy, mode="train", accept_changes=accept_changes) as run:
-        if run.is_finished:
+        if run.place.is_finished:
             return None
         set_seeds(seed, deterministic=deterministic)
         set_precision(precision)

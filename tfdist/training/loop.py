@@ -192,7 +192,7 @@ class Loop:
             for name, value in values["outcome"].items():
                 setattr(self._outcome, name, value)
             self._sums = EpochSums(**values["sums"])
-            self._callbacks.state.set(values["callbacks"], start.arrays)
+            self._callbacks.restore(values["callbacks"], start.arrays)
             if values["boundary_is_due"]:
                 self._at_boundary()
 
@@ -211,7 +211,7 @@ class Loop:
 
     def _save(self, *, boundary_is_due: bool = False) -> None:
         outcome = self._outcome
-        callbacks, arrays = self._callbacks.state.read()
+        callbacks, arrays = self._callbacks.changes()
         values = {
             "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
             "sums": dataclasses.asdict(self._sums),
