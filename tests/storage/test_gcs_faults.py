@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import socket
@@ -51,7 +52,7 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.kind}-{f.status}" if f.kind == "status" else f.kind)
 def test_a_new_object_is_made_once_and_whole_under_faults(gcs: GcsServer, num_bytes: int, fault: Fault) -> None:
     data = content(num_bytes)
-    gcs.faults.add(fault)
+    gcs.faults.add(dataclasses.replace(fault, path="/b/bucket/o"))
     assert files.write_new(PATH, [data[:10], data[10:]]) == num_bytes
     assert gcs.buckets.names("bucket") == ["run/file"]
     assert files.read(PATH) == data.tobytes()
