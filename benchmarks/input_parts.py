@@ -149,7 +149,9 @@ def _photo_folder(folder: Path) -> Figure:
 
 def _decoded(images: tf.Tensor) -> tf.Tensor:
     spec = tf.TensorSpec([*input_files.PHOTO_SIZE, 3], tf.uint8)
-    return tf.map_fn(lambda png: tf.ensure_shape(tf.image.decode_png(png, 3), spec.shape), images, spec.dtype)
+    return tf.map_fn(
+        lambda png: tf.ensure_shape(tf.image.decode_png(png, 3), spec.shape), images, fn_output_signature=spec
+    )
 
 
 def _resized(images: tf.Tensor) -> tf.Tensor:

@@ -102,7 +102,7 @@ class Supervised(Task):
         for name, loss in self._losses.items():
             if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
                 ignored = getattr(loss, "ignore_class", None)
-                where = f"{split} data" if self._single else f"{split} data, output {name!r}"
+                where = f"{split} data" if self._single else f"{split} data, output {name!r},"
                 _check_labels(np.asarray(targets[name]), outputs[name].shape[-1], ignored, where)
 
     def term_names(self) -> Sequence[str]:
