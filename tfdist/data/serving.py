@@ -6,6 +6,7 @@ request gets a pipeline of its own, which lives as long as the connection that a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -119,10 +120,8 @@ class DataServer:
 
 def _until_gone(lines: Any, held: list[Any]) -> None:
     """Lets the pipeline go when whoever asked for it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         lines.read()
-    except OSError:
-        pass
     held.clear()
 
 
