@@ -35,6 +35,7 @@ RESULT_KEYS = {
 USERS_MODULE = """\
 import keras
 import numpy as np
+import tensorflow as tf
 
 def flat(units):
     x = keras.Input((8, 8, 1))

@@ -2,7 +2,7 @@
 
 A pipeline reads ahead on threads of TensorFlow's, and these call the readers' Python code. Once the interpreter is
 being taken down, such a thread can no longer get hold of it: it is ended in the middle of TensorFlow's code, which
-aborts the process, or waits for ever, and so does whoever takes down the pipeline.
+aborts the process, or it waits for ever, and so does whoever takes down the pipeline.
 
 Invariant: when Python's own teardown begins, no reader runs and none will be called. From `atexit` on every call ends
 at once with an error; a pipeline nobody takes from makes as many more calls as its buffers hold and is then still.
