@@ -35,7 +35,6 @@ RESULT_KEYS = {
 USERS_MODULE = """\
 import keras
 import numpy as np
-import tensorflow as tf
 
 def flat(units):
     x = keras.Input((8, 8, 1))
@@ -67,9 +66,6 @@ def data_that_raises():
 
 def labels_out_of_range():
     return np.zeros((50, 8, 8, 1), np.float32), np.arange(50)
-
-def dataset_with_labels_out_of_range():
-    return tf.data.Dataset.from_tensor_slices(labels_out_of_range())
 
 def uneven_arrays():
     return np.zeros((5, 8, 8, 1)), np.zeros(4)
