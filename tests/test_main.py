@@ -612,9 +612,26 @@ def weights_of(run_dir: Path) -> list[np.ndarray]:
 
 def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answer: Callable[..., Answer]) -> None:
     run_dir, _ = trained
-    before = {file: file.read_bytes() for file in run_dir.glob("*.*")}
-    check_refused(answer(DIGITS, f"--run_dir={run_dir}"), str(run_dir), "finished run", "another --run_dir")
-    assert {file: file.read_bytes() for file in run_dir.glob("*.*")} == before
+
+    def contents() -> dict[Path, bytes]:  # all but the events, to which it is added that the command was given again
+        return {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and file.stem != "events"}
+
+    before = contents()
+    again = answer(DIGITS, param("train.deterministic = True"), f"--run_dir={run_dir}")
+    assert again.status == 0, again
+    assert f"{run_dir} holds this run, and it is finished" in again.stdout
+    assert "epoch " not in again.stdout
+    assert contents() == before
+
+
+def test_another_experiments_directory_is_refused_with_what_differs(
+    trained: tuple[Path, Finished], answer: Callable[..., Answer]
+) -> None:
+    run_dir, _ = trained
+    other = answer(DIGITS, param("train.seed = 5"), param("train.deterministic = True"), f"--run_dir={run_dir}")
+    check_refused(other, f"{run_dir} holds another experiment, at step 276", "train.seed: not set there, 5 here")
+    check_refused(other, "another --run_dir", "train.accept_changes = True")
+    assert other.stderr.count(" there, ") == 1
 
 
 def test_mirrored_with_a_single_device_trains(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 
 # Set by Keras, or true of a process and not of the training.
 NO_STATE = ("_model", "model", "params", "_is_tracing", "_profiler_started", "_batch_start_time")
+# With its comparison, which is a function, a callback of Keras that monitors a metric also turns this number's sign.
+SET_UP_ONCE = ("min_delta",)
 _ARRAY, _TUPLE = "$array", "$tuple"
 
 
@@ -63,7 +65,8 @@ def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _plain_attributes(callback: Any, *, copied: bool = True) -> dict[str, Any]:
-    found = {name: value for name, value in vars(callback).items() if name not in NO_STATE and _is_plain(value)}
+    left_out = NO_STATE + SET_UP_ONCE if hasattr(callback, "monitor_op") else NO_STATE
+    found = {name: value for name, value in vars(callback).items() if name not in left_out and _is_plain(value)}
     return copy.deepcopy(found) if copied else found
 
 
