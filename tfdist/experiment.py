@@ -21,12 +21,13 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import arguments, assembly, checks
+from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import check_callbacks
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model
-from tfdist.training.loop import Boundaries, Outcome
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.normalization import synchronized
 from tfdist.training.optimizer import check_optimizer_builder
+from tfdist.training.outcome import Outcome
 from tfdist.training.precision import POLICIES, set_precision
 from tfdist.training.randomness import set_seeds
 from tfdist.training.run import Request, Run, open_run

@@ -19,12 +19,14 @@ from tfdist.storage import files
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console_text import Plan
 from tfdist.telemetry.reporter import RunReporter
+from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator
 from tfdist.training.gradients import LocalGradients
 from tfdist.training.learner import Learner
-from tfdist.training.loop import Boundaries, Loop, Outcome
+from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
+from tfdist.training.outcome import Outcome
 from tfdist.training.pace import Pace
 from tfdist.training.recovery import Position, Recovery
 from tfdist.training.run import Run

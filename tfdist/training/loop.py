@@ -18,46 +18,16 @@ import tensorflow as tf
 
 from tfdist.errors import DivergedError
 from tfdist.strategies.base import Strategy
+from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
 from tfdist.training.input_wait import InputWait, Waited
+from tfdist.training.outcome import EpochSums, Outcome
 from tfdist.training.pace import Pace
 from tfdist.training.precision import LossScale
 from tfdist.training.recovery import Position, Recovery
-from tfdist.training.step import Totals, TrainStep
+from tfdist.training.step import TrainStep
 from tfdist.training.wishes import Wanted
-
-
-@dataclasses.dataclass(frozen=True)
-class Boundaries:
-    """The steps at which a call has to end.
-
-    Args:
-      total_steps: the last step of the run.
-      steps_per_epoch: of the training data.
-      eval_every_steps: None evaluates at the end of each epoch.
-      log_every_steps: None logs at the end of each epoch only.
-    """
-
-    total_steps: int
-    steps_per_epoch: int
-    eval_every_steps: int | None = None
-    log_every_steps: int | None = None
-
-    def next_after(self, step: int) -> int:
-        periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
-        return min(self.total_steps, *((step // period + 1) * period for period in periods if period))
-
-    def ends_epoch(self, step: int) -> bool:
-        return step % self.steps_per_epoch == 0 or step == self.total_steps
-
-    def evaluates(self, step: int) -> bool:
-        if self.eval_every_steps is None:
-            return self.ends_epoch(step)
-        return step % self.eval_every_steps == 0 or step == self.total_steps
-
-    def logs(self, step: int) -> bool:
-        return bool(self.log_every_steps) and step % self.log_every_steps == 0 and not self.ends_epoch(step)
 
 
 class Reporter(Protocol):
@@ -78,36 +48,6 @@ class Reporter(Protocol):
     def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None: ...
 
     def input_bound(self, *, step: int, waited: Waited, cure: str) -> None: ...
-
-
-@dataclasses.dataclass
-class Outcome:
-    """Where a loop ended."""
-
-    step: int = 0
-    stopped_early: bool = False
-    train_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
-    eval_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
-    evaluated_at: int = -1
-
-
-@dataclasses.dataclass
-class EpochSums:
-    """The loss of the epoch so far."""
-
-    loss_sum: float = 0.0
-    weight: float = 0.0
-    term_sums: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    def add(self, totals: Totals) -> None:
-        self.loss_sum += float(totals.loss_sum)
-        self.weight += float(totals.weight)
-        for name, value in totals.term_sums.items():
-            self.term_sums[name] = self.term_sums.get(name, 0.0) + float(value)
-
-    def means(self) -> dict[str, float]:
-        weight = self.weight or float("nan")
-        return {"loss": self.loss_sum / weight} | {f"{n}_loss": v / weight for n, v in self.term_sums.items()}
 
 
 class Loop:
