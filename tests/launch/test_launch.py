@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
@@ -278,7 +279,7 @@ time.sleep(100)
 
 
 @both_launchers
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_reaches_the_workers_which_may_take_their_time(
     launch: Callable[..., Run], launcher: str, number: int
 ) -> None:
@@ -287,8 +288,8 @@ def save(*_):
     time.sleep(1.0)
     print("saved")
     sys.exit(143)
-signal.signal(signal.SIGTERM, save)
-signal.signal(signal.SIGINT, save)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, save)
 mark(f"ready{index}")
 time.sleep(100)
 """
@@ -298,6 +299,42 @@ time.sleep(100)
     status, stdout, _ = run.end()
     assert status == EXIT_PREEMPTED
     assert sorted(stdout) == ["[worker 0] saved", "[worker 1] saved"]
+
+
+@both_launchers
+def test_a_signal_before_the_workers_have_started_ends_them_alike(launch: Callable[..., Run], launcher: str) -> None:
+    run = launch("time.sleep(100)", options=(f"--launcher={launcher}",))
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not psutil.Process(run.process.pid).children():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    run.process.terminate()
+    status, _, stderr = run.end()
+    assert status == EXIT_PREEMPTED, stderr
+    assert "[launch] Passing SIGTERM on to the workers." in stderr
+
+
+@pytest.mark.slow
+@both_launchers
+def test_workers_have_time_to_save_when_every_process_of_the_job_is_told(
+    launch: Callable[..., Run], launcher: str
+) -> None:
+    program = """
+def save(*_):
+    time.sleep(8)  # longer than the five seconds that horovodrun gives
+    mark(f"saved{index}")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+mark(f"ready{index}")
+time.sleep(100)
+"""
+    run = launch(program, options=(f"--launcher={launcher}",))
+    run.wait_for("ready0", "ready1")
+    launcher_process = psutil.Process(run.process.pid)
+    for process in [launcher_process, *launcher_process.children(recursive=True)]:
+        process.terminate()
+    assert run.end()[0] == EXIT_PREEMPTED
+    assert all((run.directory / f"saved{index}").exists() for index in (0, 1))
 
 
 def test_a_second_ctrl_c_kills(launch: Callable[..., Run]) -> None:

@@ -49,8 +49,13 @@ class Trained:
         return [json.loads(line) for line in (self.directory / name).read_text().splitlines()]
 
 
-def run(directory: pathlib.Path, *, may_fail: bool = False, **changes: Any) -> Trained:
-    """Trains SMALL with `changes` into `directory`, on one device if they name no strategy."""
+def run(
+    directory: pathlib.Path, *, may_fail: bool = False, named: dict[str, str] | None = None, **changes: Any
+) -> Trained:
+    """Trains SMALL with `changes` into `directory`, on one device if they name no strategy.
+
+    `named` are the settings as a gin file would name them, by which a directory is known as another experiment's.
+    """
     settings = {"strategy": OneDevice()} | SMALL | changes
     trained = Trained(directory)
 
@@ -64,7 +69,7 @@ def run(directory: pathlib.Path, *, may_fail: bool = False, **changes: Any) -> T
 
     settings |= {"model": model, "optimizer": optimizer, "task": settings["task"]()}
     try:
-        trained.result = train(request=Request(run_dir=str(directory)), **settings)
+        trained.result = train(request=Request(run_dir=str(directory), settings=lambda: named or {}), **settings)
     except Exception as error:
         if not may_fail:
             raise

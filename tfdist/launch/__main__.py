@@ -29,7 +29,7 @@ Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as worker
   {EXAMPLE}
 
 Each line that a worker writes has its name in front. The first failure ends all, and its exit status is the
-command's. Ctrl-C and SIGTERM are passed on to the workers, which save and end; a second Ctrl-C kills them.
+command's. Ctrl-C, SIGTERM and SIGUSR1 are passed on to the workers, which save and end; a second Ctrl-C kills them.
 Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time was up.
 """
 
@@ -74,9 +74,9 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience]:
 
 
 def collect_signals() -> collections.deque[int]:
-    """Has SIGINT and SIGTERM collected from now on, for `watch` to pass on."""
+    """Has SIGINT, SIGTERM and SIGUSR1 (Slurm's warning) collected from now on, for `watch` to pass on."""
     signals: collections.deque[int] = collections.deque()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda received, _frame: signals.append(received))
     return signals
 

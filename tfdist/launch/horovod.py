@@ -2,8 +2,9 @@
 
 horovodrun reports 1 whatever a worker's status was, and ends the others in its own way. So each worker runs under
 `horovod_worker.py`, which leaves process number and status in a temporary directory; from there the workers are
-watched and signalled as those of `local.py` are, and horovodrun only starts them and passes on what they write. Its own
-words (it imports TensorFlow, which talks) are shown only if a worker did not come to run.
+watched and signalled as those of `local.py` are, and horovodrun only starts them and passes on what they write. SIGTERM
+is blocked for it: where the whole job gets one, as from Slurm, it would kill the workers five seconds later, while they
+save. Its own words (it imports TensorFlow, which talks) are shown only if a worker did not come to run.
 
 Invariant: none of horovodrun's processes is left when `start` ends.
 
@@ -41,6 +42,7 @@ class HorovodWorker:
         self._status_file = directory / f"{index}.status"
         self._pid_file = directory / f"{index}.pid"
         self._horovodrun = horovodrun
+        self._owed: int | None = None  # a signal from before it was started
 
     @property
     def has_reported(self) -> bool:
@@ -50,14 +52,24 @@ class HorovodWorker:
         horovodrun_status = self._horovodrun.poll()  # before the file is read, which comes first
         if self.has_reported:
             return int(self._status_file.read_text())
-        return None if horovodrun_status is None else horovodrun_status or EXIT_BUG
+        if self._owed is not None and self._pid_file.exists():
+            self._signal(self._owed)
+            self._owed = None
+        if horovodrun_status is None:
+            return None
+        return horovodrun_status or EXIT_BUG if self._owed is None else 128 + self._owed
 
     def send(self, signal_number: int) -> None:
         if self.poll() is not None:
             return
-        if not self._pid_file.exists():
-            self._horovodrun.send(signal_number)  # it was not started yet
-            return
+        if self._pid_file.exists():
+            self._signal(signal_number)
+        elif signal_number == signal.SIGKILL:
+            self._horovodrun.send(signal_number)
+        else:
+            self._owed = signal_number
+
+    def _signal(self, signal_number: int) -> None:
         pid = int(self._pid_file.read_text())
         if signal_number == signal.SIGKILL:
             send_to_group(pid, signal_number)
@@ -76,7 +88,8 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         at_end.callback(output.drain, _DRAIN_SECONDS)
-        horovodrun = Process(-1, command_line(plan, directory), plan.environment)
+        with signal_blocked(signal.SIGTERM):
+            horovodrun = Process(-1, command_line(plan, directory), plan.environment)
         workers = [HorovodWorker(index, directory, horovodrun) for index in range(plan.num_workers)]
         at_end.callback(_end, horovodrun, workers)
         own_words: list[bytes] = []
@@ -95,6 +108,16 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
             output.say(
                 "horovodrun did not bring up every worker. It said:\n" + b"\n".join(own_words).decode(errors="replace")
             )
+
+
+@contextlib.contextmanager
+def signal_blocked(number: signal.Signals) -> Iterator[None]:
+    """Blocks a signal in this thread, and for good in the processes that are started meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def command_line(plan: Plan, directory: Path) -> list[str]:

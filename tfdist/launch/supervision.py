@@ -72,8 +72,8 @@ def watch(
     """Returns when all workers have ended.
 
     Args:
-      signals: SIGINT and SIGTERM received by the launcher, appended by its handlers; they are passed on. A second
-        SIGINT kills.
+      signals: SIGINT, SIGTERM and SIGUSR1 received by the launcher, appended by its handlers; they are passed on. A
+        second SIGINT kills.
       say: is told what is done and why.
     """
     return _Watch(workers, signals, say, patience).run()

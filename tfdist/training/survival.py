@@ -71,6 +71,8 @@ def open_recovery(
     """
     state = TrainingState(run.strategy, learner)
     start = _resumed(run, state, partial=partial) if policy is not None else None
+    if start is None:
+        run.metrics.discard_after(0)  # of a start that came to no backup
     if start is None and start_from is not None:
         _begin_with(run, learner, state, start_from, partial=partial)
     if policy is None:

@@ -1,0 +1,258 @@
+"""Runs of the experiment as processes that can be killed, and what a run directory tells of them.
+
+A `Process` is one life of a run: the command, its workers if there are several, and all that belongs to them. `Run` is
+the run directory, which outlives them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import uuid
+import zipfile
+from typing import Any
+
+import h5py
+import numpy as np
+import psutil
+import support
+from crashes.pace import PACE, newest_step
+
+from tfdist.backup import restore
+
+EXPERIMENT = pathlib.Path(__file__).with_name("experiment.gin")
+TOTAL_STEPS = 48
+STEPS_PER_EPOCH = 8
+TWO_REPLICAS = ("mirrored", "multi_worker", "horovod")
+STRATEGIES = ("one_device", *TWO_REPLICAS)
+LAUNCHERS = {"multi_worker": "tf_config", "horovod": "horovod"}
+PARAMS = {"mirrored": ["mirrored.Mirrored.num_cpu_devices = 2"]}
+END_SECONDS = 30.0  # for processes to be gone that were killed, or lost the one that was
+OWN_MODULES = ("tfdist.launch", "horovodrun", "tfdist.launch.horovod_worker")
+
+
+def command(strategy: str, run_dir: pathlib.Path, *params: str, gin_files: tuple[str, ...] = ()) -> list[str]:
+    """The command that trains, or goes on training, in `run_dir`."""
+    launch = ["tfdist.main"]
+    if strategy in LAUNCHERS:
+        launch = ["tfdist.launch", "--workers=2", f"--launcher={LAUNCHERS[strategy]}", "--"]
+    config = [str(EXPERIMENT), f"configs/strategies/{strategy}.gin", *gin_files]
+    flags = [f"--gin_file={name}" for name in config]
+    flags += [f"--gin_param={param}" for param in [*PARAMS.get(strategy, []), *params]]
+    return [sys.executable, "-m", *launch, *flags, f"--run_dir={run_dir}"]
+
+
+def environment(pace: str | None = None) -> dict[str, str]:
+    found = support.clean_environment()
+    found["PYTHONPATH"] = os.pathsep.join([str(support.REPOSITORY / "tests"), found["PYTHONPATH"]])
+    return found | ({PACE: pace} if pace else {})
+
+
+class Process:
+    """A life of a run, started at once.
+
+    Args:
+      run: the directory it works in.
+      strategy: one of STRATEGIES.
+      params: more settings.
+      step_seconds: what a step takes at least, besides the time to write its backup; None does not slow it down.
+      env: more variables.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        strategy: str,
+        *params: str,
+        step_seconds: float | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.run = run
+        self.strategy = strategy
+        self._mark = uuid.uuid4().hex
+        self._output = run.directory.with_suffix(".output").open("a+", errors="replace")
+        self._begin = self._output.tell()
+        self.events_before = len(run.events())
+        pace = None if step_seconds is None else f"{step_seconds}:{run.directory}"
+        self._popen = subprocess.Popen(
+            command(strategy, run.directory, *params),
+            env=environment(pace) | {support.MARK: self._mark} | (env or {}),
+            cwd=support.REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        support.kill_marked(self._mark)
+        self._popen.wait()
+        self._output.close()
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status as a shell gives it; None while it runs."""
+        status = self._popen.poll()
+        return status if status is None or status >= 0 else 128 - status
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes that train, as far as they have been started."""
+        if self.strategy not in LAUNCHERS:
+            return [psutil.Process(self._popen.pid)]
+        found = []
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self._popen.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    line = process.cmdline()
+                    if "tfdist.main" in line and not any(m in part for part in line for m in OWN_MODULES):
+                        found.append(process)
+        return sorted(found, key=lambda process: process.pid)
+
+    def send(self, number: int) -> None:
+        """Signals the command itself; not what it started."""
+        if self._popen.poll() is None:
+            os.kill(self._popen.pid, number)
+
+    def kill_all(self) -> None:
+        """What a machine does that loses its power."""
+        self.send(signal.SIGKILL)
+        support.kill_marked(self._mark)
+
+    def wait(self, timeout: float = 120.0) -> int:
+        """The exit status, once nothing of it is left."""
+        self._popen.wait(timeout)
+        deadline = time.monotonic() + END_SECONDS
+        while left := [p for p in psutil.process_iter() if support._bears(p, self._mark)]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"left behind: {[process.cmdline() for process in left]}")
+            time.sleep(0.02)
+        return self.status
+
+    def new_events(self, name: str) -> list[dict[str, Any]]:
+        return [e for e in self.run.events()[self.events_before :] if e["event"] == name]
+
+    def output(self) -> str:
+        """What it wrote so far."""
+        self._output.flush()
+        return self.run.directory.with_suffix(".output").read_bytes()[self._begin :].decode(errors="replace")
+
+
+class Run:
+    """What is kept of a run. May be read at any moment, also while a process writes."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.directory = directory
+        self.backups = directory / "backups"
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.directory / "result.json").exists()
+
+    @property
+    def newest_step(self) -> int:
+        """Of the backups that are committed; 0 without one."""
+        return newest_step(self.backups)
+
+    @property
+    def progress(self) -> int:
+        """The last step that is known to be done."""
+        return max([self.newest_step, *(point["step"] for point in self.points())])
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a backup is half-written, or half-removed."""
+        with contextlib.suppress(OSError):
+            return any(not (entry / "manifest.json").exists() for entry in self.backups.iterdir())
+        return False
+
+    def result(self) -> dict[str, Any]:
+        return json.loads((self.directory / "result.json").read_text())
+
+    def points(self) -> list[dict[str, Any]]:
+        return _lines(self.directory / "metrics.jsonl")
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        return [e for e in _lines(self.directory / "events.jsonl") if name in (None, e["event"])]
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Of export/model.keras, read without Keras."""
+        found: dict[str, np.ndarray] = {}
+        with zipfile.ZipFile(self.directory / "export" / "model.keras") as archive:
+            data = io.BytesIO(archive.read("model.weights.h5"))
+        with h5py.File(data) as file:
+            file.visititems(lambda name, item: found.update({name: item[()]} if isinstance(item, h5py.Dataset) else {}))
+        return found
+
+    def state(self) -> Any:
+        """The newest backup's."""
+        return restore.newest(str(self.backups), tell=_Silent())
+
+
+class _Silent:
+    def info(self, *_: object, **__: object) -> None: ...
+
+    warning = info
+
+
+def differences(run: Run, reference: Run, *, tolerance: float = 0.0, values_too: bool = True) -> list[str]:
+    """What a finished run and an undisturbed one do not share; with a tolerance other than 0 numbers may differ by it.
+
+    Args:
+      run: to judge.
+      reference: undisturbed.
+      tolerance: of weights, and of the state in the last backup; 0 asks for the same bits.
+      values_too: compares the last backup's state, too: slots, statistics, seeds, callbacks.
+    """
+    found = [f"weights: {name}" for name in _unlike(run.weights(), reference.weights(), tolerance)]
+    if values_too:
+        ours, theirs = run.state(), reference.state()
+        found += [f"state: {name}" for name in _unlike(ours.tensors, theirs.tensors, tolerance)]
+        if not _close(ours.values, theirs.values):
+            found.append("values of the last backup")
+    if not _close(run.points(), reference.points()):
+        found.append("metrics.jsonl")
+    keys = ("status", "steps", "epochs", "examples_seen", "train_metrics", "eval_metrics")
+    ours, theirs = run.result(), reference.result()
+    return found + [f"result.json: {key}" for key in keys if not _close(ours[key], theirs[key])]
+
+
+def _unlike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tolerance: float) -> list[str]:
+    if ours.keys() != theirs.keys():
+        return sorted(ours.keys() ^ theirs.keys())
+    return [name for name, array in ours.items() if not _alike(np.asarray(array), np.asarray(theirs[name]), tolerance)]
+
+
+def _alike(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> bool:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    if tolerance and ours.dtype.kind == "f":
+        return bool(np.allclose(ours, theirs, rtol=0, atol=tolerance))
+    return ours.tobytes() == theirs.tobytes()
+
+
+def _close(ours: Any, theirs: Any) -> bool:
+    """Equal, but for the sixth digit of floats."""
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return ours == theirs or abs(ours - theirs) <= 1e-6
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(_close(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list):
+        return len(ours) == len(theirs) and all(map(_close, ours, theirs))
+    return ours == theirs
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The whole lines of a log that may be growing."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]

@@ -1,0 +1,384 @@
+"""A run that ended before its time goes on where it was, and ends as if nothing had happened.
+
+Here it ends by an exception or a signal that a callback causes in this process; tests/crashes kills processes.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from equivalence.cases import digits, ema_sgd
+from metadata_support import MetadataServer
+from training.trainings import STEPS_PER_EPOCH, Trained, run
+
+from tfdist.backup import writer_thread
+from tfdist.backup.policy import BackupPolicy
+from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, PreemptedError, UserError
+from tfdist.tasks.supervised import Supervised
+
+pytestmark = pytest.mark.slow
+
+EACH_STEP = BackupPolicy(every_steps=1)
+
+
+def stateful_model(classes: int = 10, units: int = 16) -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.BatchNormalization(momentum=0.9)(keras.layers.Dense(units, name="body")(inputs))
+    x = keras.layers.Dropout(0.3)(keras.layers.Activation("tanh")(x))
+    return keras.Model(inputs, keras.layers.Dense(classes, name="head")(x))
+
+
+def memories() -> list[keras.callbacks.Callback]:
+    """Callbacks that remember; the rate goes down in the second epoch."""
+    return [
+        keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0, factor=0.5, cooldown=1),
+        keras.callbacks.EarlyStopping(patience=5, min_delta=0.01, restore_best_weights=True),
+    ]
+
+
+BASE: dict[str, Any] = {
+    "model": stateful_model,
+    "optimizer": lambda: keras.optimizers.Adam(3e-3, global_clipnorm=1.0),
+    "train_data": lambda: digits(447),  # the last of the seven batches is smaller
+    "epochs": 4,
+    "log_every_steps": 3,
+    "steps_per_call": 2,
+    "backup": EACH_STEP,
+}
+
+
+class Once(keras.callbacks.Callback):
+    """Does something at the n-th call of a hook, counted from 1, and never again."""
+
+    def __init__(self, hook: str, number: int, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._left, self._act = [number], act
+        setattr(self, hook, self._count)
+
+    def _count(self, *_: Any, **__: Any) -> None:
+        self._left[0] -= 1
+        if self._left[0] == 0:
+            self._act()
+
+
+def fail() -> None:
+    raise RuntimeError("as if killed")
+
+
+def send(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def interrupted(directory: pathlib.Path, *ends: Once, **changes: Any) -> Trained:
+    """A run that ends before its time once for each of `ends`, and the one that goes on from there to the end."""
+    settings = BASE | changes
+    for end in ends:
+        ended = run(directory, may_fail=True, callbacks=[*memories(), end], **settings)
+        assert ended.error is not None, "it was not interrupted"
+    return run(directory, callbacks=memories(), **settings)
+
+
+def assert_same(ours: Trained, theirs: Trained) -> None:
+    assert ours.bits() == theirs.bits()
+    assert ours.result.train_metrics == pytest.approx(theirs.result.train_metrics, abs=1e-6)
+    assert ours.result.eval_metrics == pytest.approx(theirs.result.eval_metrics, abs=1e-6)
+    assert (ours.result.steps, ours.result.examples_seen) == (theirs.result.steps, theirs.result.examples_seen)
+    for split in ("train", "eval"):
+        mine, its = ours.points(split), theirs.points(split)
+        assert [p["step"] for p in mine] == [p["step"] for p in its]
+        for one, other in zip(mine, its, strict=True):
+            assert one == pytest.approx(other, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return run(tmp_path_factory.mktemp("undisturbed"), callbacks=memories(), **BASE)
+
+
+@pytest.mark.parametrize(
+    ("hook", "number"),
+    [
+        ("on_train_batch_end", 3),  # within an epoch
+        ("on_train_batch_end", 7),  # at its last step, before the evaluation
+        ("on_test_begin", 2),
+        ("on_epoch_end", 2),  # after it, before the backup
+        ("on_epoch_begin", 3),
+        ("on_train_end", 1),
+    ],
+)
+def test_a_run_that_was_interrupted_ends_as_if_it_was_not(
+    tmp_path: pathlib.Path, undisturbed: Trained, hook: str, number: int
+) -> None:
+    trained = interrupted(tmp_path, Once(hook, number, fail))
+    assert trained.events("resumed")
+    assert_same(trained, undisturbed)
+
+
+def test_it_may_be_interrupted_again_and_again(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
+    ends = [Once("on_train_batch_end", 2, fail) for _ in range(3)]
+    assert_same(interrupted(tmp_path, *ends, Once("on_epoch_end", 1, fail)), undisturbed)
+
+
+def test_backups_that_are_rare_cost_what_was_done_since(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
+    trained = interrupted(tmp_path, Once("on_train_batch_end", 10, fail), backup=BackupPolicy(every_epochs=1))
+    assert [event["step"] for event in trained.events("resumed")] == [2 * STEPS_PER_EPOCH]
+    assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH
+    assert_same(trained, undisturbed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "float16"},
+        {"optimizer": ema_sgd},
+        {"num_microbatches": 2},
+        {"train_data": lambda: one_hot(447), "eval_data": lambda: one_hot(101)}
+        | {"task": lambda: Supervised(loss=soft_loss(), metrics=[lambda: keras.metrics.AUC(from_logits=True)])},
+    ],
+    ids=["loss_scale", "average", "microbatches", "metric_of_vectors"],
+)
+def test_every_kind_of_state_goes_on(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
+    whole = run(tmp_path / "whole", callbacks=memories(), **BASE | changes)
+    assert_same(interrupted(tmp_path / "parts", Once("on_train_batch_end", 6, fail), **changes), whole)
+
+
+def one_hot(count: int) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = digits(count)
+    return images, np.eye(10, dtype=np.float32)[labels]
+
+
+def soft_loss() -> keras.losses.Loss:
+    return keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
+# Told to leave
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_costs_no_step(tmp_path: pathlib.Path, undisturbed: Trained, number: int) -> None:
+    rare = BackupPolicy(every_steps=1000)
+    leaving = [*memories(), Once("on_train_batch_end", 4, send(number))]
+    ended = run(tmp_path, may_fail=True, callbacks=leaving, **BASE | {"backup": rare})
+    assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == EXIT_PREEMPTED
+    trained = interrupted(tmp_path, backup=rare)
+    (resumed,) = trained.events("resumed")
+    said = f"Left at step {resumed['step']} after saving, because {signal.Signals(number).name} was received"
+    assert said in trained.events("preempted")[0]["details"]["reason"]
+    assert resumed["step"] == 7  # calls end at 2, 3, 5, 6, 7: the signal came after the fourth
+    assert_same(trained, undisturbed)
+
+
+def test_a_signal_during_an_evaluation_ends_it_and_costs_no_step(tmp_path: pathlib.Path) -> None:
+    changes = {"eval_data": lambda: digits(448), "eval_batch_size": 16, "backup": BackupPolicy(every_steps=1000)}
+    whole = run(tmp_path / "whole", callbacks=memories(), **BASE | changes)
+    tests_ended: list[int] = []
+    counting = keras.callbacks.LambdaCallback()
+    counting.on_test_end = lambda logs=None: tests_ended.append(1)
+    leaving = [*memories(), counting, Once("on_test_begin", 2, send(signal.SIGTERM))]
+    ended = run(tmp_path / "parts", may_fail=True, callbacks=leaving, **BASE | changes)
+    assert isinstance(ended.error, PreemptedError)
+    assert len(tests_ended) == 1  # the second evaluation was not brought to its end
+    trained = interrupted(tmp_path / "parts", **changes)
+    assert [event["step"] for event in trained.events("resumed")] == [2 * STEPS_PER_EPOCH]
+    assert_same(trained, whole)
+
+
+def test_a_second_signal_while_saving_tears_nothing(
+    tmp_path: pathlib.Path, undisturbed: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, noticed = writer_thread.write_backup, tmp_path / "events.jsonl"
+
+    def write_with_a_signal(*args: Any, **kwargs: Any) -> Any:
+        send(signal.SIGTERM)()
+        wait_until(lambda: "goes on doing so" in noticed.read_text())
+        return write(*args, **kwargs)
+
+    once = Once("on_train_batch_end", 4, send(signal.SIGTERM))
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_thread, "write_backup", write_with_a_signal)
+        settings = BASE | {"backup": BackupPolicy(every_steps=1000)}
+        ended = run(tmp_path, may_fail=True, callbacks=[*memories(), once], **settings)
+    assert isinstance(ended.error, PreemptedError)
+    assert_same(interrupted(tmp_path), undisturbed)
+
+
+def test_a_notice_of_the_metadata_server_costs_no_step(
+    tmp_path: pathlib.Path, undisturbed: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = tmp_path / "events.jsonl"
+    with MetadataServer() as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", server.address)
+
+        def be_preempted() -> None:
+            server.set("preempted", "TRUE")
+            wait_until(lambda: "preemption_noticed" in events.read_text())
+
+        leaving = [*memories(), Once("on_train_batch_end", 5, be_preempted)]
+        ended = run(tmp_path, may_fail=True, callbacks=leaving, **BASE | {"backup": BackupPolicy(every_steps=1000)})
+        assert isinstance(ended.error, PreemptedError)
+        assert "this VM is being preempted" in str(ended.error)
+        monkeypatch.delenv("GCE_METADATA_HOST")
+    assert_same(interrupted(tmp_path), undisturbed)
+
+
+def test_the_status_of_leaving_is_a_setting(tmp_path: pathlib.Path) -> None:
+    policy = BackupPolicy(preempted_exit_status=75)
+    ended = run(
+        tmp_path, may_fail=True, **BASE | {"backup": policy}, callbacks=[Once("on_epoch_end", 1, send(signal.SIGTERM))]
+    )
+    assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == 75
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# What a directory holds
+
+
+def test_another_experiment_is_refused_until_its_changes_are_accepted(tmp_path: pathlib.Path) -> None:
+    there = {"train.seed": "1", "train.epochs": "4", "tfdist.strategies.mirrored.Mirrored.num_gpus": "2"}
+    here = there | {"train.seed": "2", "train.epochs": "6", "tfdist.strategies.mirrored.Mirrored.num_gpus": "4"}
+    run(tmp_path, may_fail=True, named=there, callbacks=[Once("on_epoch_end", 2, fail)], **BASE)
+    kept = sorted(path.name for path in (tmp_path / "backups").iterdir())
+    refused = run(tmp_path, may_fail=True, named=here, **BASE).error
+    assert isinstance(refused, UserError) and refused.exit_status == EXIT_USER_ERROR
+    assert "train.seed: 1 there, 2 here" in str(refused)
+    assert "epochs" not in str(refused) and "num_gpus" not in str(refused)  # they may change
+    assert sorted(path.name for path in (tmp_path / "backups").iterdir()) == kept
+    assert not (tmp_path / "result.json").exists()
+    trained = run(tmp_path, named=here, accept_changes=True, **BASE)
+    assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH - 1
+
+
+def test_more_epochs_are_added_to_a_run_that_was_interrupted(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
+    run(tmp_path, callbacks=memories(), may_fail=True, **BASE | {"epochs": 2, "model": failing_export})
+    assert not (tmp_path / "result.json").exists()
+    trained = run(tmp_path, callbacks=memories(), **BASE)
+    assert trained.bits() == undisturbed.bits()
+
+
+def failing_export() -> keras.Model:
+    model = stateful_model()
+    model.save = lambda path: fail()
+    return model
+
+
+def test_a_damaged_backup_is_passed_over_with_one_line(
+    tmp_path: pathlib.Path, undisturbed: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, may_fail=True, callbacks=[*memories(), Once("on_train_batch_end", 5, fail)], **BASE)
+    newest = max((tmp_path / "backups").iterdir())
+    (data,) = newest.glob("data-*")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    trained = interrupted(tmp_path)
+    (passed,) = trained.events("backup_passed_over")
+    assert data.name in passed["details"]["message"] and str(newest) in passed["details"]["message"]
+    assert capsys.readouterr().err.count("Passed over") + passed["details"]["message"].count("\n") <= 1
+    (resumed,) = trained.events("resumed")
+    assert resumed["step"] < passed["step"]
+    assert_same(trained, undisturbed)
+
+
+def test_without_backups_nothing_is_kept_and_a_run_begins_anew(tmp_path: pathlib.Path) -> None:
+    once = Once("on_train_batch_end", 5, fail)
+    run(tmp_path, may_fail=True, **BASE | {"backup": "off", "callbacks": [once]})
+    assert not (tmp_path / "backups").exists()
+    trained = run(tmp_path, **BASE | {"backup": "off"})
+    assert trained.result.resumed_from_step is None
+    assert not (tmp_path / "backups").exists()
+    assert [p["step"] for p in trained.points("train")] == [3, 6, 7, 9, 12, 14, 15, 18, 21, 24, 27, 28]
+
+
+def test_points_of_a_start_that_came_to_no_backup_stand_there_once(
+    tmp_path: pathlib.Path, undisturbed: Trained
+) -> None:
+    trained = interrupted(tmp_path, Once("on_epoch_end", 1, fail), backup=BackupPolicy(every_epochs=1))
+    assert trained.result.resumed_from_step is None
+    assert_same(trained, undisturbed)
+
+
+def test_backups_that_cannot_be_written_leave_the_training_alone_or_stop_it(tmp_path: pathlib.Path) -> None:
+    for name in ("continue", "stop"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "backups").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
+    trained = run(tmp_path / "continue", **BASE | {"epochs": 1})
+    assert trained.result.steps == STEPS_PER_EPOCH
+    failed = trained.events("backup_failed")
+    assert failed and all(event["level"] == "warning" for event in failed)
+    stopped = run(tmp_path / "stop", may_fail=True, **BASE | {"backup": BackupPolicy(every_steps=1, on_error="stop")})
+    assert isinstance(stopped.error, UserError)
+    assert "train.backup.on_error = 'continue'" in str(stopped.error)
+    assert not (tmp_path / "stop" / "result.json").exists()
+
+
+def test_a_model_that_changed_is_refused_with_all_differences(tmp_path: pathlib.Path) -> None:
+    run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 1, fail)], **BASE)
+    refused = run(tmp_path, may_fail=True, **BASE | {"model": lambda: stateful_model(units=24)}).error
+    assert isinstance(refused, UserError)
+    message = str(refused)
+    assert "model/body/kernel: float32[64, 16] in the backup, float32[64, 24] here" in message
+    assert "model/head/kernel: float32[16, 10] in the backup, float32[24, 10] here" in message
+    assert "optimizer/" in message
+
+
+# Other weights to begin with
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return run(tmp_path_factory.mktemp("source"), **BASE | {"epochs": 1})
+
+
+def test_a_run_may_start_from_anothers_weights(tmp_path: pathlib.Path, source: Trained) -> None:
+    newest = max((source.directory / "backups").iterdir())
+    paths = [source.directory, source.directory / "backups", newest, source.directory / "export" / "model.keras"]
+    bits = []
+    for place, path in enumerate(paths):
+        trained = run(tmp_path / str(place), **BASE | {"epochs": 1, "start_from": str(path)})
+        assert trained.result.resumed_from_step is None and trained.result.steps == STEPS_PER_EPOCH
+        assert int(trained.optimizer.iterations) == STEPS_PER_EPOCH
+        assert trained.points("train")[0]["loss"] < source.points("train")[0]["loss"]
+        bits.append(trained.bits())
+    assert bits[0] == bits[1] == bits[2]
+
+
+def test_a_backup_of_its_own_goes_before_the_weights_to_start_from(tmp_path: pathlib.Path, source: Trained) -> None:
+    settings = BASE | {"start_from": str(source.directory), "epochs": 2}
+    run(tmp_path, may_fail=True, callbacks=[Once("on_train_batch_end", 6, fail)], **settings)
+    trained = run(tmp_path, **settings)
+    assert trained.events("resumed") and len(trained.events("weights_loaded")) == 1
+
+
+def test_of_a_model_with_another_head_what_fits_may_be_taken(tmp_path: pathlib.Path, source: Trained) -> None:
+    other = {"model": lambda: stateful_model(classes=12), "epochs": 1, "start_from": str(source.directory)}
+    refused = run(tmp_path / "whole", may_fail=True, **BASE | other).error
+    assert isinstance(refused, UserError)
+    assert "model/head/kernel: float32[16, 10] in the backup, float32[16, 12] here" in str(refused)
+    assert "body" not in str(refused)
+    # At a rate of 0 a training leaves what it began with.
+    still = other | {"optimizer": lambda: keras.optimizers.SGD(0.0), "partial_restore": True}
+    (newest,) = [model for model in [source.model]]
+    for place, path in enumerate((source.directory, source.directory / "export" / "model.keras")):
+        trained = run(tmp_path / str(place), **BASE | still | {"start_from": str(path)})
+        taken = trained.model.get_layer("body").get_weights()
+        for ours, theirs in zip(taken, newest.get_layer("body").get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_start_without_weights_is_refused(tmp_path: pathlib.Path) -> None:
+    refused = run(tmp_path / "run", may_fail=True, **BASE | {"start_from": str(tmp_path / "nothing")}).error
+    assert isinstance(refused, UserError) and "train.start_from" in str(refused) and "nothing" in str(refused)

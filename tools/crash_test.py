@@ -1,0 +1,136 @@
+"""Kills training runs again and again, and checks that nothing was lost: a run that ends is the undisturbed run.
+
+    python tools/crash_test.py                             # 200 kills, 50 under each strategy
+    python tools/crash_test.py --kills=20 --strategies=one_device,horovod --seed=3
+    python tools/crash_test.py --kills=40 --signal=TERM    # runs that are told to leave, and save first
+
+Trains tests/crashes/experiment.gin with a backup at every step. Each run is killed while starting, restoring, training,
+evaluating, saving, pruning or ending, as the seed decides: its process, one of its workers, its launcher, or all of
+them; then it is started again, until it ends. Prints a table, and ends with 1 if a run could not go on, lost more steps
+than one interval (none with --signal=TERM and USR1), or did not end with the bits of the undisturbed run: weights,
+optimizer, statistics, seeds, callbacks, metrics.jsonl.
+
+Steps take longer here than writing a backup does, as those of a model worth saving do. With --free they are as short
+as they can be; then as many as three intervals may be lost: one being written, one waiting, one being trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent / part) for part in ("", "tests")]
+
+from crashes.kills import Account, disturb  # noqa: E402 (found only now)
+from crashes.runs import STRATEGIES, TWO_REPLICAS, Process, Run, differences  # noqa: E402
+
+KILLS_PER_RUN = 10
+SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "USR1": signal.SIGUSR1}
+HEADS = ("strategy", "kills", "restarts", "runs", "unrecoverable", "most steps lost", "bit-identical", "minutes")
+
+
+def main() -> int:
+    """Returns the exit status."""
+    options = parse()
+    strategies = options.strategies.split(",")
+    root = pathlib.Path(tempfile.mkdtemp(prefix="tfdist-crash-"))
+    print(f"seed {options.seed}; runs in {root}", flush=True)
+    accounts = []
+    try:
+        for index, strategy in enumerate(strategies):
+            share = options.kills // len(strategies) + (index < options.kills % len(strategies))
+            accounts.append(torture(strategy, root, share, options))
+    finally:
+        good = len(accounts) == len(strategies) and all(account.is_good for account in accounts)
+        if not options.keep and good:
+            shutil.rmtree(root)
+    report(accounts)
+    return 0 if good else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--kills", type=int, default=200, metavar="N", help="in all; default: 200")
+    add("--strategies", default=",".join(STRATEGIES), metavar="A,B", help=f"default: {','.join(STRATEGIES)}")
+    add("--seed", type=int, default=0, help="of the moments and the victims; default: 0")
+    add("--signal", choices=list(SIGNALS), default="KILL", help="default: KILL")
+    add("--free", action="store_true", help="steps as short as they can be")
+    add("--keep", action="store_true", help="leave the run directories there; they stay anyhow if something is wrong")
+    options = parser.parse_args()
+    unknown = set(options.strategies.split(",")) - set(STRATEGIES)
+    if unknown or options.kills < 1:
+        parser.error(f"--strategies are some of {','.join(STRATEGIES)}; --kills is at least 1")
+    return options
+
+
+def torture(strategy: str, root: pathlib.Path, kills: int, options: argparse.Namespace) -> Account:
+    """Runs under one strategy until there were as many kills."""
+    began = time.monotonic()
+    account = Account(strategy)
+    reference = undisturbed(strategy, root)
+    told = 0
+    dice = random.Random(f"{options.seed} {strategy}")
+    while account.kills < kills and not account.unrecoverable:
+        run = Run(root / strategy / f"run-{account.runs + 1}")
+        run.directory.parent.mkdir(exist_ok=True)
+        disturb(
+            run,
+            account,
+            dice,
+            most_kills=min(KILLS_PER_RUN, kills - account.kills),
+            number=SIGNALS[options.signal],
+            step_seconds=None if options.free else 0.02,
+            most_lost=3 if options.free else 1,
+        )
+        if run.is_finished:
+            unlike = differences(run, reference)
+            account.identical_runs += not unlike
+            if unlike:
+                account.problems.append(f"{run.directory} is not the undisturbed run: {'; '.join(unlike)}")
+        for problem in account.problems[told:]:
+            print(f"{strategy}: {problem}", flush=True)
+        told = len(account.problems)
+        print(f"{strategy}: {account.kills} kills, {account.runs} runs, {minutes(began)} min", flush=True)
+    account.seconds = time.monotonic() - began
+    return account
+
+
+def undisturbed(strategy: str, root: pathlib.Path) -> Run:
+    """The run that nobody kills; one for all strategies with two replicas, which agree to the bit."""
+    name = "mirrored" if strategy in TWO_REPLICAS else strategy
+    run = Run(root / f"undisturbed-{name}")
+    if not run.is_finished:
+        with Process(run, name) as process:
+            if process.wait() != 0:
+                raise SystemExit(f"The undisturbed run failed:\n{process.output()}")
+    return run
+
+
+def report(accounts: list[Account]) -> None:
+    rows = [HEADS]
+    for account in accounts:
+        identical = f"{account.identical_runs} of {account.runs}"
+        figures = (account.kills, account.restarts, account.runs, account.unrecoverable, account.most_steps_lost)
+        rows.append((account.strategy, *map(str, figures), identical, f"{account.seconds / 60:.1f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    print()
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for kind in ("moments", "victims"):
+        total = sum((getattr(account, kind) for account in accounts), start=type(accounts[0].moments)())
+        print(f"\n{kind}: " + ", ".join(f"{name} {count}" for name, count in total.most_common()))
+
+
+def minutes(began: float) -> str:
+    return f"{(time.monotonic() - began) / 60:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
