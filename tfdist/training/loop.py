@@ -134,17 +134,19 @@ class Loop:
             self._sums = EpochSums(**values["sums"])
             self._callbacks.restore(values["callbacks"], start.arrays)
             if values["boundary_is_due"]:
+                self._wanted = Wanted(stop=values["stop"])
                 self._at_boundary()
 
     def _at_boundary(self) -> None:
         """All that belongs to the step that was reached, and then a backup if one is due."""
         outcome, boundaries = self._outcome, self._boundaries
         logs = dict(outcome.train_metrics)
-        if self._evaluator is not None and boundaries.evaluates(outcome.step):
+        stops = self._wanted.stop
+        if self._evaluator is not None and (stops or boundaries.evaluates(outcome.step)):
             logs |= {f"val_{name}": value for name, value in self._evaluate().items()}
-        if boundaries.logs(outcome.step):
+        if boundaries.logs(outcome.step) and not stops:
             self._point("train", outcome.train_metrics)
-        if boundaries.ends_epoch(outcome.step):
+        if stops or boundaries.ends_epoch(outcome.step):
             self._end_epoch(logs)
         if self._wanted.save:
             self._save()
@@ -157,6 +159,7 @@ class Loop:
             "sums": dataclasses.asdict(self._sums),
             "callbacks": callbacks,
             "boundary_is_due": boundary_is_due,
+            "stop": self._wanted.stop,
         }
         evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
         metrics = {**outcome.train_metrics, **{f"val_{name}": value for name, value in evaluated.items()}}
@@ -169,7 +172,8 @@ class Loop:
         self._recovery.leave(self._outcome.step)
 
     def _wishes(self, step: int) -> Wanted:
-        return Wanted() if self._recovery is None else self._recovery.wishes(step)
+        wanted = Wanted() if self._recovery is None else self._recovery.wishes(step)
+        return dataclasses.replace(wanted, stop=self._callbacks.wants_stop)
 
     @property
     def learning_rate(self) -> float:
@@ -192,12 +196,14 @@ class Loop:
         self._epoch_started = time.perf_counter()
 
     def _train_until(self, boundary: int) -> None:
-        while self._outcome.step < boundary:
+        while True:
             self._call(self._next_stop(boundary))
-            at_boundary = self._outcome.step == boundary
+            at_boundary = self._outcome.step == boundary or self._wanted.stop
             if self._wanted.leave:
                 self._leave(boundary_is_due=at_boundary)
-            if self._wanted.save and not at_boundary:
+            if at_boundary:
+                return
+            if self._wanted.save:
                 self._save()
 
     def _next_stop(self, boundary: int) -> int:
@@ -277,7 +283,7 @@ class Loop:
         )
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
         self._callbacks.epoch_end(self._epoch, logs)
-        outcome.stopped_early = self._strategy.any_worker(self._callbacks.wants_stop)
+        outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
         self._reporter.point(
