@@ -27,12 +27,14 @@ class Figure:
 
     Attributes:
       name: says what was divided by what.
-      value: the median ratio; more is better.
-      goal: the least value that is good enough; None for one that is only told.
+      value: the median ratio; more is better, unless `at_most`.
+      goal: the least value that is good enough, or the greatest; None for one that is only told.
       quartiles: of the rounds' ratios.
       ours: the median of what is judged, in `unit`.
       peer: the median of what it is judged against.
       unit: of `ours` and `peer`.
+      at_most: whether less is better.
+      value_unit: of `value` and `goal`.
     """
 
     name: str
@@ -42,10 +44,12 @@ class Figure:
     ours: float
     peer: float
     unit: str = "steps/s"
+    at_most: bool = False
+    value_unit: str = "ratio"
 
     @property
     def met(self) -> bool:
-        return self.goal is None or self.value >= self.goal
+        return self.goal is None or (self.value <= self.goal if self.at_most else self.value >= self.goal)
 
 
 def interleaved(contenders: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
@@ -82,13 +86,13 @@ def _row(figure: Figure) -> tuple[str, ...]:
         figure.unit,
         f"{figure.value:.3f}",
         f"{low:.3f}–{high:.3f}",
-        "" if figure.goal is None else f"≥ {figure.goal:g}",
+        "" if figure.goal is None else f"{'≤' if figure.at_most else '≥'} {figure.goal:g}",
         "" if figure.goal is None else ("met" if figure.met else "MISSED"),
     )
 
 
 def as_json(figures: Sequence[Figure]) -> str:
-    told = {f.name: {"value": f.value, "goal": f.goal, "met": f.met, "unit": "ratio"} for f in figures}
+    told = {f.name: {"value": f.value, "goal": f.goal, "met": f.met, "unit": f.value_unit} for f in figures}
     return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
 
 

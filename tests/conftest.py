@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import support
+from gcs.server import GcsServer
 
 # Before any test module imports TensorFlow, which reads most of these once.
 for name in [n for n in os.environ if n.startswith(support.CLUSTER_VARIABLES)]:
@@ -26,6 +27,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             "Run: python tools/build_horovod.py, or set TFDIST_SKIP_HOROVOD=1 to go without.",
             pytrace=False,
         )
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
+    """A server that gs:// paths of this process and of `run_python` reach; it has the bucket "bucket"."""
+    from tfdist.storage import gcs_requests
+
+    with GcsServer("bucket") as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.address)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.setenv(name, "127.0.0.1,localhost")
+        gcs_requests.forget_client()
+        yield server
+        gcs_requests.forget_client()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 import pytest
@@ -60,6 +60,14 @@ def clean_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1", "localhost"]))
     path = os.pathsep.join(filter(None, [str(REPOSITORY), environment.get("PYTHONPATH")]))
     return environment | QUIET | THREADS | {"PYTHONPATH": path}
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
+    """Returns as soon as `condition` holds; fails the test when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"still waiting after {seconds:g} s"
+        time.sleep(0.02)
 
 
 def run_python(

@@ -15,7 +15,9 @@ FOUNDATION = {"storage", "telemetry", "user_code", "errors"}
 COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "backup"} | COMPUTING
 MAY_IMPORT = {
+    "": {"backup"},  # the package itself, whose names are imported when they are first used
     "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
+    "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "errors"},
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of
@@ -36,7 +38,7 @@ PACKAGE = "tfdist"
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {"gin": {"config"}, "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker"}}
 # strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
-ENVIRONMENT_READERS = {"main", "launch", "strategies.cluster", "strategies.environment"}
+ENVIRONMENT_READERS = {"main", "data_service", "launch", "strategies.cluster", "strategies.environment"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -158,8 +160,19 @@ def environment_reads(module: Module) -> Iterator[int]:
 def shape_breaches(module: Module) -> Iterator[str]:
     if "utils" in module.name.split("."):
         yield f"{module.name}: a module is named for what it does, not utils"
-    if module.path.name == "__init__.py" and module.path.read_text(encoding="utf-8").strip():
+    if module.path.name == "__init__.py" and module.tree.body and not (module.name == "" and is_lazy(module.tree)):
         yield f"{module.name or 'the package'}: its __init__.py is not empty"
+
+
+def is_lazy(tree: ast.Module) -> bool:
+    """Whether a package only offers names that it imports on first use, so that `import tfdist` stays quick."""
+    return all(
+        isinstance(node, ast.Expr)  # its docstring
+        or (isinstance(node, ast.ImportFrom) and node.module == "typing")
+        or (isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == ["__all__"])
+        or (isinstance(node, ast.FunctionDef) and node.name == "__getattr__")
+        for node in tree.body
+    )
 
 
 def belongs(name: str, names: set[str]) -> bool:
@@ -218,6 +231,15 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
         ({"data/__init__.py": "x = 1"}, "data: its __init__.py is not empty"),
         ({"__init__.py": "x = 1"}, "the package: its __init__.py is not empty"),
         (
+            {"__init__.py": "from tfdist.backup import a", "backup/a.py": ""},
+            "the package: its __init__.py is not empty",
+        ),
+        ({"data/__init__.py": "def __getattr__(name): ..."}, "data: its __init__.py is not empty"),
+        (
+            {"__init__.py": "def __getattr__(name):\n    import tfdist.training.a", "training/a.py": ""},
+            " may not import training.a",
+        ),
+        (
             {"data/a.py": "import tfdist.data.b", "data/b.py": "import tfdist.data.a"},
             "circle: data.a → data.b → data.a",
         ),
@@ -231,6 +253,8 @@ def test_a_breach_is_found(tmp_path: pathlib.Path, files: dict[str, str], expect
 
 def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
     files = {
+        "__init__.py": '"""Names."""\ndef __getattr__(name):\n    from tfdist.backup.a import b\n    return b',
+        "backup/a.py": "",
         "main.py": "import os\nfrom tfdist import config, experiment\nos.environ.get('A')",
         "config.py": "import gin\nfrom tfdist.configuration import files",
         "configuration/files.py": "from tfdist.errors import UserError\nimport os.path",

@@ -80,6 +80,10 @@ class ScheduleThatRaises(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         return {}
+
+def unseen_labels_out_of_range():
+    import tensorflow as tf
+    return tf.data.Dataset.from_tensor_slices((np.zeros((50, 8, 8, 1), np.float32), np.array([0] * 49 + [49])))
 """
 
 
@@ -384,6 +388,7 @@ def test_a_python_without_what_tfdist_stands_on_is_told(tmp_path: Path) -> None:
         ("supervised.Supervised.loss = @mine.loss_that_raises", ["KeyError: 'b'", "mine.py:27, in loss_that_raises"]),
         ("train.train_data = @mine.data_that_raises", ["FileNotFoundError", "no/such/file.npy", "mine.py:30"]),
         ("train.train_data = @mine.uneven_arrays", ["same number of examples", "[4, 5]"]),
+        ("train.train_data = @mine.labels_out_of_range", ["Example 10 of the training data has the label 10", "0 … 9"]),
         ("train.eval_data = @mine.data_that_raises", ["FileNotFoundError", "mine.py:30"]),
     ],
 )
@@ -401,7 +406,7 @@ def test_what_the_users_code_does_wrongly_is_told_with_its_line(
             "keras.optimizers.Adam.learning_rate = @mine.ScheduleThatRaises()",
             ["the schedule's own words", "mine.py:44"],
         ),
-        ("train.train_data = @mine.labels_out_of_range", ["label value of 49", "valid range of [0, 10)"]),
+        ("train.train_data = @mine.unseen_labels_out_of_range", ["label value of 49", "valid range of [0, 10)"]),
     ],
 )
 def test_what_fails_only_while_training_is_told_in_one_message_too(

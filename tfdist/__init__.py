@@ -1,0 +1,14 @@
+"""Trains Keras 3 models on TensorFlow under any strategy; here are the names that a user's own script imports."""
+
+from typing import Any
+
+__all__ = ["BackupAndRestore"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name when it is first used, as it brings Keras and TensorFlow with it; see PEP 562."""
+    if name == "BackupAndRestore":
+        from tfdist.backup.keras_callback import BackupAndRestore
+
+        return BackupAndRestore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -376,7 +376,7 @@ class _Loader:
             function = _describe(configurable, name=content.function)
             if content.parameter is None or content.parameter in function.parameters or function.takes_any:
                 return configurable.selector
-            known = list(function.parameters)
+            known = [name for name in function.parameters if name != "request"]  # that is the command's
             raise UserError(
                 f"{content.function} has no parameter {content.parameter!r}.{suggest(content.parameter, known)} "
                 + (f"Its parameters: {', '.join(known)}." if known else "It has no parameters.")

@@ -21,12 +21,13 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import arguments, assembly, checks
+from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import check_callbacks
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model
-from tfdist.training.loop import Boundaries, Outcome
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.normalization import synchronized
 from tfdist.training.optimizer import check_optimizer_builder
+from tfdist.training.outcome import Outcome
 from tfdist.training.precision import POLICIES, set_precision
 from tfdist.training.randomness import set_seeds
 from tfdist.training.run import Request, Run, open_run
@@ -100,7 +101,8 @@ def train(
       partial_restore: takes of a backup or of `start_from` what fits, and leaves out what does not.
 
     Returns:
-      What is written to result.json; None with `request.check_only`, and for a run that was finished before.
+      What is written to result.json; None with `request.check_only` or `request.serve`, and for a run that was finished
+      before.
 
     Raises:
       UserError: something given is wrong.
@@ -136,6 +138,9 @@ def train(
     arguments.check_choice("train.xla", xla, XLA_CHOICES)
     arguments.check_objects("train", strategy=strategy, task=task)
     arguments.check_functions("train", {"model": model, "train_data": train_data, "eval_data": eval_data})
+    if request.serve is not None:
+        request.serve(train_data)
+        return None
     check_optimizer_builder(optimizer)
     check_callbacks(callbacks)
     policy = checked_policy(backup)
@@ -169,11 +174,11 @@ def train(
         return None
 
     with open_run(request, strategy, mode="train", accept_changes=accept_changes) as run:
-        if run.is_finished:
+        if run.place.is_finished:
             return None
         set_seeds(seed, deterministic=deterministic)
         set_precision(precision)
-        source = assembly.open_source(run, train_data)
+        source = assembly.open_source(run, train_data, "training")
         plan = plan_for(source.num_examples, run.topology.num_replicas)
         learner = build_learner(
             strategy,
@@ -208,6 +213,8 @@ def train(
                 )
                 assembly.finish_weights(learner, evaluator, outcome)
                 assembly.export_model(run, learner.model)
+            if evaluator is not None:
+                evaluator.close()
         return _conclude(run, plan, outcome, seconds, start.step if start else None)
 
 
@@ -296,9 +303,11 @@ def evaluate(
         set_precision(precision)
         with strategy.scope():
             metrics = MetricGroup(task.metric_specs())
-            built = build_model(model, task, assembly.open_source(run, data).structure, metrics=[metrics])
+            built = build_model(model, task, assembly.open_source(run, data, None).structure, metrics=[metrics])
         assembly.load_weights(built, path)
-        results = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size).evaluate()
+        evaluator = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size)
+        results = evaluator.evaluate()
+        evaluator.close()
         if run.topology.is_chief:
             files.write_atomic(run.directory.evaluation, to_json(results, indent=2) + "\n")
         run.events.info("evaluated", message=f"{path}: {shown(results)}", **results)

@@ -114,7 +114,7 @@ def run(flags: argparse.Namespace) -> None:
         gin_files=flags.gin_file,
         gin_params=flags.gin_param,
         roots=lambda: load_roots(flags.verbose),
-        read_url=lambda url: read_url(url, flags.verbose),
+        read_url=read_url,
     )
     from tfdist.experiment import Request
 
@@ -152,9 +152,8 @@ def load_roots(verbose: bool) -> Mapping[str, Callable[..., Any]]:
     return {"train": experiment.train, "evaluate": experiment.evaluate}
 
 
-def read_url(url: str, verbose: bool) -> str:
+def read_url(url: str) -> str:
     """The text of a gin file in a bucket."""
-    import_tensorflow(verbose)
     from tfdist.storage import files
 
     try:

@@ -148,6 +148,15 @@ def test_the_policy_follows_from_what_it_is_built_of(shards: list[str]) -> None:
     assert DatasetFunction(plain, policy="off").policy(2, trains=True) == ("off", "policy 'off', as it was set")
 
 
+def test_files_that_do_not_suffice_are_refused_in_training_and_in_evaluation(shards: list[str]) -> None:
+    source = DatasetFunction(lambda: tf.data.TFRecordDataset(shards).map(parse), num_examples=32, policy="file")
+    for trains in (True, False):
+        with pytest.raises(UserError, match=r"gives each of 5 workers files of its own, but the dataset reads 4"):
+            source.policy(5, trains=trains)
+    assert source.policy(4, trains=True)[0] == "file"
+    assert source.policy(4, trains=False)[0] == "data"
+
+
 def test_off_gives_every_worker_its_part_from_its_own_stream() -> None:
     found = global_batches(lambda: DatasetFunction(plain, policy="off"), steps=2, num_workers=2)
     assert [batch[1].tolist() for batch in found] == [[0, 1, 2, 3] * 2, [4, 5, 6, 7] * 2]

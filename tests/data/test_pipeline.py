@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tfdist.data.arrays import ArraySource
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import as_source, build_pipeline, dispose
+from tfdist.data.source import Order, Source, Staged
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
@@ -112,3 +114,26 @@ def test_data_that_is_none_gives_the_message(data: Any, message: str) -> None:
 def test_a_source_stays_the_source_that_it_is() -> None:
     held = source()
     assert as_source(held) is held
+
+
+class _Fetching(Source):
+    """Squares, fetched by Python code and decoded by TensorFlow."""
+
+    num_examples = 20
+    structure = tf.TensorSpec([None], tf.int64)
+    calls_python = True
+
+    def reader(self, order: Order) -> Staged:
+        def fetch(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(lambda held: held**2, [positions], tf.int64), [None])
+
+        return Staged(fetch, lambda squares: squares + 1)
+
+
+def test_what_fetches_lives_as_long_as_the_iterator() -> None:
+    batches = plan(num_examples=20, num_replicas=1, global_batch_size=4)
+    iterator = iter(build_pipeline(_Fetching(), batches, Topology(0, 1, 1), first_step=2))
+    gc.collect()
+    found = [next(iterator)["examples"].numpy().tolist() for _ in range(30)]
+    assert found[:3] == [[n * n + 1 for n in range(first, first + 4)] for first in (8, 12, 16)]
+    assert found[3:8] == found[8:13]

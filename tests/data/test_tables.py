@@ -142,6 +142,29 @@ def test_a_worker_reads_its_own_groups_only_and_each_once(
         assert sorted(set(total)) == list(range(size // group))
 
 
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_an_evaluation_decodes_a_group_once_and_counts_each_row_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    numbers = np.arange(1030)
+    files = write(tmp_path / "one.parquet", {"number": numbers, "half": numbers / 2, "odd": numbers % 2}, 16)
+    decoded_by: list[int] = []
+    decoded = Table._decoded
+    monkeypatch.setattr(Table, "_decoded", lambda self, n, fitted: decoded_by.append(n) or decoded(self, n, fitted))
+    found: list[int] = []
+    batch_plan = BatchPlan(num_examples=1030, global_batch_size=64, num_replicas=num_workers, any_order=True)
+    for worker in range(num_workers):
+        source = Table(files=files, columns=NUMBERED)
+        stream = source.reader(Order(64, None, any_order=True))
+        for step in range(batch_plan.steps_per_epoch):
+            piece = batch_plan.replica_slice(tf.constant(step, tf.int64), tf.constant(worker, tf.int64))
+            found += stream(piece["positions"], piece["epoch"])[0]["number"].numpy().tolist()
+    assert sorted(found) == numbers.tolist()
+    twice = len(decoded_by) - len(set(decoded_by))
+    assert sorted(set(decoded_by)) == list(range(65))
+    assert twice <= 2 * (num_workers - 1), "only where the parts of two workers meet"
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_few_bytes_are_read_for_a_batch_of_a_large_file(
     tmp_path: pathlib.Path, form: str, monkeypatch: pytest.MonkeyPatch

@@ -11,12 +11,9 @@ from tfdist.errors import UserError
 from tfdist.storage.writable import check_writable
 
 _CHECK = """
-import os, sys, time
+import time
 from tfdist.errors import UserError
-from tfdist.storage.gcs import limit_retries
 from tfdist.storage.writable import check_writable
-limit_retries(os.environ)
-import tensorflow
 start = time.monotonic()
 try:
     check_writable("gs://some-bucket/run")
@@ -73,9 +70,8 @@ def test_an_empty_path_is_refused() -> None:
 
 
 def test_a_bucket_behind_a_dead_server_fails_within_seconds_with_the_reason_and_the_cure() -> None:
-    unset = dict.fromkeys(("GCS_RETRY_CONFIG_MAX_RETRIES", "GCS_RETRY_CONFIG_INIT_DELAY_TIME_US"))
-    done = run_python(["-c", _CHECK], env={"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true", **unset})
+    done = run_python(["-c", _CHECK], env={"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"})
     message, seconds = done.check().stdout.splitlines()
     assert message.startswith("The run directory 'gs://some-bucket/run' cannot be written: ")
     assert message.endswith("Check the network and proxy settings, or choose a local run directory.")
-    assert float(seconds) < 60  # 196 without the limits
+    assert float(seconds) < 20  # 94 with the library's own limits

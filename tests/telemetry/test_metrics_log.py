@@ -7,10 +7,12 @@ import pathlib
 
 import numpy as np
 import pytest
+from gcs.server import GcsServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
 from tfdist.errors import UserError
+from tfdist.storage import files
 from tfdist.telemetry.metrics import MetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -42,6 +44,20 @@ def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) ->
         "learning_rate": [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))],
     }
     assert _scalars(tmp_path / "tensorboard" / "eval") == {"loss": [(2, pytest.approx(float("nan"), nan_ok=True))]}
+
+
+def test_a_bucket_gets_the_same_metrics_and_summaries(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory("gs://bucket/run"))
+    log.log(step=1, epoch=1, split="train", metrics={"loss": 0.5})
+    log.log(step=1, epoch=1, split="eval", metrics={"loss": 0.25})
+    log.close()
+    for name in files.list_tree("gs://bucket/run"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(files.read(f"gs://bucket/run/{name}"))
+    assert [point["loss"] for point in _read(tmp_path / "metrics.jsonl")] == [0.5, 0.25]
+    assert _scalars(tmp_path / "tensorboard" / "train") == {"loss": [(1, 0.5)]}
+    assert _scalars(tmp_path / "tensorboard" / "eval") == {"loss": [(1, 0.25)]}
+    assert files.list_names("gs://bucket/run/tensorboard") == ["eval", "train"]
 
 
 def _scalars(directory: pathlib.Path) -> dict[str, list[tuple[int, float]]]:

@@ -179,6 +179,20 @@ def test_a_users_callback_stops_the_training_and_the_next_one_starts_afresh(tmp_
         assert run(tmp_path / name, epochs=5, callbacks=[StopsItself()]).result.epochs == 2
 
 
+class StopsInTheMiddle(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training = self.model.optimizer.iterations >= 9
+
+
+def test_a_batch_hook_stops_the_training_within_a_call_and_ends_the_epoch_there(tmp_path: pathlib.Path) -> None:
+    epochs = Recorder()
+    trained = run(tmp_path, epochs=5, steps_per_call=1, callbacks=[StopsInTheMiddle(), epochs])
+    assert trained.result.steps == 10 and trained.result.epochs == 1
+    assert [point["step"] for point in trained.points("eval")] == [7, 10]
+    assert [point["step"] for point in trained.points("train")] == [7, 10]
+    assert [call[0] for call in epochs.calls].count("epoch_end") == 2
+
+
 def test_only_the_chief_runs_what_writes(tmp_path: pathlib.Path) -> None:
     def hooks(callback: keras.callbacks.Callback, *, is_chief: bool) -> list[tuple[Any, ...]]:
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -16,7 +16,7 @@ from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop import Boundaries
+from tfdist.training.boundaries import Boundaries
 
 
 def evaluated_again(trained: Trained) -> dict[str, float]:

@@ -19,8 +19,6 @@ from tfdist.backup.writer import Snapshot
 from tfdist.backup.writer_thread import Failure, News, WriterThread
 from tfdist.errors import UserError
 
-_WORTH_TELLING_SECONDS = 0.01
-
 
 class BackupKeeper:
     """The backups of one run, in one directory.
@@ -90,7 +88,7 @@ class BackupKeeper:
         self._thread.put(Snapshot(int(state.step), buffer, values, scores))
         self._last_saved_step = int(state.step)
         self._stall_seconds = time.perf_counter() - begun
-        if waited_seconds > _WORTH_TELLING_SECONDS:
+        if waited_seconds:
             self._tell.warning(
                 "backup_waited",
                 step=self._last_saved_step,

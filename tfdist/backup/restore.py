@@ -20,7 +20,7 @@ from tfdist.backup.teller import Teller
 from tfdist.errors import UserError, suggest
 
 Wanted = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
-_MOST_DIFFERENCES = 20
+_MOST_DIFFERENCES = 40  # in one message; `differences` gives all
 
 
 def newest(directory: str, *, tell: Teller, before_step: int | None = None) -> State | None:

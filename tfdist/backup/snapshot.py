@@ -84,12 +84,12 @@ class BufferPool:
         self._threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "tfdist-snapshot")
         self._changed = threading.Condition()
         self._specs: tuple[TensorSpec, ...] | None = None
-        self._plan: list[FilePlan] = []
+        self._files: tuple[FilePlan, ...] = ()
         self._free: list[HostBuffer] = []
-        self._count = 0  # of those that fit the plan, in use or free or on the way
+        self._in_use: list[HostBuffer] = []  # of the plan that is now
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> tuple[HostBuffer, float]:
-        """A buffer filled with `arrays`, and the seconds that were spent waiting for one to come free.
+        """A buffer filled with `arrays`, and the seconds that were spent because both were in use, 0.0 if not.
 
         Raises UserError for arrays that cannot be stored, MemoryError when there is no room.
         """
@@ -110,9 +110,10 @@ class BufferPool:
     def give_back(self, buffer: HostBuffer) -> None:
         """Lets the next snapshot have a buffer that is written out."""
         with self._changed:
-            if buffer.files == tuple(self._plan):
+            if buffer in self._in_use:  # not one of an earlier plan
+                self._in_use.remove(buffer)
                 self._free.append(buffer)
-            self._changed.notify_all()
+                self._changed.notify_all()
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -124,29 +125,31 @@ class BufferPool:
         specs = tuple(TensorSpec(name, array.dtype, array.shape) for name, array in arrays.items())
         if specs == self._specs:
             return
-        files = plan(specs, max_file_bytes=self._max_file_bytes)
+        files = tuple(plan(specs, max_file_bytes=self._max_file_bytes))
         with self._changed:
-            self._specs, self._plan, self._free, self._count = specs, files, [], 0
+            self._specs, self._files, self._free, self._in_use = specs, files, [], []
 
     def _acquire(self) -> tuple[HostBuffer, float]:
-        begun = time.perf_counter()
         with self._changed:
-            if self._count == 0:
-                buffer = HostBuffer(self._plan)
-                self._count = NUM_BUFFERS
-                threading.Thread(target=self._add_spare, name="tfdist-spare-buffer", daemon=True).start()
-                return buffer, 0.0
-            if self._free:
-                return self._free.pop(), 0.0
+            if not self._free and not self._in_use:
+                self._in_use.append(HostBuffer(self._files))
+                threading.Thread(target=self._add_spare, args=[self._files], daemon=True).start()
+                return self._in_use[0], 0.0
+            begun = time.perf_counter()
+            are_all_in_use = not self._free and len(self._in_use) == NUM_BUFFERS
             self._changed.wait_for(lambda: self._free)
-            return self._free.pop(), time.perf_counter() - begun
+            self._in_use.append(self._free.pop())
+            return self._in_use[-1], time.perf_counter() - begun if are_all_in_use else 0.0
 
-    def _add_spare(self) -> None:
+    def _add_spare(self, files: tuple[FilePlan, ...]) -> None:
         try:
-            spare = HostBuffer(self._plan)
+            spare = HostBuffer(files)
         except MemoryError:  # then one has to do, and training waits for its write
             return
-        self.give_back(spare)
+        with self._changed:
+            if files is self._files:
+                self._free.append(spare)
+                self._changed.notify_all()
 
 
 def _view(source: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ from tfdist.backup.snapshot import HostBuffer
 from tfdist.backup.writer import Snapshot, Written, write_backup
 from tfdist.storage import files
 
-_NICENESS = 10  # training's threads go first
+_NICENESS = 5  # training's threads go first
 _SAMPLED_BYTES = 2**20  # smaller backups tell nothing of the store's speed
 
 

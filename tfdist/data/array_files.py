@@ -16,8 +16,10 @@ import tensorflow as tf
 
 from tfdist.data.arrays import ArraySource
 from tfdist.data.augment import Augmentation, LayerBuilder
+from tfdist.data.byte_ranges import file_version
 from tfdist.data.columns import Columns, Names
 from tfdist.data.failures import noted
+from tfdist.data.identity import digest
 from tfdist.data.source import RandomAccessSource
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -52,6 +54,8 @@ class ArrayFiles(RandomAccessSource):
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
         columns = Columns(inputs, targets, weights)
+        self._paths = [path] if isinstance(path, str) else [path[name] for name in columns.names if name in path]
+        self._names = columns.names
         self._where = path if isinstance(path, str) else ", ".join(path.values())
         columns.check(_names(path), self._where)
         arrays = _open(path, columns.names)
@@ -67,6 +71,9 @@ class ArrayFiles(RandomAccessSource):
         self.calls_python = self._is_mapped
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), self._arrays)
         self.augment = Augmentation(augmentation, self.structure) if augmentation else None
+
+    def held(self) -> Any:
+        return self._arrays
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         if not self._is_mapped:
@@ -85,6 +92,9 @@ class ArrayFiles(RandomAccessSource):
             return tf.nest.pack_sequence_as(self.structure, shaped)
 
         return gather
+
+    def identity(self) -> str:
+        return digest("arrays", [file_version(path) for path in self._paths], self._names)
 
     def describe(self) -> list[str]:
         how = "memory-mapped: a worker reads the rows of its own batches" if self._is_mapped else "read whole"

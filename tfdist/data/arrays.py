@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.identity import digest
 from tfdist.data.source import RandomAccessSource
 from tfdist.errors import UserError
 
@@ -35,6 +36,12 @@ class ArraySource(RandomAccessSource):
         self.num_examples = sizes[0]
 
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), self._arrays)
+
+    def identity(self) -> str:
+        return digest("arrays in memory", tf.nest.flatten(self._arrays))
+
+    def held(self) -> Any:
+        return self._arrays
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         tensors = tf.nest.map_structure(tf.constant, self._arrays)

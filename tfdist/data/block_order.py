@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 
@@ -20,22 +21,23 @@ WINDOW_BLOCKS = 4
 MOST_WINDOW_RECORDS = 1 << 16  # a permutation of more would take more memory than it mixes
 
 Window = tuple[int, int]
+Taken = tuple[Window, slice, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockOrder:
-    """Where the records of an epoch stand. Made with a seed; without one position and record number are the same.
+    """Where the records of an epoch stand.
 
     Args:
       block_sizes: records of each block, in the order of the records.
       batch_size: examples of a global batch.
-      seed: of the permutations.
+      seed: of the permutations; None permutes nothing, so that streams go through neighbours in their order.
       window_blocks: how many blocks' worth of neighbouring records of a stream are permuted among each other.
     """
 
     block_sizes: tuple[int, ...]
     batch_size: int
-    seed: int
+    seed: int | None
     window_blocks: int = WINDOW_BLOCKS
 
     @functools.cached_property
@@ -45,26 +47,38 @@ class BlockOrder:
     def records(self, positions: np.ndarray, epoch: int) -> np.ndarray:
         """int64 [n] record numbers at int64 [n] positions of an epoch."""
         found = np.empty_like(positions)
-        for key, chosen, within in self.windows(positions, epoch):
-            firsts, counts = np.array(self.runs(key, epoch), np.int64).T
-            ends = np.cumsum(counts)
-            run = np.searchsorted(ends, within, side="right")
-            found[chosen] = firsts[run] + within - (ends - counts)[run]
+        for window, places, offsets in self.windows(positions, epoch):
+            found[places] = self.numbers(window, offsets, epoch)
         return found
 
-    def windows(self, positions: np.ndarray, epoch: int) -> list[tuple[Window, np.ndarray, np.ndarray]]:
-        """The windows that the positions lie in: (window, indices into `positions`, int64 offsets in the window)."""
+    def numbers(self, window: Window, offsets: np.ndarray, epoch: int) -> np.ndarray:
+        """int64 [n] record numbers at int64 [n] offsets in a window."""
+        firsts, counts = np.array(self.runs(window, epoch), np.int64).T
+        ends = np.cumsum(counts)
+        run = np.searchsorted(ends, offsets, side="right")
+        return firsts[run] + offsets - (ends - counts)[run]
+
+    @functools.cached_property
+    def first_left_over(self) -> int:
+        """The first position at which the batch's places are no longer those of the streams."""
+        return self._num_even_batches * self.batch_size
+
+    def windows(self, positions: np.ndarray, epoch: int) -> list[Taken]:
+        """The windows that the positions lie in: (window, places in `positions`, int64 offsets in the window).
+
+        Neighbouring positions of one window come together; one that is left and entered again comes twice.
+        """
         stream, offset = self._stream_places(positions)
         window, within = np.divmod(offset + self._phases[stream], self._width)
-        keys = stream * (int(window.max(initial=0)) + 1) + window
         found = []
-        for key in np.unique(keys):
-            chosen = np.nonzero(keys == key)[0]
-            s, w = int(stream[chosen[0]]), int(window[chosen[0]])
+        for places in stretches(stream * (int(window.max(initial=0)) + 1) + window):
+            s, w = int(stream[places.start]), int(window[places.start])
             begin, end = self._window_range(s, w)
-            skipped = int(self._bounds[s] + w * self._width - self._phases[s])
-            permutation = _permutation(end - begin, (self.seed, epoch, s, w))
-            found.append(((s, w), chosen, permutation[within[chosen] - (begin - skipped)]))
+            skipped = self._edges[s] + w * self._width - self._shifts[s]
+            offsets = within[places] - (begin - skipped)
+            if self.seed is not None:
+                offsets = _permutation(end - begin, (self.seed, epoch, s, w))[offsets]
+            found.append(((s, w), places, offsets))
         return found
 
     def runs(self, window: Window, epoch: int) -> list[tuple[int, int]]:
@@ -82,9 +96,9 @@ class BlockOrder:
     def _window_range(self, stream: int, window: int) -> Window:
         """Where a window begins and ends on the epoch's line. The first windows of streams differ in length, so that
         not all streams come to a new one in the same step."""
-        origin = int(self._bounds[stream] - self._phases[stream])
-        begin = max(int(self._bounds[stream]), origin + window * self._width)
-        return begin, min(int(self._bounds[stream + 1]), origin + (window + 1) * self._width)
+        origin = self._edges[stream] - self._shifts[stream]
+        begin = max(self._edges[stream], origin + window * self._width)
+        return begin, min(self._edges[stream + 1], origin + (window + 1) * self._width)
 
     @functools.cached_property
     def _width(self) -> int:
@@ -105,6 +119,14 @@ class BlockOrder:
     def _bounds(self) -> np.ndarray:
         """Where each stream begins on the epoch's line of records, and the end: int64 [num_streams + 1]."""
         return self._slots * self.num_records // self.batch_size
+
+    @functools.cached_property
+    def _edges(self) -> list[int]:
+        return self._bounds.tolist()
+
+    @functools.cached_property
+    def _shifts(self) -> list[int]:
+        return self._phases.tolist()
 
     @functools.cached_property
     def _num_even_batches(self) -> int:
@@ -128,11 +150,19 @@ class BlockOrder:
         return stream, np.where(is_left_over, used[stream] + rank - left[stream], offset)
 
 
+def stretches(keys: np.ndarray) -> list[slice]:
+    """Where equal neighbours stand in `keys`, [n]."""
+    edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(edges) if begin < end]
+
+
 @functools.lru_cache(maxsize=4)
 def _epoch_line(order: BlockOrder, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """For the permuted blocks: where each begins on the line, and the number of its first record."""
     sizes = np.asarray(order.block_sizes, np.int64)
     firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    if order.seed is None:
+        return firsts, firsts
     permutation = _permutation(len(sizes), (order.seed, epoch))
     starts = np.concatenate([[0], np.cumsum(sizes[permutation])[:-1]])
     return starts, firsts[permutation]

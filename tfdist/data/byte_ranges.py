@@ -1,39 +1,27 @@
-"""Reads ranges of bytes of files, local or `gs://`, and no byte more.
+"""Finds the files that data are read from, local or `gs://`, and reads ranges of their bytes, no byte more.
 
 Called by the formats whose records lie at known places; every byte of a record passes through `read_range`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-
-import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-
-
-@dataclasses.dataclass(frozen=True)
-class FileVersion:
-    """A file as it is now; another size or time of change means other content."""
-
-    path: str
-    num_bytes: int
-    changed_nanoseconds: int
+from tfdist.storage.contents import FileVersion
 
 
 def file_version(path: str) -> FileVersion:
     """Raises UserError where there is no such file."""
     try:
-        if tf.io.gfile.isdir(path):
-            raise UserError(f"{path} is a directory, where a file was expected. Write the files in it: {path}/*")
-        found = tf.io.gfile.stat(path)
-    except tf.errors.NotFoundError as error:
+        return files.stat(path)
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a directory, where a file was expected. Write the files in it: {path}/*") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"There is no file {path}.") from error
-    except tf.errors.OpError as error:
-        raise UserError(f"The file {path} cannot be looked at: {error.message}") from error
-    return FileVersion(path, int(found.length), int(found.mtime_nsec))
+    except OSError as error:
+        raise UserError(f"The file {path} cannot be looked at: {error.strerror or error}") from error
 
 
 def matching_files(patterns: str | list[str] | tuple[str, ...]) -> list[str]:
@@ -45,9 +33,9 @@ def matching_files(patterns: str | list[str] | tuple[str, ...]) -> list[str]:
     found: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         try:
-            matched = sorted(tf.io.gfile.glob(pattern))
-        except tf.errors.OpError as error:
-            raise UserError(f"The files {pattern!r} cannot be listed: {error.message}") from error
+            matched = files.glob(pattern)
+        except OSError as error:
+            raise UserError(f"The files {pattern!r} cannot be listed: {error.strerror or error}") from error
         if not matched:
             raise UserError(
                 f"No file matches {pattern!r} (from {os.getcwd()}). Write paths or patterns of files that exist."
@@ -60,15 +48,4 @@ def matching_files(patterns: str | list[str] | tuple[str, ...]) -> list[str]:
 
 def read_range(path: str, first: int, count: int) -> bytes:
     """Bytes first … first + count - 1; fewer where the file ends before."""
-    if files.is_remote(path):
-        with tf.io.gfile.GFile(path, "rb") as remote:
-            remote.seek(first)
-            return remote.read(count)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        data = os.pread(descriptor, count, first)
-        while 0 < len(data) < count and (more := os.pread(descriptor, count - len(data), first + len(data))):
-            data += more
-        return data
-    finally:
-        os.close(descriptor)
+    return files.read_range(path, first, count)

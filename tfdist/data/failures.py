@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdist.data.leaving import CALLS
 from tfdist.errors import TfdistError, UserError
 
 _LOCK = threading.Lock()
@@ -24,12 +25,13 @@ _WATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose errors for the user are kept for `take`."""
+    """`function`, whose errors for the user are kept for `take`; not called any more once the interpreter ends."""
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         try:
-            return function(*args)
+            with CALLS.one():
+                return function(*args)
         except TfdistError as error:
             with _LOCK:
                 if not _FIRST:
@@ -66,6 +68,15 @@ def explained(error: BaseException) -> TfdistError | None:
             "leave it out and let the examples be counted."
         )
     # A message of TensorFlow's with bytes of a record in it fails to become text.
-    if not isinstance(error, (tf.errors.InvalidArgumentError, UnicodeDecodeError)):
+    of_service = "element from worker" in said_by(error)
+    if not (of_service or isinstance(error, (tf.errors.InvalidArgumentError, UnicodeDecodeError))):
         return None
     return next((told for source in list(_WATCHED) if (told := source.diagnose()) is not None), None)
+
+
+def said_by(error: BaseException) -> str:
+    """TensorFlow's message, as far as it is text."""
+    try:
+        return str(error.message) if isinstance(error, tf.errors.OpError) else ""
+    except UnicodeDecodeError:
+        return ""

@@ -6,8 +6,6 @@ worker opens the files of its own batches only.
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,13 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.augment import Augmentation, LayerBuilder
+from tfdist.data.byte_ranges import file_version
 from tfdist.data.failures import noted
+from tfdist.data.identity import digest
 from tfdist.data.image_files import SUFFIXES, CorruptImageError, ImageReader, reading_threads
 from tfdist.data.source import Order, RandomAccessSource, Reader
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.storage import files
-
-_LOG = logging.getLogger(__name__)
+from tfdist.telemetry import notices
 
 
 class ImageFolder(RandomAccessSource):
@@ -89,16 +88,37 @@ class ImageFolder(RandomAccessSource):
         if self.augment is None or order.seed is None:  # nothing is augmented without a seed
             return super().reader(order)
         gather = self._pixels()
-        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
+
+        def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            images, labels = gather(self.indices(order, positions, epoch))
+            return tf.cast(images, tf.float32), labels
+
+        return read
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         gather = self._pixels()
 
         def scaled(indices: tf.Tensor) -> Any:
             images, labels = gather(indices)
-            return images * self._scale, labels
+            return tf.cast(images, tf.float32) * self._scale, labels
 
         return scaled
+
+    @property
+    def kept_structure(self) -> Any:
+        image, label = self.structure
+        return tf.TensorSpec(image.shape, tf.uint8), label
+
+    def kept_reader(self, order: Order) -> Reader:
+        gather = self._pixels()
+        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
+
+    def from_kept(self, kept: Any, *, augments: bool) -> Any:
+        images, labels = tf.cast(kept[0], tf.float32), kept[1]
+        return (images, labels) if augments and self.augment is not None else (images * self._scale, labels)
+
+    def identity(self) -> str:
+        return digest("images", [file_version(path) for path in self.paths], self.labels, self._images)
 
     def describe(self) -> list[str]:
         counts = np.bincount(self.labels, minlength=len(self.classes))
@@ -111,7 +131,7 @@ class ImageFolder(RandomAccessSource):
         return images * self._scale, labels
 
     def _pixels(self) -> Callable[[tf.Tensor], Any]:
-        """Indices to (float32 images of 0 … 255, labels)."""
+        """Indices to (uint8 images, labels)."""
         threads = reading_threads()
         shape = [*self._images.size, self._images.channels]
 
@@ -124,8 +144,7 @@ class ImageFolder(RandomAccessSource):
 
         def gather(indices: tf.Tensor) -> Any:
             images, labels = tf.numpy_function(safe, [indices], [tf.uint8, tf.int32], stateful=False)
-            images = tf.cast(tf.ensure_shape(images, [None, *shape]), tf.float32)
-            return images, tf.ensure_shape(labels, [None])
+            return tf.ensure_shape(images, [None, *shape]), tf.ensure_shape(labels, [None])
 
         return gather
 
@@ -161,8 +180,14 @@ class CorruptImages:
                 f"images be replaced: max_corrupt_images = N (now {self._limit})."
             )
         if is_new:
-            message = "%s cannot be decoded and is replaced by the next image (%d of at most %d): %s"
-            _LOG.warning(message, path, count, self._limit, reason)
+            notices.give(
+                "image_corrupt",
+                f"{path} cannot be decoded and is replaced by the next image ({count} of at most {self._limit}): "
+                f"{reason}",
+                file=path,
+                count=count,
+                limit=self._limit,
+            )
 
 
 def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
@@ -191,7 +216,7 @@ def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
 
 
 def _is_directory(path: str) -> bool:
-    return bool(files.list_names(path)) if files.is_remote(path) else os.path.isdir(path)
+    return files.is_dir(path)
 
 
 def _images_in(directory: str) -> list[str]:

@@ -14,7 +14,7 @@ import functools
 
 import numpy as np
 
-from tfdist.data.block_order import MOST_STREAMS, BlockOrder, Window, _permutation
+from tfdist.data.block_order import MOST_STREAMS, BlockOrder, Taken, Window, _permutation, stretches
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,16 +29,15 @@ class LengthOrder(BlockOrder):
     lengths: np.ndarray
     window_batches: int
 
-    def windows(self, positions: np.ndarray, epoch: int) -> list[tuple[Window, np.ndarray, np.ndarray]]:
+    def windows(self, positions: np.ndarray, epoch: int) -> list[Taken]:
         stream, offset = self._stream_places(positions)
         shares = np.diff(self._slots)
         batch, place = np.divmod(offset, shares[stream])
         window = np.where(batch < self._num_even_batches, batch // self.window_batches, self._last_window)
         keys = stream * (self._last_window + 1) + window
         found = []
-        for key in np.unique(keys):
-            chosen = np.nonzero(keys == key)[0]
-            s, w = divmod(int(key), self._last_window + 1)
+        for chosen in stretches(keys):
+            s, w = divmod(int(keys[chosen.start]), self._last_window + 1)
             if w == self._last_window:
                 offsets = offset[chosen] - self._num_even_batches * shares[s]
             else:

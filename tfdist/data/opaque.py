@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
 from tfdist.data.dataset_parts import Parts, parts_of
+from tfdist.data.failures import noted
 from tfdist.data.source import Order, Reader, Source
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies.base import Topology
@@ -90,10 +91,23 @@ class DatasetFunction(StreamSource):
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
     def policy(self, num_workers: int, *, trains: bool) -> tuple[str, str]:
-        """The policy for so many workers, and why in one line."""
+        """The policy for so many workers, and why in one line.
+
+        Raises:
+          UserError: files are to be shared out, of which there are fewer than workers.
+        """
+        parts = self._parts
+        if self._policy == "file" and num_workers > 1:
+            if parts.num_files < num_workers:
+                raise UserError(
+                    f"policy = 'file' gives each of {num_workers} workers files of its own, but the dataset reads "
+                    f"{parts.num_files}. Write the examples into more files, use fewer workers, or write policy = "
+                    "'auto'."
+                )
+            if not trains:
+                return "data", "policy 'data': 'file' is for training; here each example counts once"
         if self._policy != "auto":
             return self._policy, f"policy {self._policy!r}, as it was set"
-        parts = self._parts
         if parts.is_sharded:
             return "off", "policy 'off': the dataset is sharded already (Dataset.shard)"
         if parts.unseeded and num_workers > 1 and trains:
@@ -249,7 +263,7 @@ class _Epochs:
             return tf.data.experimental.to_variant(dataset)
 
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            made = tf.ensure_shape(tf.py_function(variant, [epoch], tf.variant), [])
+            made = tf.ensure_shape(tf.py_function(noted(variant), [epoch], tf.variant), [])
             return function(tf.data.experimental.from_variant(made, self._spec))
 
         return tf.data.Dataset.range(self._first, tf.int64.max).flat_map(of_epoch)

@@ -6,6 +6,7 @@ cost, and there is no state to save. Called by the experiment.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,12 +16,13 @@ import tensorflow as tf
 from tfdist.data.arrays import ArraySource
 from tfdist.data.batches import BatchPlan
 from tfdist.data.opaque import DatasetFunction, GivenDataset, StreamSource
-from tfdist.data.source import Order, Source
+from tfdist.data.source import Order, Source, Staged
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
 PREFETCHED_STEPS = 8
 PARALLEL_READS = 4
+PARALLEL_DECODES = max(2, os.cpu_count() or 1)
 
 
 def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
@@ -46,17 +48,19 @@ def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
     return ArraySource(data)
 
 
-def build_pipeline(source: Source, plan: BatchPlan, topology: Topology, *, first_step: int = 0) -> tf.data.Dataset:
+def build_pipeline(
+    source: Source, plan: BatchPlan, topology: Topology, *, first_step: int = 0, turn: int = 0, of: int = 1
+) -> tf.data.Dataset:
     """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
 
     Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
-    `shares` where it gives them.
+    `shares` where it gives them. Of these, elements `turn`, `turn` + `of` … alone, where several processes take turns.
     """
     num_local = topology.num_local_replicas
     if isinstance(source, StreamSource):
         dataset = source.local_batches(plan, topology, first_step)
     else:
-        dataset = _indexed(source, plan, topology, first_step)
+        dataset = _indexed(source, plan, topology, first_step * num_local + turn, of)
     if plan.pad:
         _check_static(source.structure)
         width = plan.global_batch_size // plan.num_replicas
@@ -70,25 +74,38 @@ def build_pipeline(source: Source, plan: BatchPlan, topology: Topology, *, first
     return dataset.with_options(options)
 
 
-def _indexed(source: Source, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+def _indexed(source: Source, plan: BatchPlan, topology: Topology, first: int, stride: int) -> tf.data.Dataset:
     """The local batches of a source that reads by position."""
     read = source.reader(
-        Order(batch_size=plan.global_batch_size, seed=plan.shuffle_seed, drop_remainder=plan.drop_remainder)
+        Order(
+            batch_size=plan.global_batch_size,
+            seed=plan.shuffle_seed,
+            drop_remainder=plan.drop_remainder,
+            any_order=plan.any_order,
+        )
     )
+    stages = read if isinstance(read, Staged) else Staged(read, lambda examples: examples)
     num_local = topology.num_local_replicas
 
-    def local_batch(t: tf.Tensor) -> dict[str, Any]:
+    def fetched(t: tf.Tensor) -> dict[str, Any]:
         piece = plan.replica_slice(t // num_local, topology.first_replica + t % num_local)
+        return {"fetched": stages.fetch(piece["positions"], piece["epoch"]), **piece}
+
+    def decoded(piece: dict[str, Any]) -> dict[str, Any]:
+        piece = dict(piece)
         positions, epoch = piece.pop("positions"), piece.pop("epoch")
-        examples = read(positions, epoch)
+        examples = stages.decode(piece.pop("fetched"))
         if source.augment is not None and plan.shuffle_seed is not None:
             examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
         return {"examples": examples, **piece}
 
-    dataset = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
+    dataset = tf.data.Dataset.range(first, tf.int64.max, stride)
+    if stages is read and not source.waits:
+        dataset = map_inline(dataset, fetched)
+        return dataset.map(decoded, num_parallel_calls=PARALLEL_DECODES, deterministic=True)
     if source.calls_python or source.augment is not None:
-        return dataset.map(local_batch, num_parallel_calls=PARALLEL_READS, deterministic=True)
-    return map_inline(dataset, local_batch)
+        return dataset.map(lambda t: decoded(fetched(t)), num_parallel_calls=PARALLEL_READS, deterministic=True)
+    return map_inline(dataset, lambda t: decoded(fetched(t)))
 
 
 def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
@@ -118,7 +135,9 @@ def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -
         use_inter_op_parallelism=False,
         preserve_cardinality=True,
     )
-    return tf.data.experimental.from_variant(mapped, structure)
+    found = tf.data.experimental.from_variant(mapped, structure)
+    found.kept_alive = traced  # or Python code that it calls would be gone when an iterator asks for it
+    return found
 
 
 def _check_static(structure: Any) -> None:

@@ -10,8 +10,8 @@ import collections
 import dataclasses
 import functools
 import threading
-import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -29,6 +29,8 @@ from tfdist.data.record_index import (
 )
 from tfdist.data.record_source import RecordSource
 from tfdist.errors import TfdistError, UserError, is_whole_number
+from tfdist.storage import files
+from tfdist.telemetry import notices
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
 BLOCK_BYTES = 1 << 20
@@ -48,17 +50,17 @@ class RecordFile:
 
     def __init__(self, path: str, compression: str | None = None) -> None:
         self.path = path
-        self._version = file_version(path)
+        self.version = file_version(path)
         self._compression = compression
         self._lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
-        return self._version.num_bytes
+        return self.version.num_bytes
 
     @functools.cached_property
     def compression(self) -> str | None:
-        return self._compression or find_compression(self._version)
+        return self._compression or find_compression(self.version)
 
     @functools.cached_property
     def _compressed(self) -> CompressedFile | None:
@@ -67,7 +69,7 @@ class RecordFile:
     @functools.cached_property
     def index(self) -> RecordIndex:
         with self._lock:
-            return load_index(self._version, self._compressed)
+            return load_index(self.version, self._compressed)
 
     def read(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
         """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
@@ -122,6 +124,7 @@ class RecordFileSource(RecordSource):
             block_records = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
         super().__init__([part.take for part in parts], block_records=block_records)
         self.parts = tuple(parts)
+        self.waits = any(files.is_remote(part.file.path) for part in parts)
         self._most_corrupt = max_corrupt_records
         self._corrupt: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -168,16 +171,28 @@ class RecordFileSource(RecordSource):
                 f"Make the file again, or write max_corrupt_records = {max(10, 2 * count)} to pass over as many."
             )
         if is_new:
-            warnings.warn(f"{message} Passed over: {count} of at most {self._most_corrupt}.", stacklevel=2)
+            notices.give(
+                "record_corrupt",
+                f"{message} Passed over: {count} of at most {self._most_corrupt}.",
+                file=file.path,
+                record=number,
+                count=count,
+                limit=self._most_corrupt,
+            )
+
+    @property
+    def versions(self) -> list[Any]:
+        """The files as they are now and the parts of them that are read, for `identity`."""
+        return [(part.file.version, part.skip, part.take) for part in self.parts]
 
     def describe(self) -> list[str]:
-        files = {part.file.path: part.file for part in self.parts}
+        found = {part.file.path: part.file for part in self.parts}
         empty = sum(size == 0 for size in self.file_sizes)
-        packed = sorted({file.compression for file in files.values()} - {None})
+        packed = sorted({file.compression for file in found.values()} - {None})
         said = f" ({empty} empty)" if empty else ""
         line = (
-            f"{len(files):,} file{'s' if len(files) != 1 else ''}{said}, {self.num_examples:,} records, "
-            f"{sum(file.num_bytes for file in files.values()):,} bytes"
+            f"{len(found):,} file{'s' if len(found) != 1 else ''}{said}, {self.num_examples:,} records, "
+            f"{sum(file.num_bytes for file in found.values()):,} bytes"
         )
         if packed:
             line += f"; {' and '.join(packed)}: a worker unpacks each file from its start up to what it needs, once"

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import google_crc32c
 import numpy as np
-import tensorflow as tf
 
 from tfdist.data.byte_ranges import FileVersion, read_range
 from tfdist.data.compressed_file import CompressedFile
@@ -22,6 +21,7 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 
 HEADER_BYTES = 12
+READ_AHEAD_BYTES = 1 << 22  # of an object: a request costs as much as some megabytes
 FOOTER_BYTES = 4
 INDEX_VERSION = "tfrecord 1"
 _HEADER = struct.Struct("<QI")
@@ -97,8 +97,8 @@ def _make_index(version: FileVersion, compressed: CompressedFile | None) -> Reco
     elif version.num_bytes == 0:
         return RecordIndex(np.zeros(1, np.int64), 0)
     elif files.is_remote(version.path):
-        with tf.io.gfile.GFile(version.path, "rb") as remote:
-            found = _scan(version.path, lambda at: (remote.seek(at), remote.read(HEADER_BYTES))[1], version.num_bytes)
+        ahead = _ReadAhead(version.path)
+        found = _scan(version.path, lambda at: ahead.read(at, HEADER_BYTES), version.num_bytes)
         end = version.num_bytes
     else:
         with open(version.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
@@ -108,6 +108,20 @@ def _make_index(version: FileVersion, compressed: CompressedFile | None) -> Reco
     if found[-1] > end:  # the last record's header is whole, its data is not
         found.pop()
     return RecordIndex(np.asarray(found, np.int64), end - found[-1])
+
+
+class _ReadAhead:
+    """Ranges of a remote file that are asked for in ascending order, of which a request brings many."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._first, self._data = 0, b""
+
+    def read(self, first: int, count: int) -> bytes:
+        at = first - self._first
+        if not 0 <= at <= len(self._data) - count:
+            self._first, self._data, at = first, read_range(self._path, first, READ_AHEAD_BYTES), 0
+        return self._data[at : at + count]
 
 
 def _scan(path: str, header_at: Callable[[int], bytes], end: int | None) -> list[int]:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.data.block_order import MOST_STREAMS, BlockOrder, Window
 from tfdist.data.failures import noted
-from tfdist.data.source import Order, Reader, Source
+from tfdist.data.source import Order, Reader, Source, Staged
 
 BLOCK_RECORDS = 256
 # Every stream has one window in use and, at a border, a second one.
@@ -55,35 +55,40 @@ class RecordSource(Source):
 
     def reader(self, order: Order) -> Reader:
         fetch = self._in_order if order.seed is None else self._permuted(order)
-        safe = noted(lambda positions, epoch: np.asarray(fetch(positions, int(epoch)), dtype=object))
+        safe = noted(lambda positions, epoch: fetch(positions, int(epoch)))
 
-        def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
-            records = tf.numpy_function(safe, [positions, epoch], tf.string)
-            return self.decode(tf.ensure_shape(records, [None]))
+        def records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.string), [None])
 
-        return read
+        return Staged(records, self.decode)
+
+    def numbers(self, order: Order) -> Reader:
+        return numbers_of_blocks(None if order.seed is None else self.block_order(order))
 
     def block_order(self, order: Order) -> BlockOrder:
         """Where the records of an epoch stand, for an order with a seed."""
         return BlockOrder(self._block_sizes(), batch_size=order.batch_size, seed=order.seed)
 
-    def _in_order(self, positions: np.ndarray, epoch: int) -> list[bytes]:
+    def _in_order(self, positions: np.ndarray, epoch: int) -> np.ndarray:
         del epoch
         records: list[bytes] = []
         for begin, end in _consecutive(positions):
             records += self._read(int(positions[begin]), end - begin)
-        return records
+        return _as_array(records)
 
-    def _permuted(self, order: Order) -> Callable[[np.ndarray, int], list[bytes]]:
+    def _permuted(self, order: Order) -> Callable[[np.ndarray, int], np.ndarray]:
         blocks = self.block_order(order)
         windows = WindowCache(lambda window, epoch: self._read_window(blocks, window, epoch))
 
-        def fetch(positions: np.ndarray, epoch: int) -> list[bytes]:
-            records: list[bytes] = [b""] * len(positions)
+        def fetch(positions: np.ndarray, epoch: int) -> np.ndarray:
+            records = np.empty(len(positions), object)
             for window, places, offsets in blocks.windows(positions, epoch):
-                held = windows.get(window, epoch)
-                for place, offset in zip(places.tolist(), offsets.tolist(), strict=True):
-                    records[place] = held[offset]
+                if positions[places.start] >= blocks.first_left_over and not windows.holds(window, epoch):
+                    # Another worker's stream: only these few records of it are wanted here.
+                    numbers = blocks.numbers(window, offsets, epoch).tolist()
+                    records[places] = _as_array([record for n in numbers for record in self._read(n, 1)])
+                else:
+                    records[places] = windows.get(window, epoch)[offsets]
             return records
 
         return fetch
@@ -96,8 +101,8 @@ class RecordSource(Source):
             sizes += [size * (i + 1) // count - size * i // count for i in range(count)]
         return tuple(sizes)
 
-    def _read_window(self, blocks: BlockOrder, window: Window, epoch: int) -> list[bytes]:
-        return [record for first, count in blocks.runs(window, epoch) for record in self._read(first, count)]
+    def _read_window(self, blocks: BlockOrder, window: Window, epoch: int) -> np.ndarray:
+        return _as_array([record for run in blocks.runs(window, epoch) for record in self._read(*run)])
 
     def _read(self, first: int, count: int) -> list[bytes]:
         """Records by their number in the whole source."""
@@ -110,30 +115,53 @@ class RecordSource(Source):
         return records
 
 
+def numbers_of_blocks(blocks: BlockOrder | None) -> Reader:
+    """`Source.numbers` of a source in files: None keeps the examples in their own order."""
+    if blocks is None:
+        return lambda positions, epoch: positions
+    safe = noted(lambda positions, epoch: np.asarray(blocks.records(positions, int(epoch)), np.int64))
+
+    def numbers(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.int64, stateful=False), [None])
+
+    return numbers
+
+
 class WindowCache:
     """The windows in use. Each is read once, by the thread that asks first; others wait for it."""
 
-    def __init__(self, read: Callable[[Window, int], list[bytes]]) -> None:
+    def __init__(self, read: Callable[[Window, int], np.ndarray]) -> None:
         self._read = read
         self._lock = threading.Lock()
         self._held: collections.OrderedDict[tuple[Window, int], _Slot] = collections.OrderedDict()
 
-    def get(self, window: Window, epoch: int) -> list[bytes]:
+    def holds(self, window: Window, epoch: int) -> bool:
+        return (window, epoch) in self._held
+
+    def get(self, window: Window, epoch: int) -> np.ndarray:
         with self._lock:
-            slot = self._held.setdefault((window, epoch), _Slot())
+            slot = self._held.get((window, epoch)) or self._held.setdefault((window, epoch), _Slot())
             self._held.move_to_end((window, epoch))
             while len(self._held) > MOST_WINDOWS:
                 self._held.popitem(last=False)
-        with slot.lock:
-            if slot.records is None:
-                slot.records = self._read(window, epoch)
+        if slot.records is None:
+            with slot.lock:
+                if slot.records is None:
+                    slot.records = self._read(window, epoch)
         return slot.records
 
 
 class _Slot:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.records: list[bytes] | None = None
+        self.records: np.ndarray | None = None
+
+
+def _as_array(records: Sequence[bytes]) -> np.ndarray:
+    """Objects, [n]; `np.asarray` would look at every byte."""
+    held = np.empty(len(records), object)
+    held[:] = records
+    return held
 
 
 def _consecutive(positions: np.ndarray) -> list[Run]:

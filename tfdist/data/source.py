@@ -12,9 +12,31 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import UserError
+
 Reader = Callable[[tf.Tensor, tf.Tensor], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A reader in two stages: Python code that fetches, then TensorFlow operations that decode.
+
+    Python code runs one thread at a time, whatever their number, so that the pipeline lets one thread fetch and
+    several decode.
+
+    Args:
+      fetch: from positions and epoch to a nest of tensors.
+      decode: from that nest to the nest of the examples.
+    """
+
+    fetch: Reader
+    decode: Callable[[Any], Any]
+
+    def __call__(self, positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+        return self.decode(self.fetch(positions, epoch))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +48,14 @@ class Order:
         comes from the same ones.
       seed: of the permutation, another one each epoch; None keeps the examples in their own order.
       drop_remainder: whether an epoch's last batch is left out if it is smaller.
+      any_order: whether, without a seed, examples may stand elsewhere than in their own order, as in an evaluation,
+        which counts each once wherever it stands.
     """
 
     batch_size: int
     seed: int | None
     drop_remainder: bool = False
+    any_order: bool = False
 
 
 class Source(abc.ABC):
@@ -49,6 +74,8 @@ class Source(abc.ABC):
     augment: Callable[[Any, tf.Tensor], Any] | None = None
     calls_python = False
     """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
+    waits = False
+    """Whether reading waits, as for a bucket, so that several batches are to be fetched at a time."""
 
     def prepare(self, directory: str) -> None:
         """Fits what is to be the same in every split and process of a run: vocabularies, means.
@@ -65,6 +92,37 @@ class Source(abc.ABC):
         It is called inside tf.data, by several threads at once, with positions of one global batch at a time.
         """
 
+    # What a cache of the examples asks. The defaults serve a source whose examples are kept as `reader` gives them.
+
+    lengths: np.ndarray | None = None
+    """int32 [num_examples], where a batch is padded with zeros to the longest example of the global batch."""
+
+    @property
+    def kept_structure(self) -> Any:
+        """The nest of what `kept_reader` gives, like `structure`."""
+        return self.structure
+
+    def kept_reader(self, order: Order) -> Reader:
+        """Like `reader`, in the form in which examples are kept: before all that is random about them."""
+        return self.reader(order)
+
+    def from_kept(self, kept: Any, *, augments: bool) -> Any:
+        """What `reader` gives, from the kept form; `augments` tells whether `augment` follows, where there is one."""
+        del augments
+        return kept
+
+    def numbers(self, order: Order) -> Reader:
+        """A function like `reader`'s to the numbers of the examples, int64 [n], by which they are kept."""
+        raise UserError(f"A {type(self).__name__} cannot be cached; cache what it is made of.")
+
+    def identity(self) -> str:
+        """A digest of all that the kept examples depend on. Asked once the source is prepared."""
+        raise UserError(f"A {type(self).__name__} cannot be cached; cache what it is made of.")
+
+    def held(self) -> Any:
+        """The nest of arrays of all examples, where they are at hand without reading; else None. For checks."""
+        return None
+
     def describe(self) -> list[str]:
         """Lines on what is read and how, for `--mode=validate`."""
         return []
@@ -80,6 +138,9 @@ class RandomAccessSource(Source):
     def reader(self, order: Order) -> Reader:
         gather = self.gatherer()
         return lambda positions, epoch: gather(self.indices(order, positions, epoch))
+
+    def numbers(self, order: Order) -> Reader:
+        return lambda positions, epoch: self.indices(order, positions, epoch)
 
     def indices(self, order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         """Which examples stand at the positions of an epoch."""

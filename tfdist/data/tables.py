@@ -1,7 +1,8 @@
 """Tables in Parquet and CSV files: columns become inputs and targets, encoded alike in every split.
 
-Invariant: in training a worker reads the groups of rows that its own streams lie in, and no others. An evaluation
-goes through the rows in their order, so that a group is read by every worker that has a part of its batches.
+Invariant: a worker reads the groups of rows that its own streams lie in, and no others, in training and in evaluation.
+Training without shuffling goes through the rows in their order, so that a group is read by every worker that has a part
+of its batches.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from tfdist.data.columns import Columns
 from tfdist.data.csv_files import CsvFile, CsvFormat
 from tfdist.data.failures import noted
 from tfdist.data.group_cache import GroupCache
+from tfdist.data.identity import digest
 from tfdist.data.input_files import Patterns, find_files
 from tfdist.data.parquet_files import ParquetFile
+from tfdist.data.record_source import numbers_of_blocks
 from tfdist.data.source import Order, Reader, Source
 from tfdist.data.table_encoding import Fitted, Rule, encode, fit, num_indices, vocabulary
 from tfdist.data.table_files import TableFile, arrow, common_kinds
@@ -164,9 +167,7 @@ class Table(Source):
             most_rows=HELD_VALUES // len(self._rules),
             window_groups=WINDOW_GROUPS,
         )
-        blocks = None
-        if order.seed is not None:
-            blocks = BlockOrder(self._sizes, batch_size=order.batch_size, seed=order.seed, window_blocks=WINDOW_GROUPS)
+        blocks = self._block_order(order)
         specs = tf.nest.flatten(self.structure)
 
         def fetch(positions: np.ndarray, epoch: np.ndarray) -> list[np.ndarray]:
@@ -181,6 +182,14 @@ class Table(Source):
             return tf.nest.pack_sequence_as(self.structure, shaped)
 
         return read
+
+    def numbers(self, order: Order) -> Reader:
+        return numbers_of_blocks(self._block_order(order))
+
+    def identity(self) -> str:
+        rules = [dataclasses.astuple(rule) for rule in self._rules.values()]
+        fitted = dataclasses.asdict(self.fitted)
+        return digest("table", [table.file for table in self._tables], self._columns, rules, fitted, self._stack)
 
     def describe(self) -> list[str]:
         lines = [
@@ -199,6 +208,11 @@ class Table(Source):
                 what += f", mean {self.fitted.means[name]:.4g}, deviation {self.fitted.deviations[name]:.4g}"
             lines.append(what)
         return lines
+
+    def _block_order(self, order: Order) -> BlockOrder | None:
+        if order.seed is None and not order.any_order:
+            return None
+        return BlockOrder(self._sizes, batch_size=order.batch_size, seed=order.seed, window_blocks=WINDOW_GROUPS)
 
     def _fit(self) -> Fitted:
         def groups() -> Iterator[Any]:

@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from tfdist.data.block_order import BlockOrder
 from tfdist.data.failures import noted
+from tfdist.data.identity import digest
 from tfdist.data.input_files import Patterns, find_files
 from tfdist.data.length_order import LengthOrder
 from tfdist.data.record_source import RecordSource
-from tfdist.data.source import Order, Reader
+from tfdist.data.source import Order, Reader, Staged
 from tfdist.data.text_files import SPLITS, TextFile, open_class, open_lines
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.storage import files as storage
@@ -81,15 +82,19 @@ class TextLines(RecordSource):
         self._lines = _opened(files, "TextLines.files", separator, split)
         self._fit_lines = _opened(fitted_on, "TextLines.fitted_on", separator, split)
         super().__init__([len(lines) for lines in self._lines], block_records=BLOCK_LINES)
+        self.waits = any(storage.is_remote(lines.file.path) for lines in self._lines)
         if not self.num_examples:
             raise UserError(f"The files {files!r} have no lines.")
         self.labels = _labels(labels, fitted_on, self._fit_lines)
         self._classes = np.concatenate([_classes(lines, self.labels) for lines in self._lines])
         lengths = np.concatenate([lines.lengths for lines in self._lines])
         self._lengths = np.minimum(lengths, max_length)
+        if not pad_to_max:
+            self.lengths = self._lengths
         self._max_length, self._pad_to_max, self._bucket_batches = max_length, pad_to_max, bucket_batches
         self._settings = {"max_tokens": vocabulary_size, "standardize": standardize, "split": split}
         self._fitted_on = fitted_on
+        self._separator = separator
         self._vocabulary: list[str] | None = None
         ids = tf.TensorSpec([None, max_length if pad_to_max else None], tf.int32)
         self.structure = (ids, tf.TensorSpec([None], tf.int32))
@@ -132,18 +137,21 @@ class TextLines(RecordSource):
         def read_lines(positions: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             chosen = positions if numbers is None else numbers(positions, int(epoch))
             padded = self._max_length if self._pad_to_max else width(int(positions[0]) // order.batch_size, int(epoch))
-            texts = np.asarray(fetch(positions, int(epoch)), dtype=object)
+            texts = fetch(positions, int(epoch))
             return texts, self._classes[chosen], np.asarray(padded, np.int32)
 
         safe = noted(read_lines)
 
-        def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
-            texts, classes, padded = tf.numpy_function(safe, [positions, epoch], [tf.string, tf.int32, tf.int32])
+        def fetched(positions: tf.Tensor, epoch: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return tuple(tf.numpy_function(safe, [positions, epoch], [tf.string, tf.int32, tf.int32]))
+
+        def decode(lines: tuple[tf.Tensor, ...]) -> Any:
+            texts, classes, padded = lines
             ids = tf.cast(vectorize(tf.ensure_shape(texts, [None])), tf.int32)[:, : tf.ensure_shape(padded, [])]
             ids = tf.pad(ids, [[0, 0], [0, padded - tf.shape(ids)[1]]])
             return tf.ensure_shape(ids, self.structure[0].shape), tf.ensure_shape(classes, [None])
 
-        return read
+        return Staged(fetched, decode)
 
     def block_order(self, order: Order) -> BlockOrder:
         if not self._bucket_batches:
@@ -158,6 +166,11 @@ class TextLines(RecordSource):
 
     def read_run(self, file: int, first: int, count: int) -> list[bytes]:
         return self._lines[file].read(first, count)
+
+    def identity(self) -> str:
+        versions = [lines.file for lines in self._lines]
+        settings = [self._settings, self._max_length, self._pad_to_max, self._separator]
+        return digest("text", versions, self.labels, self.vocabulary, settings)
 
     def decode(self, records: tf.Tensor) -> Any:
         raise NotImplementedError("ids and labels come from `reader`")

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.data.array_record import ArrayRecordSource
 from tfdist.data.columns import Columns
+from tfdist.data.identity import digest
 from tfdist.data.record_files import FilePart, RecordFile, RecordFileSource
 from tfdist.data.source import Source
 from tfdist.data.tfds_builders import find_builder
@@ -62,7 +63,7 @@ def load_tfds(
     file_format = builder.info.file_format.value
     if file_format == "array_record":
         places = [(str(part.filename), part.skip, part.take) for part in parts]
-        return ArrayRecordSource(places, decode, decoded_structure(decode))
+        return ArrayRecordSource(places, decode, decoded_structure(decode), [repr(features), decoding])
     if file_format != "tfrecord":
         raise UserError(
             f"The data set {name!r} is prepared as {file_format!r} files; tfdist reads 'tfrecord' and 'array_record'. "
@@ -72,6 +73,7 @@ def load_tfds(
     source = _TfdsRecords(
         [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
         decode,
+        [repr(features), decoding],
         record_bytes=sum(f.num_bytes for f in record_files.values()) / sum(part.examples_in_shard for part in parts),
         max_corrupt_records=max_corrupt_records,
         block_records=block_records,
@@ -80,10 +82,16 @@ def load_tfds(
 
 
 class _TfdsRecords(RecordFileSource):
-    def __init__(self, parts: list[FilePart], decode: Callable[[tf.Tensor], Any], **settings: Any) -> None:
+    def __init__(
+        self, parts: list[FilePart], decode: Callable[[tf.Tensor], Any], identity: list[Any], **settings: Any
+    ) -> None:
         super().__init__(parts, **settings)
         self._decode = decode
+        self._identity = identity
         self.structure = decoded_structure(decode)
+
+    def identity(self) -> str:
+        return digest("tfds", self.versions, self._identity)
 
     def decode(self, records: tf.Tensor) -> Any:
         return self._decode(records)

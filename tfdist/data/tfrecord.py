@@ -12,6 +12,7 @@ from tfdist.data import example_features
 from tfdist.data.byte_ranges import matching_files
 from tfdist.data.columns import Columns
 from tfdist.data.compressed_file import WINDOW_BITS
+from tfdist.data.identity import digest
 from tfdist.data.record_files import FilePart, RecordFile, RecordFileSource
 from tfdist.errors import UserError
 
@@ -78,6 +79,9 @@ class TFRecordSource(RecordFileSource):
 
     def decode(self, records: tf.Tensor) -> Any:
         return self._decoding(example_features.parse(records, self._features))
+
+    def identity(self) -> str:
+        return digest("tfrecord", self.versions, self._features, self._decoding)
 
     def check_record(self, record: bytes, where: str) -> None:
         example_features.check_record(record, self._features, where)

@@ -12,6 +12,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+TEMPORARY_SUFFIX = ".tfdist-tmp"  # of what is being written, which no listing shows
 Buffer = Any  # what has the buffer protocol: bytes, bytearray, memoryview, a numpy array
 
 

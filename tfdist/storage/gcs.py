@@ -1,32 +1,40 @@
-"""Objects of Google Cloud Storage, through the file system that TensorFlow brings.
+"""Objects of Google Cloud Storage as files, through the library google-cloud-storage.
 
-Invariant: every failure is an OSError that names the path. A server that cannot be reached fails a look-up within
-some 20 seconds and a put within 80, one that refuses in 5, provided that `limit_retries` was called before TensorFlow
-was imported. `files` calls this for `gs://` paths.
+Invariant: the methods mean what they mean on a local path, and every failure is an OSError that names the path. A
+server that refuses connections fails a call within 5 seconds, one that cannot be reached or stalls within some 20.
+`files` calls this for `gs://` paths.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, MutableMapping
+import fnmatch
+import os
+import re
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
+from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
+from tfdist.storage.gcs_requests import TIMEOUT, client, persist, split
+from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
 from tfdist.storage.log_sink import RewrittenLog
 
-_RETRY_LIMITS = {
+_TENSORFLOW_LIMITS = {
     "GCS_RETRY_CONFIG_MAX_RETRIES": "3",  # 10 if unset
     "GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "100000",  # a second if unset, doubled with every retry
     "GCS_REQUEST_CONNECTION_TIMEOUT_SECS": "5",  # 120 if unset
 }
+_READ_TRIES = 8
 
 
 def limit_retries(environment: MutableMapping[str, str]) -> None:
-    """Lets a dead server fail within seconds instead of minutes, unless the user set other limits.
+    """Lets TensorFlow's own gs://, which data sets of users and of TFDS may read, fail within seconds, not minutes.
 
-    TensorFlow reads these variables once, while it is imported: set later, they change nothing.
+    TensorFlow reads these variables once, while it is imported: set later, they change nothing. Limits that the user
+    set stay.
     """
-    for name, value in _RETRY_LIMITS.items():
+    for name, value in _TENSORFLOW_LIMITS.items():
         environment.setdefault(name, value)
 
 
@@ -34,12 +42,35 @@ class GcsFiles:
     """`Files` on a `gs://` path. A put of an object is atomic by itself, and directories need not be made."""
 
     def read(self, path: str) -> bytes:
-        with _gfile(path) as gfile, gfile.GFile(path, "rb") as file:
-            return file.read()
+        for last in [False] * (_READ_TRIES - 1) + [True]:
+            found = look_up(path)
+            content = bytearray(found.size)
+            try:
+                download(path, 0, memoryview(content), found.generation)
+                break
+            except OSError as error:  # rewritten meanwhile, as logs are
+                if error.errno != errno.ESTALE or last:
+                    raise
+        return bytes(content)
+
+    def read_range(self, path: str, first: int, count: int) -> bytes:
+        content = bytearray(count)
+        found = download(path, first, memoryview(content), None)
+        return bytes(memoryview(content)[:found])
+
+    def read_into(self, path: str, buffer: memoryview, first: int) -> None:
+        found = look_up(path)
+        missing = first + buffer.nbytes - found.size
+        if missing > 0:
+            raise OSError(errno.EIO, f"it ends at byte {found.size:,}, {missing:,} short", path)
+        download(path, first, buffer, found.generation)
 
     def write_atomic(self, path: str, data: bytes) -> None:
-        with _gfile(path) as gfile, gfile.GFile(path, "wb") as file:
-            file.write(data)
+        upload(path, [memoryview(data)], replaces=None)
+
+    def write_new(self, path: str, parts: Sequence[memoryview], crc32c: int | None) -> int:
+        upload(path, parts, replaces=0, checksum=crc32c)
+        return total_bytes(parts)
 
     def open_log(self, path: str, flush_seconds: float) -> RewrittenLog:
         try:
@@ -51,33 +82,113 @@ class GcsFiles:
         )
 
     def exists(self, path: str) -> bool:
-        with _gfile(path) as gfile:
-            return gfile.exists(path)
+        return self.is_dir(path) or self._is_file(path)
+
+    def is_dir(self, path: str) -> bool:
+        prefix = _prefix(path)
+        try:
+            page = next(_pages(path, prefix, delimiter=None, page_size=1))
+        except FileNotFoundError:
+            return False
+        return not prefix or bool(page)
+
+    def stat(self, path: str) -> FileVersion:
+        try:
+            found = look_up(path)
+        except FileNotFoundError:
+            if self.is_dir(path):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) from None
+            raise
+        return FileVersion(path, found.size, found.generation)
+
+    def glob(self, pattern: str) -> list[str]:
+        bucket, name = split(pattern)
+        found = [f"gs://{bucket}"]
+        components = name.split("/")
+        for depth, component in enumerate(components, 1):
+            head = re.split(r"[*?\[]", component)[0]
+            if head == component and depth < len(components):
+                found = [f"{path}/{component}" for path in found]
+            elif head == component:
+                found = [each for path in found if self.exists(each := f"{path}/{component}")]
+            else:
+                found = [f"{path}/{each}" for path in found for each in self._matching(path, head, component)]
+        return sorted(found)
 
     def list_names(self, path: str) -> list[str]:
-        with _gfile(path) as gfile:
-            if not gfile.exists(path):  # unlike `listdir`, this tells a server that does not answer from an empty one
-                return []
-            return sorted({name.rstrip("/") for name in gfile.listdir(path)} - {""})
+        return sorted(_visible(self._names(path, "")))
+
+    def list_tree(self, path: str) -> list[str]:
+        return sorted(_visible(name for name in self._all_below(path) if not name.endswith("/")))
 
     def make_dirs(self, path: str) -> None:
         del path
 
     def remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError), _gfile(path) as gfile:
-            gfile.remove(path)
+        delete(path)
+
+    def remove_tree(self, path: str) -> None:
+        delete_all([f"{path.rstrip('/')}/{name}" for name in self._all_below(path)])
+
+    def _is_file(self, path: str) -> bool:
+        try:
+            look_up(path)
+        except (FileNotFoundError, IsADirectoryError):
+            return False
+        return True
+
+    def _matching(self, path: str, head: str, component: str) -> Iterator[str]:
+        """The names in a directory that match; hidden ones only where that is asked for, as in a shell."""
+        for name in _visible(self._names(path, head)):
+            if fnmatch.fnmatchcase(name, component) and name.startswith(".") <= component.startswith("."):
+                yield name
+
+    def _names(self, path: str, head: str) -> set[str]:
+        """The names in a directory that begin with `head`."""
+        prefix = _prefix(path)
+        with contextlib.suppress(FileNotFoundError):  # no such bucket
+            pages = _pages(path, prefix + head, delimiter="/", page_size=None)
+            return {found.removeprefix(prefix).rstrip("/") for page in pages for found in page} - {""}
+        return set()
+
+    def _all_below(self, path: str) -> list[str]:
+        prefix = _prefix(path)
+        with contextlib.suppress(FileNotFoundError):
+            pages = _pages(path, prefix, delimiter=None, page_size=None)
+            return [below for page in pages for found in page if (below := found.removeprefix(prefix))]
+        return []
 
 
-@contextlib.contextmanager
-def _gfile(path: str) -> Iterator[Any]:
-    """`tf.io.gfile`, whose errors become the OSErrors that a local file would raise."""
-    import tensorflow as tf
+def _pages(path: str, prefix: str, *, delimiter: str | None, page_size: int | None) -> Iterator[list[str]]:
+    """The names of objects, and of directories with a `/` behind, page by page; each page is tried again by itself."""
+    token: str | None = None
 
-    try:
-        yield tf.io.gfile
-    except tf.errors.NotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, error.message, path) from error
-    except (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError) as error:
-        raise PermissionError(errno.EACCES, error.message, path) from error
-    except tf.errors.OpError as error:
-        raise OSError(errno.EIO, error.message, path) from error
+    def ask() -> tuple[list[str], str | None]:
+        listing: Any = client().list_blobs(
+            split(path)[0],
+            prefix=prefix,
+            delimiter=delimiter,
+            page_token=token,
+            page_size=page_size,
+            fields="items(name),prefixes,nextPageToken",
+            retry=None,
+            timeout=TIMEOUT,
+        )
+        page = next(iter(listing.pages))
+        return [*(found.name for found in page), *listing.prefixes], listing.next_page_token
+
+    while True:
+        names, token = persist(path, ask)
+        yield names
+        if token is None:
+            return
+
+
+def _prefix(path: str) -> str:
+    """What the names below a directory begin with."""
+    name = split(path)[1].rstrip("/")
+    return f"{name}/" if name else ""
+
+
+def _visible(names: Iterator[str] | set[str]) -> Iterator[str]:
+    return (name for name in names if not name.endswith(TEMPORARY_SUFFIX))

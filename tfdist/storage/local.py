@@ -14,11 +14,10 @@ import stat
 import uuid
 from collections.abc import Iterator, Sequence
 
-from tfdist.storage.contents import FileVersion, total_bytes
+from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
 from tfdist.storage.log_sink import AppendedLog
 from tfdist.storage.syscalls import Syscalls
 
-TEMPORARY_SUFFIX = ".tfdist-tmp"
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 

@@ -119,10 +119,10 @@ class Strategy(abc.ABC):
 
         Every replica gets the same bits.
         """
-        if self.topology.num_replicas == 1:  # MirroredStrategy fails on tensors without a device, as variables' values
+        if self.topology.num_replicas == 1:
             return list(tensors)
         context = tf.distribute.get_replica_context()
-        tensors = [t if t.device else tf.identity(t) for t in tensors]  # an argument of `run` stands on no device
+        tensors = [placed(t) for t in tensors]
         summed: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(t.dtype for t in tensors):  # one collective carries one type
             places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
@@ -214,3 +214,8 @@ class Strategy(abc.ABC):
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""
         chiefs = np.asarray(values, np.float64)
         return self.sum_over_workers(chiefs if self.topology.is_chief else np.zeros_like(chiefs))
+
+
+def placed(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+    """The tensor with a device: TensorFlow asks where a sum should go, and what was read from a variable has none."""
+    return tensor if isinstance(tensor, tf.IndexedSlices) else tf.identity(tensor)

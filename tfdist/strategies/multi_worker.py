@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies import environment
-from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.base import Notify, Strategy, Topology, placed
 from tfdist.strategies.cluster import Cluster, read_tf_config
 from tfdist.strategies.rendezvous import rendezvous
 
@@ -76,9 +76,8 @@ class MultiWorker(Strategy):
     def sum_over_replicas(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         packing = DEFAULT_PACKING if self.bytes_per_pack == "auto" else self.bytes_per_pack
         context = tf.distribute.get_replica_context()
-        # A tensor read from a variable has no device, and TensorFlow asks where its sum should go: identity places it.
-        placed = [t if isinstance(t, tf.IndexedSlices) else tf.identity(t) for t in tensors]
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, placed, options=self._options(packing)))
+        sent = [placed(t) for t in tensors]
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, sent, options=self._options(packing)))
 
     def _options(self, bytes_per_pack: int) -> tf.distribute.experimental.CommunicationOptions:
         implementation = tf.distribute.experimental.CommunicationImplementation(self.implementation.upper())

@@ -64,6 +64,13 @@ class Task(abc.ABC):
         del examples
         return None
 
+    def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
+        """Looks at all examples of a split that lies in memory, a nest of arrays, before any is computed on.
+
+        Raises:
+          UserError: the model cannot learn from one of them.
+        """
+
     def metric_specs(self) -> Sequence[MetricSpec]:
         """The metrics to compute beside the loss."""
         return ()

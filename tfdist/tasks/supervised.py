@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
@@ -92,6 +93,18 @@ class Supervised(Task):
             predictions[name] = Prediction(outputs[name], mask)
         return terms, predictions
 
+    def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
+        try:
+            outputs = self._named(model.output, "The model's outputs", model)
+        except (AttributeError, ValueError):
+            return  # a subclassed model, whose outputs are known when it is called
+        targets = self._targets(examples)
+        for name, loss in self._losses.items():
+            if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+                ignored = getattr(loss, "ignore_class", None)
+                where = f"{split} data" if self._single else f"{split} data, output {name!r},"
+                _check_labels(np.asarray(targets[name]), outputs[name].shape[-1], ignored, where)
+
     def term_names(self) -> Sequence[str]:
         return () if len(self._losses) == 1 else tuple(self._losses)
 
@@ -162,6 +175,23 @@ def _parts(examples: Any) -> tuple[Any, Any, Any]:
         raise UserError(f"Supervised learning takes (x, y) or (x, y, sample_weight); the data gives {held}.")
     x, y, *rest = examples
     return x, y, rest[0] if rest else None
+
+
+def _check_labels(labels: np.ndarray, num_classes: int | None, ignored: int | None, where: str) -> None:
+    """Checks that labels, [n, …], are 0 … num_classes - 1, or the class that the loss ignores."""
+    if num_classes is None or labels.dtype.kind not in "iuf":
+        return
+    wrong = (labels < 0) | (labels >= num_classes)
+    if ignored is not None:
+        wrong &= labels != ignored
+    if not wrong.any():
+        return
+    place = np.argwhere(wrong)[0]
+    raise UserError(
+        f"Example {place[0]} of the {where} has the label {labels[tuple(place)]}, but the model's output is of "
+        f"{num_classes} classes, 0 … {num_classes - 1} ({np.count_nonzero(wrong):,} labels are out of range). Give the "
+        "model more outputs, or correct the labels."
+    )
 
 
 def _loss_values(loss: Loss, y_true: Any, y_pred: Any) -> tf.Tensor:

@@ -7,6 +7,7 @@ has something to tell. `experiment.py` makes one log a process and closes it las
 from __future__ import annotations
 
 import datetime
+import threading
 
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
@@ -30,6 +31,7 @@ class EventLog:
         self._worker = worker
         self._console = console
         self._sink: LogSink | None = None
+        self._lock = threading.Lock()  # what notes a signal tells from a thread of its own
 
     def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
         """Something that belongs to a good run. `message` goes to the console, too, and into the details."""
@@ -45,9 +47,10 @@ class EventLog:
 
     def close(self) -> None:
         """Leaves every event stored; a later event opens the log again."""
-        if self._sink is not None:
-            self._sink.close()
-            self._sink = None
+        with self._lock:
+            sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.close()
 
     def _write(
         self, level: Level, event: str, step: int | None, message: str | None, details: dict[str, object]
@@ -64,6 +67,7 @@ class EventLog:
             "step": None if step is None else int(step),
             "details": details,
         }
-        if self._sink is None:
-            self._sink = files.open_log(self._path)
-        self._sink.write_line(to_json(record))
+        with self._lock:
+            if self._sink is None:
+                self._sink = files.open_log(self._path)
+            self._sink.write_line(to_json(record))

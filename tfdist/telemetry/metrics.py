@@ -15,6 +15,7 @@ import numpy as np
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
+from tfdist.storage.mirror import Mirror
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -45,6 +46,7 @@ class MetricsLog:
         self._tensorboard = tensorboard
         self._sink: LogSink | None = None
         self._writers: dict[str, Any] = {}
+        self._mirror: Mirror | None = None
 
     def log(
         self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
@@ -74,21 +76,34 @@ class MetricsLog:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-        if self._sink is not None:
-            self._sink.close()
-            self._sink = None
+        sink, mirror = self._sink, self._mirror
+        self._sink = self._mirror = None
+        try:
+            if sink is not None:
+                sink.close()
+        finally:
+            if mirror is not None:
+                mirror.close()
 
     def _summarise(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
         import tensorflow as tf
 
         if split not in self._writers:
             self._writers[split] = tf.summary.create_file_writer(
-                files.join(self._run.tensorboard, split), flush_millis=_SUMMARY_FLUSH_SECONDS * 1000
+                files.join(self._summary_directory(), split), flush_millis=_SUMMARY_FLUSH_SECONDS * 1000
             )
         with self._writers[split].as_default():
             for name, value in metrics.items():
                 if np.ndim(value) == 0:
                     tf.summary.scalar(name, float(value), step=step)
+
+    def _summary_directory(self) -> str:
+        """Where TensorFlow writes; its own gs:// has other limits and credentials than ours, so that is not used."""
+        if not files.is_remote(self._run.tensorboard):
+            return self._run.tensorboard
+        if self._mirror is None:
+            self._mirror = Mirror(self._run.tensorboard)
+        return self._mirror.local
 
 
 class NullMetricsLog:

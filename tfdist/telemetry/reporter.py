@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
+from tfdist.telemetry import notices
 from tfdist.telemetry.console import Console
 from tfdist.telemetry.console_text import EpochSummary, Progress
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics
 
 SHOWN_VARIABLES = 5
+
+
+class Waited(Protocol):
+    """What workers waited for input: the share of the time of the one that waited most, and the figures of all."""
+
+    share: float
+    worst: int
+    seconds: tuple[float, ...]
+    by_worker: list[float]
+    is_notable: bool
 
 
 class RunReporter:
@@ -23,6 +34,7 @@ class RunReporter:
         self._examples_per_step = examples_per_step
 
     def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: Mapping[str, Any], rate: float) -> None:
+        notices.drain(self._events)
         self._console.update(
             Progress(
                 step=step,
@@ -46,6 +58,7 @@ class RunReporter:
         seconds: float,
         rate: float,
     ) -> None:
+        notices.drain(self._events)
         self._console.end_epoch(
             EpochSummary(
                 step=step,
@@ -68,3 +81,21 @@ class RunReporter:
             message=f"The loss does not depend on {len(variables)} trainable variables; they stay as they are: {shown}",
             variables=variables,
         )
+
+    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None:
+        told = f"epoch {epoch + 1}: {_said(waited)}" if waited.is_notable else None
+        self._events.info("input_wait", step=step, message=told, epoch=epoch + 1, **_figures(waited))
+
+    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None:
+        message = f"Training: {_said(waited)}. {cure}".strip()
+        self._events.warning("input_bound", step=step, message=message, **_figures(waited))
+
+
+def _said(waited: Waited) -> str:
+    who = f"worker {waited.worst} " if len(waited.seconds) > 1 else ""
+    return f"{who}waited for input {waited.share:.0%} of the time ({waited.seconds[waited.worst]:.1f} s)"
+
+
+def _figures(waited: Waited) -> dict[str, Any]:
+    several = {"by_worker": waited.by_worker} if len(waited.seconds) > 1 else {}
+    return {"share": waited.share, "seconds": waited.seconds[waited.worst], **several}

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfdist.data.batches import BatchPlan
+from tfdist.data.cures import cure_of
 from tfdist.data.pipeline import as_source, build_pipeline, dispose
 from tfdist.data.source import Source
 from tfdist.errors import UserError
@@ -18,12 +19,14 @@ from tfdist.storage import files
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console_text import Plan
 from tfdist.telemetry.reporter import RunReporter
+from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator
 from tfdist.training.gradients import LocalGradients
 from tfdist.training.learner import Learner
-from tfdist.training.loop import Boundaries, Loop, Outcome
+from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
+from tfdist.training.outcome import Outcome
 from tfdist.training.pace import Pace
 from tfdist.training.recovery import Position, Recovery
 from tfdist.training.run import Run
@@ -31,8 +34,10 @@ from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
 
 
-def open_source(run: Run, data: Callable[[], Any]) -> Source:
+def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
     """What a data function gives, prepared on every worker: on the chief first, for the others to find.
+
+    The chief tells in one line what the `split` ("training", "evaluation") holds; of None nobody is told.
 
     Raises:
       UserError: the data cannot be read; on every worker, where it is the chief that fails.
@@ -48,7 +53,23 @@ def open_source(run: Run, data: Callable[[], Any]) -> Source:
         raise problem or UserError("The chief could not prepare the data; its message says why.")
     if not run.topology.is_chief:
         source.prepare(run.directory.fitted)
+    elif split is not None:
+        lines = source.describe()
+        run.events.info(
+            "data_opened",
+            message=f"{split} data: {source.num_examples:,} examples{'; ' + lines[0] if lines else ''}",
+            split=split,
+            num_examples=source.num_examples,
+            description=lines,
+        )
     return source
+
+
+def check_examples(task: Task, model: keras.Model, source: Source, split: str) -> None:
+    """Raises UserError where the model cannot learn from an example that lies in memory."""
+    held = source.held()
+    if held is not None:
+        task.check_examples(model, held, split)
 
 
 def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
@@ -59,7 +80,12 @@ def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) ->
 def build_step(
     run: Run, learner: Learner, task: Task, source: Source, plan: BatchPlan, *, xla: str, deterministic: bool
 ) -> TrainStep:
-    """The training step, with what was left to "auto" settled."""
+    """The training step, with what was left to "auto" settled.
+
+    Raises:
+      UserError: the examples do not fit the model.
+    """
+    check_examples(task, learner.model, source, "training")
 
     def gradients(jit_compile: bool) -> LocalGradients:
         return LocalGradients(
@@ -93,16 +119,18 @@ def build_step(
 def build_evaluator(
     run: Run, model: keras.Model, metrics: MetricGroup, task: Task, data: Callable[[], Any] | None, batch_size: int
 ) -> Evaluator | None:
-    """An evaluator of all that `data` gives, in its order; None without data."""
+    """An evaluator of all that `data` gives, each example once; None without data."""
     if data is None:
         return None
-    source = open_source(run, data)
+    source = open_source(run, data, "evaluation")
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=batch_size,
         num_replicas=run.topology.num_replicas,
         pad=run.strategy.needs_static_shapes,
+        any_order=True,
     )
+    check_examples(task, model, source, "evaluation")
     return Evaluator(
         strategy=run.strategy,
         model=model,
@@ -151,6 +179,7 @@ def run_loop(
         loss_scale=learner.loss_scale,
         recovery=recovery,
         start=start,
+        input_cure=cure_of(source),
     )
     run.console.start(
         Plan(total_epochs=num_epochs, steps_per_epoch=plan.steps_per_epoch, total_steps=boundaries.total_steps)

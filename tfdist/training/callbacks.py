@@ -7,15 +7,15 @@ all; those that write files run on the chief alone.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfdist import user_code
+from tfdist.backup.callback_state import Baseline
 from tfdist.errors import TfdistError, UserError
-from tfdist.training.callback_state import CallbackState
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -46,9 +46,8 @@ class Callbacks:
         params: dict[str, Any],
     ) -> None:
         check_callbacks(callbacks)
-        places = {place: c for place, c in enumerate(callbacks) if is_chief or not writes(c)}
-        mine = list(places.values())
-        self.state = CallbackState(places)
+        mine = [c for c in callbacks if is_chief or not writes(c)]
+        self._mine = mine
         self._model = model
         model.optimizer = optimizer  # where Keras callbacks look for the learning rate
         model.stop_training = False
@@ -63,6 +62,15 @@ class Callbacks:
 
     def train_begin(self) -> None:
         self._list.on_train_begin()
+        self._baseline = Baseline(self._mine)
+
+    def changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What the callbacks have come to know since `train_begin`, for JSON, and the arrays that it refers to."""
+        return self._baseline.changes()
+
+    def restore(self, changes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts back what `changes` gave, after `train_begin`."""
+        self._baseline.restore(changes, arrays)
 
     def train_end(self, logs: dict[str, Any]) -> bool:
         """Returns whether a callback changed the model's weights, so that the last evaluation is not theirs."""

@@ -47,10 +47,15 @@ def check_training(
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
         source = _opened(train_data, scratch)
         _tell_data(tell, "training", source, plan(source.num_examples, replicas))
+        splits = {"training": source}
         if eval_data is not None:
-            check_evaluation_data(tell, _opened(eval_data, scratch), source, eval_batch_size, replicas)
+            splits["evaluation"] = _opened(eval_data, scratch)
+            check_evaluation_data(tell, splits["evaluation"], source, eval_batch_size, replicas)
     metrics = MetricGroup(task.metric_specs())
     built = build_model(model, task, source.structure, metrics=[metrics])
+    for split, each in splits.items():
+        if each.held() is not None:
+            task.check_examples(built, each.held(), split)
     made = build_optimizer(optimizer, built)
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")

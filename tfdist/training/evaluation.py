@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.data.pipeline import dispose
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.training.gradients import forward, term_scales
@@ -76,6 +77,11 @@ class Evaluator:
             if step < self._num_steps and Wanted.of(wanted).leave:
                 return None
         return to_python(self._end())
+
+    def close(self) -> None:
+        """Lets the stream go, without waiting for it. Nothing can be evaluated afterwards."""
+        iterator, self._iterator = self._iterator, None
+        dispose(iterator)
 
     def _steps(self, iterator: Iterator[Any], num_steps: tf.Tensor, wishes: tf.Tensor) -> tf.Tensor:
         def step(index: tf.Tensor) -> tuple[tf.Tensor]:

@@ -18,45 +18,16 @@ import tensorflow as tf
 
 from tfdist.errors import DivergedError
 from tfdist.strategies.base import Strategy
+from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
+from tfdist.training.input_wait import InputWait, Waited
+from tfdist.training.outcome import EpochSums, Outcome
 from tfdist.training.pace import Pace
 from tfdist.training.precision import LossScale
 from tfdist.training.recovery import Position, Recovery
-from tfdist.training.step import Totals, TrainStep
+from tfdist.training.step import TrainStep
 from tfdist.training.wishes import Wanted
-
-
-@dataclasses.dataclass(frozen=True)
-class Boundaries:
-    """The steps at which a call has to end.
-
-    Args:
-      total_steps: the last step of the run.
-      steps_per_epoch: of the training data.
-      eval_every_steps: None evaluates at the end of each epoch.
-      log_every_steps: None logs at the end of each epoch only.
-    """
-
-    total_steps: int
-    steps_per_epoch: int
-    eval_every_steps: int | None = None
-    log_every_steps: int | None = None
-
-    def next_after(self, step: int) -> int:
-        periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
-        return min(self.total_steps, *((step // period + 1) * period for period in periods if period))
-
-    def ends_epoch(self, step: int) -> bool:
-        return step % self.steps_per_epoch == 0 or step == self.total_steps
-
-    def evaluates(self, step: int) -> bool:
-        if self.eval_every_steps is None:
-            return self.ends_epoch(step)
-        return step % self.eval_every_steps == 0 or step == self.total_steps
-
-    def logs(self, step: int) -> bool:
-        return bool(self.log_every_steps) and step % self.log_every_steps == 0 and not self.ends_epoch(step)
 
 
 class Reporter(Protocol):
@@ -74,35 +45,9 @@ class Reporter(Protocol):
 
     def unused(self, *, step: int, variables: list[str]) -> None: ...
 
+    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None: ...
 
-@dataclasses.dataclass
-class Outcome:
-    """Where a loop ended."""
-
-    step: int = 0
-    stopped_early: bool = False
-    train_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
-    eval_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
-    evaluated_at: int = -1
-
-
-@dataclasses.dataclass
-class EpochSums:
-    """The loss of the epoch so far."""
-
-    loss_sum: float = 0.0
-    weight: float = 0.0
-    term_sums: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    def add(self, totals: Totals) -> None:
-        self.loss_sum += float(totals.loss_sum)
-        self.weight += float(totals.weight)
-        for name, value in totals.term_sums.items():
-            self.term_sums[name] = self.term_sums.get(name, 0.0) + float(value)
-
-    def means(self) -> dict[str, float]:
-        weight = self.weight or float("nan")
-        return {"loss": self.loss_sum / weight} | {f"{n}_loss": v / weight for n, v in self.term_sums.items()}
+    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None: ...
 
 
 class Loop:
@@ -121,6 +66,7 @@ class Loop:
       loss_scale: as the step has it.
       recovery: saves, and leaves when the process has to go; None does neither.
       start: where an earlier process left the run; None begins.
+      input_cure: what would help if training waits for its input.
     """
 
     def __init__(
@@ -138,6 +84,7 @@ class Loop:
         loss_scale: LossScale | None = None,
         recovery: Recovery | None = None,
         start: Position | None = None,
+        input_cure: str = "",
     ) -> None:
         self._strategy = strategy
         self._step = step
@@ -155,6 +102,7 @@ class Loop:
         self._told_unused = False
         self._outcome = Outcome()
         self._wanted = Wanted()
+        self._input_wait = InputWait(strategy, reporter, cure=input_cure)
         self._epoch_started = time.perf_counter()
         self._evaluation_seconds = 0.0
 
@@ -184,31 +132,34 @@ class Loop:
             for name, value in values["outcome"].items():
                 setattr(self._outcome, name, value)
             self._sums = EpochSums(**values["sums"])
-            self._callbacks.state.set(values["callbacks"], start.arrays)
+            self._callbacks.restore(values["callbacks"], start.arrays)
             if values["boundary_is_due"]:
+                self._wanted = Wanted(stop=values["stop"])
                 self._at_boundary()
 
     def _at_boundary(self) -> None:
         """All that belongs to the step that was reached, and then a backup if one is due."""
         outcome, boundaries = self._outcome, self._boundaries
         logs = dict(outcome.train_metrics)
-        if self._evaluator is not None and boundaries.evaluates(outcome.step):
+        stops = self._wanted.stop
+        if self._evaluator is not None and (stops or boundaries.evaluates(outcome.step)):
             logs |= {f"val_{name}": value for name, value in self._evaluate().items()}
-        if boundaries.logs(outcome.step):
+        if boundaries.logs(outcome.step) and not stops:
             self._point("train", outcome.train_metrics)
-        if boundaries.ends_epoch(outcome.step):
+        if stops or boundaries.ends_epoch(outcome.step):
             self._end_epoch(logs)
         if self._wanted.save:
             self._save()
 
     def _save(self, *, boundary_is_due: bool = False) -> None:
         outcome = self._outcome
-        callbacks, arrays = self._callbacks.state.read()
+        callbacks, arrays = self._callbacks.changes()
         values = {
             "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
             "sums": dataclasses.asdict(self._sums),
             "callbacks": callbacks,
             "boundary_is_due": boundary_is_due,
+            "stop": self._wanted.stop,
         }
         evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
         metrics = {**outcome.train_metrics, **{f"val_{name}": value for name, value in evaluated.items()}}
@@ -221,7 +172,8 @@ class Loop:
         self._recovery.leave(self._outcome.step)
 
     def _wishes(self, step: int) -> Wanted:
-        return Wanted() if self._recovery is None else self._recovery.wishes(step)
+        wanted = Wanted() if self._recovery is None else self._recovery.wishes(step)
+        return dataclasses.replace(wanted, stop=self._callbacks.wants_stop)
 
     @property
     def learning_rate(self) -> float:
@@ -244,12 +196,14 @@ class Loop:
         self._epoch_started = time.perf_counter()
 
     def _train_until(self, boundary: int) -> None:
-        while self._outcome.step < boundary:
+        while True:
             self._call(self._next_stop(boundary))
-            at_boundary = self._outcome.step == boundary
+            at_boundary = self._outcome.step == boundary or self._wanted.stop
             if self._wanted.leave:
                 self._leave(boundary_is_due=at_boundary)
-            if self._wanted.save and not at_boundary:
+            if at_boundary:
+                return
+            if self._wanted.save:
                 self._save()
 
     def _next_stop(self, boundary: int) -> int:
@@ -276,6 +230,7 @@ class Loop:
             self._told_unused = True
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
         self._pace.observe(steps, seconds)
+        self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
         self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
         self._reporter.progress(
             step=self._outcome.step,
@@ -326,8 +281,9 @@ class Loop:
             seconds=seconds,
             rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
         )
+        self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
         self._callbacks.epoch_end(self._epoch, logs)
-        outcome.stopped_early = self._strategy.any_worker(self._callbacks.wants_stop)
+        outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
         self._reporter.point(

@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.data import failures
-from tfdist.errors import PeerLostError, PreemptedError, UserError
+from tfdist.errors import PeerLostError, PreemptedError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
+from tfdist.telemetry import notices
 from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.identity import check_same_experiment
+from tfdist.training.place import Place, take_place
 
 LOST_PEER_WORDS = (
     "Socket closed",
@@ -45,6 +47,7 @@ class Request:
       settings: what is configured, by name.
       check_only: check all that can be checked, train nothing.
       tell: takes the lines of what a check finds.
+      serve: takes the function of the training data; given, nothing else is done with it.
     """
 
     run_dir: str
@@ -52,6 +55,7 @@ class Request:
     settings: Callable[[], Mapping[str, str]] = dict
     check_only: bool = False
     tell: Callable[[str], None] = print
+    serve: Callable[[Callable[[], Any]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +63,7 @@ class Run:
     """An open run.
 
     Attributes:
-      is_finished: whether its directory held a result already: there is nothing left to train.
-      still_ours: raises where another run has taken the directory.
+      place: its directory: whether it held a result already, and whether it is still this run's.
     """
 
     request: Request
@@ -70,8 +73,7 @@ class Run:
     console: Console
     events: EventLog
     metrics: Metrics
-    is_finished: bool = False
-    still_ours: Callable[[], None] = lambda: None
+    place: Place
 
     def write_config(self) -> None:
         """Writes config.gin, on the chief."""
@@ -96,16 +98,28 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
     waiting = open_console(is_chief=True)
     topology = strategy.connect(notify=waiting.message)
     console = open_console(is_chief=topology.is_chief)
-    try:
-        is_finished = _prepare(directory, strategy, topology, request, mode, accept_changes=accept_changes)
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(console.close)
+        place = take_place(
+            directory,
+            strategy,
+            settings=request.settings,
+            trains=mode == "train",
+            accept_changes=accept_changes,
+            notify=waiting.message,
+        )
+        leaving.callback(place.release)
         events = EventLog(directory, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
+        leaving.callback(events.close)
         metrics = MetricsLog(directory) if topology.is_chief else NullMetricsLog()
-        run = Run(request, directory, strategy, topology, console, events, metrics, is_finished)
+        leaving.callback(metrics.close)
+        run = Run(request, directory, strategy, topology, console, events, metrics, place)
         try:
-            if mode == "train" and not is_finished:
+            if mode == "train" and not place.is_finished:
                 run.write_config()
             _announce(run, mode)
-            yield run
+            with notices.listening(events):
+                yield run
             strategy.any_worker(False)  # nobody leaves while another still needs it
         except PreemptedError as error:
             events.warning("preempted", reason=str(error))
@@ -121,11 +135,6 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
             if told is not None:
                 raise told from error
             raise
-        finally:
-            metrics.close()
-            events.close()
-    finally:
-        console.close()
 
 
 def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
@@ -143,35 +152,9 @@ def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
     )
 
 
-def _prepare(
-    directory: RunDirectory,
-    strategy: Strategy,
-    topology: Topology,
-    request: Request,
-    mode: str,
-    *,
-    accept_changes: bool,
-) -> bool:
-    """The chief makes the directory; all end together where it cannot be used. Whether it holds a finished run."""
-    problem: UserError | None = None
-    is_finished = False
-    if topology.is_chief:
-        try:
-            directory.create()
-            if mode == "train":
-                if not accept_changes:
-                    check_same_experiment(directory, request.settings())
-                is_finished = files.exists(directory.result)
-        except UserError as error:
-            problem = error
-    if strategy.any_worker(problem is not None):
-        raise problem or UserError(f"The chief cannot use the run directory {directory.path}; its message says why.")
-    return strategy.any_worker(is_finished)
-
-
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
-    if run.is_finished:
+    if run.place.is_finished:
         run.events.info(
             "already_finished",
             message=f"{run.directory.path} holds this run, and it is finished (result.json): nothing is left to train. "

@@ -15,13 +15,14 @@ import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
 from tfdist.training.gradients import Gradient, LocalGradients
+from tfdist.training.input_wait import timed_next
 from tfdist.training.layer_state import moving_variables
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.precision import LossScale
 
 
 class Totals(NamedTuple):
-    """What some steps add up to, the same on every replica.
+    """What some steps add up to, the same on every replica but for `input_seconds`.
 
     Attributes:
       loss_sum: Σ of weighted losses over the global batches of the steps that were applied.
@@ -29,6 +30,7 @@ class Totals(NamedTuple):
       term_sums: the same by loss term, where there are several.
       steps: steps done, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
+      input_seconds: float64, this worker's own: how long it waited for batches.
     """
 
     loss_sum: tf.Tensor
@@ -36,6 +38,7 @@ class Totals(NamedTuple):
     term_sums: dict[str, tf.Tensor]
     steps: tf.Tensor
     overflowed: tf.Tensor
+    input_seconds: tf.Tensor
 
 
 class GlobalSums(NamedTuple):
@@ -122,17 +125,19 @@ class TrainStep:
 
     def _step(self, iterator: Iterator[Any], totals: Totals) -> Totals:
         """One step whose update waits for nothing but its gradients."""
-        sums = self._strategy.run(self.global_sums, args=(next(iterator),))
+        batch, waited = timed_next(self._strategy, iterator)
+        sums = self._strategy.run(self.global_sums, args=(batch,))
         self._update(sums)
-        return _advanced(totals, self._strategy.first_local(sums._replace(gradients=[])))
+        return _advanced(totals, self._strategy.first_local(sums._replace(gradients=[])), waited)
 
     def _step_or_skip(self, iterator: Iterator[Any], totals: Totals) -> Totals:
         """One step that changes nothing, on all replicas alike, if a gradient is not finite."""
         before = self._strategy.run(self._read_moving)
-        sums = self._strategy.run(self.global_sums, args=(next(iterator),))
+        batch, waited = timed_next(self._strategy, iterator)
+        sums = self._strategy.run(self.global_sums, args=(batch,))
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         tf.cond(seen.finite, lambda: self._update(sums), lambda: self._skip(seen.finite, before))
-        return _advanced(totals, seen)
+        return _advanced(totals, seen, waited)
 
     def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch."""
@@ -177,10 +182,10 @@ class TrainStep:
 
     def _zero_totals(self) -> Totals:
         zero, none = tf.constant(0.0), tf.constant(0)
-        return Totals(zero, zero, dict.fromkeys(self._term_names, zero), none, none)
+        return Totals(zero, zero, dict.fromkeys(self._term_names, zero), none, none, tf.constant(0.0, tf.float64))
 
 
-def _advanced(totals: Totals, seen: GlobalSums) -> Totals:
+def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
     """The totals after one more step; a skipped step's loss, which may be infinite, is left out."""
 
     def counted(value: tf.Tensor) -> tf.Tensor:
@@ -192,6 +197,7 @@ def _advanced(totals: Totals, seen: GlobalSums) -> Totals:
         {name: total + counted(seen.term_sums[name]) for name, total in totals.term_sums.items()},
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
+        totals.input_seconds + waited,
     )
 
 

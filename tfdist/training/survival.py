@@ -86,7 +86,7 @@ def open_recovery(
                 policy,
                 identity=_identity(run),
                 tell=run.events,
-                still_ours=run.still_ours,
+                still_ours=run.place.check,
             )
             stack.callback(keeper.close)
         preemption = Preemption(

@@ -19,20 +19,21 @@ class Wanted:
     Attributes:
       leave: to save and end, because the process will be taken away.
       save: a backup.
+      stop: to end the training here, as a callback asked for.
     """
 
     leave: bool = False
     save: bool = False
+    stop: bool = False
 
     def tensor(self) -> tf.Tensor:
-        """Float32 [2], to be summed over the replicas."""
-        return tf.constant([float(self.leave), float(self.save)])
+        """Float32 [3], to be summed over the replicas."""
+        return tf.constant([float(self.leave), float(self.save), float(self.stop)])
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> Wanted:
         """What somebody wants, out of the sums."""
-        leave, save = (bool(number > 0) for number in sums)
-        return cls(leave, save)
+        return cls(*(bool(number > 0) for number in sums))
 
 
 Wishes = Callable[[], Wanted]

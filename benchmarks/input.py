@@ -1,0 +1,23 @@
+"""What the input pipeline costs beside hand-tuned tf.data, what a worker reads, and what resuming takes.
+
+Bytes are counted by the system in worker processes that read an epoch one after another. Speeds are examples/s of
+iterators that have been running for a while, ours and the peer's in turn; a peer with settings is the best of several,
+found in the call. The state is what a run has to keep in order to go on with the next batch. Takes some five minutes on
+two cores.
+
+    python benchmarks/input.py [--json=FILE]
+"""
+
+from __future__ import annotations
+
+from measuring import Figure, figures_of, report
+
+PARTS = ("memory", "records", "photo_records", "photo_folder", "state", "first_batch", "bytes_per_worker")
+
+
+def measure() -> list[Figure]:
+    return [figure for part in PARTS for figure in figures_of("input_parts", part)]
+
+
+if __name__ == "__main__":
+    report(__doc__, measure)

@@ -1,0 +1,132 @@
+"""One worker's reading of an epoch, as a process of its own, for input.py: how many bytes it asked the system for.
+
+    python input_bytes.py WORKER DIRECTORY OUT.json
+
+DIRECTORY is what `write` left. OUT.json gets {"FORMAT, batch B, N workers": bytes} for each number of workers of which
+it can be one. Whatever is imported while reading is imported
+before by reading a few examples of another source, and the indices of the files are in the cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import input_files
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.array_record import ArrayRecordSource
+from tfdist.data.batches import BatchPlan
+from tfdist.data.columns import Columns
+from tfdist.data.source import Order, Source
+from tfdist.data.tables import Table
+from tfdist.data.text import TextLines
+from tfdist.data.tfrecord import TFRecordSource
+
+BATCHES = (256, 100)
+WORKERS = (2, 4, 8)
+FORMATS = {"TFRecord": "tfrecord", "Parquet": "parquet", "ArrayRecord": "array_record", "text": "text"}
+NUM_RECORDS = 20_011
+NUM_LINES = 100_003
+GROUP_ROWS, NUM_GROUPS, NUM_COLUMNS = 1024, 128, 8
+FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
+NAMES = [f"c{i}" for i in range(NUM_COLUMNS)]
+
+
+def write(directory: Path) -> None:
+    """Data sets of each format, in files of unequal sizes where the format allows it."""
+    import pyarrow
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from pyarrow import parquet
+
+    generator = np.random.default_rng(0)
+    records = input_files.small_images(NUM_RECORDS)
+    input_files.write_records(directory / "tfrecord", records)
+    (directory / "array_record").mkdir()
+    writer = ArrayRecordWriter(str(directory / "array_record" / "part-0"), "group_size:1")  # as TFDS writes them
+    for record in records:
+        writer.write(record)
+    writer.close()
+    (directory / "parquet").mkdir()
+    numbers = generator.standard_normal((GROUP_ROWS * NUM_GROUPS, NUM_COLUMNS), dtype=np.float32)
+    table = pyarrow.table({name: numbers[:, i] for i, name in enumerate(NAMES)})
+    parquet.write_table(table, directory / "parquet" / "part-0.parquet", row_group_size=GROUP_ROWS)
+    (directory / "text").mkdir()
+    words = np.array([f"word{i}" for i in range(1000)])
+    lines = ["\t".join((str(i % 3), " ".join(words[generator.integers(0, 1000, 12)]))) for i in range(NUM_LINES)]
+    for i, (first, end) in enumerate(((0, 20_000), (20_000, 20_001), (20_001, NUM_LINES))):
+        (directory / "text" / f"part-{i}.tsv").write_text("\n".join(lines[first:end]) + "\n")
+
+
+def sources(directory: Path) -> dict[str, Callable[[], Source]]:
+    """By format, what makes a source of the files that `write` left."""
+
+    def decode(strings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return strings, strings
+
+    def table() -> Source:
+        return Table(files=str(directory / "parquet" / "*"), columns=Columns(inputs=NAMES[1:], targets=NAMES[0]))
+
+    def text() -> Source:
+        files = str(directory / "text" / "*")
+        made = TextLines(files=files, fitted_on=files, vocabulary_size=100, max_length=16)
+        made.prepare(str(directory / "fitted"))
+        return made
+
+    def array_record() -> Source:
+        spec = tf.TensorSpec([None], tf.string)
+        path = str(directory / "array_record" / "part-0")
+        return ArrayRecordSource([(path, 0, NUM_RECORDS)], decode, (spec, spec))
+
+    def tfrecord() -> Source:
+        columns = Columns(inputs="image", targets="label")
+        return TFRecordSource(files=str(directory / "tfrecord" / "*"), features=FEATURES, columns=columns)
+
+    return {"TFRecord": tfrecord, "Parquet": table, "ArrayRecord": array_record, "text": text}
+
+
+def total_bytes(directory: Path, format_name: str) -> int:
+    """What the files of a format hold."""
+    return sum(path.stat().st_size for path in (directory / FORMATS[format_name]).iterdir())
+
+
+def read_epoch(source: Source, batch: int, worker: int, num_workers: int, most: int | None = None) -> None:
+    """Reads what the worker needs of the first epoch, as the pipeline does, which would go on into the second."""
+    plan = BatchPlan(
+        num_examples=source.num_examples, global_batch_size=batch, num_replicas=num_workers, shuffle_seed=0
+    )
+    read = source.reader(Order(batch_size=batch, seed=0))
+
+    def local_batch(step: tf.Tensor) -> None:
+        piece = plan.replica_slice(step, tf.constant(worker, tf.int64))
+        return read(piece["positions"], piece["epoch"])
+
+    for _ in tf.data.Dataset.range(most or plan.steps_per_epoch).map(local_batch, num_parallel_calls=4):
+        pass
+
+
+def bytes_read() -> int:
+    """What this process has asked the system for so far, in whatever way but by mapping files."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+def main(worker: int, directory: Path, out: Path) -> None:
+    found = {}
+    for name, make in sources(directory).items():
+        read_epoch(make(), BATCHES[0], worker, WORKERS[-1], most=2)  # imports what is missing
+        for num_workers, batch in itertools.product((n for n in WORKERS if n > worker), BATCHES):
+            source = make()
+            before = bytes_read()
+            read_epoch(source, batch, worker, num_workers)
+            found[f"{name}, batch {batch}, {num_workers} workers"] = bytes_read() - before
+    out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+    sys.stdout.flush()

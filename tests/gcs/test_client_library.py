@@ -1,0 +1,70 @@
+"""Google's own client works on the server, its transfers in parts among them, which tfdist itself does not use."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+from gcs.faults import Fault
+from gcs.server import GcsServer
+from google.api_core.exceptions import NotFound, PreconditionFailed
+from google.cloud import storage
+from google.cloud.storage import transfer_manager
+
+CHUNK_BYTES = 5 * 1024 * 1024
+
+
+@pytest.fixture
+def bucket(gcs: GcsServer) -> storage.Bucket:
+    return storage.Client(project=None).bucket("bucket")
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(2 * CHUNK_BYTES + 123))
+    return path
+
+
+def test_small_objects_with_preconditions_and_metadata(bucket: storage.Bucket) -> None:
+    blob = bucket.blob("a/b c")
+    blob.metadata = {"k": "v"}
+    blob.upload_from_string(b"data", if_generation_match=0)
+    with pytest.raises(PreconditionFailed):
+        blob.upload_from_string(b"other", if_generation_match=0)
+    found = bucket.get_blob("a/b c")
+    assert (found.size, found.metadata, found.generation) == (4, {"k": "v"}, blob.generation)
+    assert found.download_as_bytes(if_generation_match=found.generation) == b"data"
+    found.content_type = "text/plain"
+    found.patch(if_metageneration_match=1)
+    assert bucket.get_blob("a/b c").metageneration == 2
+    assert bucket.copy_blob(found, bucket, "copy").crc32c == found.crc32c
+    found.delete(if_generation_match=found.generation)
+    with pytest.raises(NotFound):
+        found.reload()
+
+
+def test_a_resumable_upload_goes_on_after_faults(gcs: GcsServer, bucket: storage.Bucket, file: pathlib.Path) -> None:
+    gcs.faults.add(Fault("reset_upload", method="PUT", skip=1), Fault("status", method="PUT", skip=1, status=503))
+    bucket.blob("x", chunk_size=1024 * 1024).upload_from_filename(file, if_generation_match=0, checksum="crc32c")
+    assert bucket.blob("x").download_as_bytes() == file.read_bytes()
+    assert {asked.fault for asked in gcs.asked} >= {"reset_upload", "status"}
+
+
+def test_parts_are_uploaded_and_downloaded_at_once(
+    bucket: storage.Bucket, file: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    threads = {"worker_type": transfer_manager.THREAD, "max_workers": 3, "chunk_size": CHUNK_BYTES}
+    transfer_manager.upload_chunks_concurrently(file, bucket.blob("x"), **threads)
+    transfer_manager.download_chunks_concurrently(bucket.get_blob("x"), tmp_path / "back", **threads)
+    assert (tmp_path / "back").read_bytes() == file.read_bytes()
+    assert bucket.get_blob("x").md5_hash is None
+
+
+def test_listing_with_delimiter_and_pages(bucket: storage.Bucket) -> None:
+    for name in ("a/1", "a/2", "b", "c/1"):
+        bucket.blob(name).upload_from_string(b"")
+    listing = bucket.list_blobs(delimiter="/", page_size=1)
+    assert [blob.name for blob in listing] == ["b"]
+    assert listing.prefixes == {"a/", "c/"}

@@ -1,0 +1,371 @@
+"""The server answers as Google documents it; asked with raw HTTP, so that no client's habits stand between."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import hashlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import google_crc32c
+import pytest
+from gcs.faults import Fault
+from gcs.server import GcsServer
+from support import REPOSITORY, clean_environment
+
+KIB256 = 256 * 1024
+
+
+class Client:
+    """One connection that is kept alive."""
+
+    def __init__(self, address: str) -> None:
+        self.connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=20)
+
+    def ask(
+        self, method: str, target: str, body: bytes | dict | None = None, **headers: str
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.connection.request(method, target, data, names)
+        response = self.connection.getresponse()
+        return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+
+    def json(self, method: str, target: str, body: bytes | dict | None = None, **headers: str) -> tuple[int, Any]:
+        status, _, content = self.ask(method, target, body, **headers)
+        return status, json.loads(content) if content else None
+
+    def put(self, name: str, data: bytes, query: str = "") -> tuple[int, Any]:
+        return self.json("POST", f"/upload/storage/v1/b/b/o?uploadType=media&name={name}{query}", data)
+
+
+@pytest.fixture
+def server() -> Iterator[GcsServer]:
+    with GcsServer("b") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: GcsServer) -> Client:
+    return Client(server.address)
+
+
+def crc32c(data: bytes) -> str:
+    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+
+
+def test_a_bucket_is_created_once_and_described(client: Client) -> None:
+    assert client.json("POST", "/storage/v1/b?project=p", {"name": "new"})[0] == 200
+    status, error = client.json("POST", "/storage/v1/b?project=p", {"name": "new"})
+    assert (status, error["error"]["code"], error["error"]["errors"][0]["reason"]) == (409, 409, "conflict")
+    assert client.json("GET", "/storage/v1/b/new")[1]["name"] == "new"
+    assert client.json("GET", "/storage/v1/b/missing")[0] == 404
+
+
+def test_an_object_has_size_checksums_and_a_generation_that_grows(client: Client) -> None:
+    status, first = client.put("a%2Fx%20y", b"hello")
+    assert status == 200
+    assert (first["name"], first["size"], first["metageneration"]) == ("a/x y", "5", "1")
+    assert first["crc32c"] == "mnG7TA=="  # of "hello", as Google's documentation of hashes prints it
+    assert first["md5Hash"] == base64.b64encode(hashlib.md5(b"hello").digest()).decode()
+    second = client.put("a%2Fx%20y", b"bye")[1]
+    assert int(second["generation"]) > int(first["generation"])
+    assert client.json("GET", "/storage/v1/b/b/o/a%2Fx%20y")[1]["generation"] == second["generation"]
+    assert client.ask("GET", "/download/storage/v1/b/b/o/a%2Fx%20y?alt=media")[2] == b"bye"
+    assert client.json("GET", f"/storage/v1/b/b/o/a%2Fx%20y?generation={first['generation']}")[0] == 404
+
+
+def test_what_is_missing_is_404_with_an_error_body(client: Client) -> None:
+    status, error = client.json("GET", "/storage/v1/b/b/o/nothing")
+    assert status == error["error"]["code"] == 404
+    assert error["error"]["errors"][0] | {"message": ""} == {"domain": "global", "reason": "notFound", "message": ""}
+    assert client.json("DELETE", "/storage/v1/b/b/o/nothing")[0] == 404
+    assert client.json("POST", "/upload/storage/v1/b/missing/o?uploadType=media&name=x", b"")[0] == 404
+
+
+def test_preconditions_are_412_and_304_for_what_the_reader_has(client: Client) -> None:
+    generation = client.put("x", b"1", "&ifGenerationMatch=0")[1]["generation"]
+    status, error = client.put("x", b"2", "&ifGenerationMatch=0")
+    assert (status, error["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")
+    assert client.put("x", b"2", "&ifGenerationMatch=1")[0] == 412
+    assert client.put("x", b"2", f"&ifGenerationNotMatch={generation}")[0] == 412
+    assert client.json("GET", "/storage/v1/b/b/o/x?ifGenerationMatch=1")[0] == 412
+    status, _, body = client.ask("GET", f"/storage/v1/b/b/o/x?alt=media&ifGenerationNotMatch={generation}")
+    assert (status, body) == (304, b"")
+    assert client.json("GET", "/storage/v1/b/b/o/x?ifMetagenerationMatch=2")[0] == 412
+    assert client.json("GET", "/storage/v1/b/b/o/x?ifMetagenerationNotMatch=1")[0] == 304
+    assert client.ask("DELETE", "/storage/v1/b/b/o/x?ifGenerationMatch=1")[0] == 412
+    assert client.ask("GET", "/storage/v1/b/b/o/x?alt=media")[2] == b"1"
+    assert client.ask("DELETE", f"/storage/v1/b/b/o/x?ifGenerationMatch={generation}")[0] == 204
+    assert client.put("x", b"3", "&ifGenerationNotMatch=0")[0] == 412  # which asks for a live object
+
+
+def test_of_racing_creations_one_succeeds(server: GcsServer) -> None:
+    def create(n: int) -> int:
+        return Client(server.address).put("one", b"%d" % n, "&ifGenerationMatch=0")[0]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(create, range(8))) == [200] + [412] * 7
+
+
+def test_metadata_is_patched_and_counted(client: Client) -> None:
+    client.put("x", b"1")
+    body = {"metadata": {"k": "v"}, "contentType": "text/plain"}
+    changed = client.json("PATCH", "/storage/v1/b/b/o/x?ifMetagenerationMatch=1", body)[1]
+    assert (changed["metageneration"], changed["metadata"], changed["contentType"]) == ("2", {"k": "v"}, "text/plain")
+    assert client.json("PATCH", "/storage/v1/b/b/o/x?ifMetagenerationMatch=1", body)[0] == 412
+    assert client.json("PATCH", "/storage/v1/b/b/o/x", {"metadata": {"k": None}})[1]["metadata"] == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "expected", "content_range"),
+    [
+        ("bytes=2-4", 206, b"234", "bytes 2-4/10"),
+        ("bytes=8-99", 206, b"89", "bytes 8-9/10"),
+        ("bytes=7-", 206, b"789", "bytes 7-9/10"),
+        ("bytes=-3", 206, b"789", "bytes 7-9/10"),
+        ("bytes=10-", 416, None, "bytes */10"),
+        ("bytes=0-9", 206, b"0123456789", "bytes 0-9/10"),
+        ("nonsense", 200, b"0123456789", None),
+    ],
+)
+def test_ranges(client: Client, asked: str, status: int, expected: bytes | None, content_range: str | None) -> None:
+    client.put("x", b"0123456789")
+    got, headers, body = client.ask("GET", "/download/storage/v1/b/b/o/x?alt=media", Range=asked)
+    assert (got, headers.get("content-range")) == (status, content_range)
+    assert expected is None or body == expected
+    assert status == 416 or f"crc32c={crc32c(b'0123456789')}" in headers["x-goog-hash"]
+
+
+def test_checksums_are_verified(client: Client) -> None:
+    target = "/upload/storage/v1/b/b/o?uploadType=media&name=x"
+    wrong, right = crc32c(b"other"), crc32c(b"data")
+    status, error = client.json("POST", target, b"data", x_goog_hash=f"crc32c={wrong}")
+    assert status == 400
+    assert right in error["error"]["message"]
+    assert client.json("POST", target, b"data", Content_MD5=base64.b64encode(b"0" * 16).decode())[0] == 400
+    assert client.json("GET", "/storage/v1/b/b/o/x")[0] == 404
+    assert client.json("POST", target, b"data", x_goog_hash=f"crc32c={right}")[0] == 200
+
+
+def test_a_multipart_upload_carries_metadata(client: Client) -> None:
+    def body(crc: str) -> bytes:
+        head = json.dumps({"name": "x", "crc32c": crc, "metadata": {"k": "v"}}).encode()
+        return (
+            b"--sep\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
+            + head
+            + b"\r\n--sep\r\nContent-Type: text/plain\r\n\r\nda\r\nta\r\n--sep--"
+        )
+
+    target, kind = "/upload/storage/v1/b/b/o?uploadType=multipart", "multipart/related; boundary=sep"
+    made = client.json("POST", target, body(crc32c(b"da\r\nta")), Content_Type=kind)[1]
+    assert (made["size"], made["metadata"], made["contentType"]) == ("6", {"k": "v"}, "text/plain")
+    assert client.json("POST", target, body(crc32c(b"other")), Content_Type=kind)[0] == 400
+    assert client.json("POST", target, b"--sep\r\nhalf", Content_Type=kind)[0] == 400
+
+
+def start_resumable(client: Client, query: str = "") -> str:
+    status, headers, _ = client.ask("POST", f"/upload/storage/v1/b/b/o?uploadType=resumable&name=x{query}", {})
+    assert status == 200
+    place = urlsplit(headers["location"])
+    return f"{place.path}?{place.query}"
+
+
+def test_a_resumable_upload_takes_pieces_of_256_kib_and_says_how_far_it_is(client: Client) -> None:
+    data = os.urandom(2 * KIB256 + 100)
+    place = start_resumable(client)
+    status, headers, _ = client.ask("PUT", place, Content_Range="bytes */*")
+    assert status == 308
+    assert "range" not in headers  # nothing has come yet
+    status, headers, _ = client.ask("PUT", place, data[: KIB256 + 7], Content_Range=f"bytes 0-{KIB256 + 6}/*")
+    assert (status, headers["range"]) == (308, f"bytes=0-{KIB256 - 1}")  # what is no multiple is not kept
+    rest = f"bytes {KIB256}-{len(data) - 1}/{len(data)}"
+    status, made = client.json("PUT", place, data[KIB256:], Content_Range=rest, x_goog_hash=f"crc32c={crc32c(data)}")
+    assert (status, made["size"]) == (200, str(len(data)))
+    assert client.ask("GET", "/storage/v1/b/b/o/x?alt=media")[2] == data
+    status, again = client.json("PUT", place, Content_Range=f"bytes */{len(data)}")
+    assert (status, again["generation"]) == (200, made["generation"])  # the answer to a client that lost it
+
+
+def test_a_resumable_upload_checks_its_precondition_when_it_begins_and_when_it_ends(client: Client) -> None:
+    place = start_resumable(client, "&ifGenerationMatch=0")
+    client.put("x", b"another was quicker")
+    assert client.json("PUT", place, b"late", Content_Range="bytes 0-3/4")[0] == 412
+    assert client.json("POST", "/upload/storage/v1/b/b/o?uploadType=resumable&name=x&ifGenerationMatch=0", {})[0] == 412
+
+
+def test_a_resumable_upload_can_be_cancelled_and_an_unknown_one_is_404(client: Client) -> None:
+    place = start_resumable(client)
+    assert client.ask("DELETE", place)[0] == 499
+    assert client.json("PUT", place, b"x", Content_Range="bytes 0-0/1")[0] == 404
+
+
+def test_a_resumable_upload_with_a_wrong_checksum_or_a_gap_is_400(client: Client) -> None:
+    place = start_resumable(client)
+    assert client.json("PUT", place, b"x", Content_Range="bytes 5-5/6")[0] == 400
+    assert client.json("PUT", place, b"x", Content_Range="bytes 0-0/1", x_goog_hash=f"crc32c={crc32c(b'y')}")[0] == 400
+    assert client.json("GET", "/storage/v1/b/b/o/x")[0] == 404
+
+
+def test_listing_pages_over_names_and_prefixes_in_order(client: Client) -> None:
+    for name in ("a/1", "a/2", "b", "c/d/1", "c/e", "f"):
+        client.put(name.replace("/", "%2F"), b"")
+
+    def pages(query: str) -> list[list[str]]:
+        found, token = [], ""
+        while True:
+            page = client.json("GET", f"/storage/v1/b/b/o?{query}&pageToken={token}")[1]
+            found.append([item["name"] for item in page.get("items", [])] + page.get("prefixes", []))
+            token = page.get("nextPageToken", "")
+            if not token:
+                return found
+
+    assert pages("") == [["a/1", "a/2", "b", "c/d/1", "c/e", "f"]]
+    assert pages("maxResults=4") == [["a/1", "a/2", "b", "c/d/1"], ["c/e", "f"]]
+    assert pages("delimiter=%2F&maxResults=1") == [["a/"], ["b"], ["c/"], ["f"]]
+    assert pages("prefix=c%2F&delimiter=%2F") == [["c/e", "c/d/"]]
+    assert pages("prefix=none") == [[]]
+    assert client.json("GET", "/storage/v1/b/missing/o")[0] == 404
+
+
+def test_composing_joins_objects_and_has_no_md5(client: Client) -> None:
+    generation = client.put("1", b"one")[1]["generation"]
+    client.put("2", b"two")
+    sources = [{"name": "1", "objectPreconditions": {"ifGenerationMatch": generation}}, {"name": "2"}]
+    target = "/storage/v1/b/b/o/all/compose"
+    made = client.json("POST", target + "?ifGenerationMatch=0", {"sourceObjects": sources})[1]
+    assert (made["size"], made["componentCount"], made["crc32c"]) == ("6", 2, crc32c(b"onetwo"))
+    assert "md5Hash" not in made
+    assert client.json("POST", target + "?ifGenerationMatch=0", {"sourceObjects": sources})[0] == 412
+    assert client.json("POST", target, {"sourceObjects": [{"name": "1"}] * 33})[0] == 400
+    assert client.json("POST", target, {"sourceObjects": [{"name": "missing"}]})[0] == 404
+    sources[0]["objectPreconditions"]["ifGenerationMatch"] = "1"
+    assert client.json("POST", target, {"sourceObjects": sources})[0] == 412
+
+
+def test_copying_and_rewriting(client: Client) -> None:
+    client.put("x", b"data")
+    answer = client.json("POST", "/storage/v1/b/b/o/x/rewriteTo/b/b/o/y%2Fz?ifGenerationMatch=0")[1]
+    assert answer["done"]
+    assert (answer["totalBytesRewritten"], answer["resource"]["name"]) == ("4", "y/z")
+    assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/y%2Fz?ifGenerationMatch=0")[0] == 412
+    assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/w?ifSourceGenerationMatch=1")[0] == 412
+    assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/w")[1]["name"] == "w"
+
+
+def test_a_multipart_upload_of_the_xml_api(client: Client) -> None:
+    first, last = os.urandom(5 * 1024 * 1024), b"end"
+    status, _, body = client.ask("POST", "/b/deep/x?uploads", Content_Type="text/plain")
+    assert status == 200
+    key = re.search(rb"<UploadId>(.*)</UploadId>", body).group(1).decode()
+    status, _, body = client.ask("PUT", f"/b/deep/x?partNumber=1&uploadId={key}", first, x_goog_hash="crc32c=AAAAAA==")
+    assert status == 400
+    assert b"<Code>BadDigest</Code>" in body
+    etags = []
+    for number, data in enumerate([first, last], 1):
+        status, headers, _ = client.ask("PUT", f"/b/deep/x?partNumber={number}&uploadId={key}", data)
+        assert status == 200
+        assert f"crc32c={crc32c(data)}" in headers["x-goog-hash"]
+        etags.append(headers["etag"])
+
+    def complete(order: list[int]) -> tuple[int, bytes]:
+        parts = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{etags[n - 1]}</ETag></Part>" for n in order)
+        text = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        status, _, body = client.ask("POST", f"/b/deep/x?uploadId={key}", text)
+        return status, body
+
+    assert complete([2, 1])[0] == 400
+    assert complete([1, 2])[0] == 200
+    found = client.json("GET", "/storage/v1/b/b/o/deep%2Fx")[1]
+    assert (found["size"], found["contentType"], found["componentCount"]) == (str(len(first) + 3), "text/plain", 2)
+    status, body = complete([1, 2])
+    assert status == 404
+    assert b"<Code>NoSuchUpload</Code>" in body
+
+
+def test_a_multipart_upload_of_the_xml_api_can_be_aborted_and_refuses_small_parts(client: Client) -> None:
+    body = client.ask("POST", "/b/x?uploads")[2]
+    key = re.search(rb"<UploadId>(.*)</UploadId>", body).group(1).decode()
+    etags = [client.ask("PUT", f"/b/x?partNumber={n}&uploadId={key}", b"small")[1]["etag"] for n in (1, 2)]
+    parts = "".join(f"<Part><PartNumber>{n + 1}</PartNumber><ETag>{etag}</ETag></Part>" for n, etag in enumerate(etags))
+    text = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+    status, _, body = client.ask("POST", f"/b/x?uploadId={key}", text)
+    assert status == 400
+    assert b"<Code>EntityTooSmall</Code>" in body
+    assert client.ask("DELETE", f"/b/x?uploadId={key}")[0] == 204
+    assert client.ask("PUT", f"/b/x?partNumber=1&uploadId={key}", b"x")[0] == 404
+
+
+def test_a_fault_answers_a_status_as_often_as_it_says(server: GcsServer, client: Client) -> None:
+    server.faults.add(Fault("status", method="POST", path="name=x", skip=1, count=2, status=429))
+    assert [client.put("x", b"")[0] for _ in range(4)] == [200, 429, 429, 200]
+    server.faults.add(Fault("status", probability=0.5, count=None))
+    answers = [client.put("y", b"")[0] for _ in range(40)]
+    assert set(answers) == {200, 503}
+    server.faults.clear()
+    assert client.put("y", b"")[0] == 200
+
+
+def test_a_reset_upload_changes_nothing_and_a_lost_reply_does(server: GcsServer) -> None:
+    server.faults.add(Fault("reset_upload"), Fault("lost_reply"))
+    for name in ("reset", "lost"):
+        with pytest.raises(OSError):
+            Client(server.address).put(name, b"x" * 5_000_000)
+    assert server.buckets.names("b") == ["lost"]
+    assert [asked.status for asked in server.asked] == [None, None]
+
+
+def test_a_reset_resumable_upload_keeps_what_came(server: GcsServer, client: Client) -> None:
+    data = os.urandom(4 * KIB256)
+    place = start_resumable(client)
+    server.faults.add(Fault("reset_upload"))
+    with pytest.raises(OSError):
+        Client(server.address).ask("PUT", place, data, Content_Range=f"bytes 0-{len(data) - 1}/{len(data)}")
+    status, headers, _ = client.ask("PUT", place, Content_Range=f"bytes */{len(data)}")
+    assert (status, headers["range"]) == (308, f"bytes=0-{2 * KIB256 - 1}")
+
+
+@pytest.mark.parametrize("kind", ["reset_download", "stall_download"])
+def test_a_broken_download_sends_half_of_what_it_promised(server: GcsServer, client: Client, kind: str) -> None:
+    client.put("x", b"x" * 1_000_000)
+    server.faults.add(Fault(kind, seconds=0.05))
+    with pytest.raises((OSError, http.client.IncompleteRead)):
+        client.ask("GET", "/storage/v1/b/b/o/x?alt=media")
+
+
+def test_faults_and_records_over_http(server: GcsServer, client: Client) -> None:
+    assert client.json("POST", "/_faults", {"kind": "status", "status": 412, "method": "GET"})[0] == 200
+    assert client.json("GET", "/storage/v1/b/b")[0] == 412
+    assert client.json("POST", "/_faults", {"kind": "nonsense"})[0] == 400
+    [asked] = client.json("GET", "/_requests")[1]["requests"]
+    assert (asked["method"], asked["target"], asked["status"], asked["fault"]) == (
+        "GET",
+        "/storage/v1/b/b",
+        412,
+        "status",
+    )
+    assert client.json("DELETE", "/_faults")[0] == 200
+
+
+def test_the_command_says_its_address_and_keeps_objects_in_a_directory(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, REPOSITORY / "tests" / "gcs" / "server.py", "--bucket=b", f"--directory={tmp_path}"]
+    for attempt in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as process:
+            try:
+                name, _, address = process.stdout.readline().strip().partition("=")
+                assert name == "STORAGE_EMULATOR_HOST"
+                client = Client(address)
+                if attempt == 0:
+                    client.put("kept", b"data")
+                assert client.ask("GET", "/storage/v1/b/b/o/kept?alt=media")[2] == b"data"
+            finally:
+                process.terminate()

@@ -1,0 +1,259 @@
+"""gs:// under faults: what was asked happens once and whole, or the failure names the path within seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from gcs.faults import Fault
+from gcs.server import GcsServer
+from support import free_ports, run_python
+
+from tfdist.errors import UserError
+from tfdist.storage import files, gcs, gcs_requests, gcs_transfers
+from tfdist.storage.writable import check_writable
+
+PATH = "gs://bucket/run/file"
+SMALL, LARGE = 1000, (1 << 20) * 5 // 2  # in one request, and in three parts
+UPLOAD, COMPOSE, DOWNLOAD = "uploadType", "/compose", "alt=media"
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large begins at a megabyte; a stall is one after half a second."""
+    monkeypatch.setattr(gcs_transfers, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(gcs_transfers, "RANGE_BYTES", 1 << 18)
+    for module in (gcs, gcs_transfers):
+        monkeypatch.setattr(module, "TIMEOUT", (0.5, 0.5))
+
+
+def content(num_bytes: int) -> np.ndarray:
+    return np.frombuffer(os.urandom(num_bytes), np.uint8)
+
+
+FAULTS = [
+    Fault("status", status=503, count=2),
+    Fault("status", status=429, count=2),
+    Fault("status", status=408),
+    Fault("reset_upload", count=2),
+    Fault("stall_upload"),
+    Fault("lost_reply", count=2),
+    Fault("stall_download", method="POST"),  # of the answer to an upload
+]
+
+
+@pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.kind}-{f.status}" if f.kind == "status" else f.kind)
+def test_a_new_object_is_made_once_and_whole_under_faults(gcs: GcsServer, num_bytes: int, fault: Fault) -> None:
+    data = content(num_bytes)
+    gcs.faults.add(dataclasses.replace(fault, path="/b/bucket/o"))
+    assert files.write_new(PATH, [data[:10], data[10:]]) == num_bytes
+    assert gcs.buckets.names("bucket") == ["run/file"]
+    assert files.read(PATH) == data.tobytes()
+    assert any(asked.fault for asked in gcs.asked)
+    with pytest.raises(FileExistsError):
+        files.write_new(PATH, [data])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("lost_reply", path=COMPOSE, count=2),
+        Fault("status", path=COMPOSE, count=2),
+        Fault("lost_reply", method="DELETE", count=2),
+        Fault("status", method="GET", status=503),
+    ],
+    ids=lambda fault: f"{fault.kind} {fault.method or fault.path}",
+)
+def test_an_object_made_of_parts_is_committed_once(gcs: GcsServer, fault: Fault) -> None:
+    data = content(LARGE)
+    gcs.faults.add(fault)
+    files.write_new(PATH, [data])
+    assert gcs.buckets.names("bucket") == ["run/file"]
+    assert files.read(PATH) == data.tobytes()
+
+
+@pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
+def test_a_lost_reply_is_no_excuse_for_anothers_object(gcs: GcsServer, num_bytes: int) -> None:
+    """The first try is lost on its way there, and another writer makes the same bytes in the meantime."""
+    data = content(num_bytes)
+    gcs.faults.add(Fault("status", path=COMPOSE if num_bytes == LARGE else UPLOAD, count=3))
+    raised = []
+
+    def write() -> None:
+        try:
+            files.write_new(PATH, [data])
+        except FileExistsError as error:
+            raised.append(error)
+
+    late = threading.Thread(target=write)
+    late.start()
+    while not any(asked.fault for asked in gcs.asked):
+        time.sleep(0.001)
+    gcs.buckets.put("bucket", "run/file", data.tobytes(), conditions(), {})
+    late.join()
+    assert [error.filename for error in raised] == [PATH]
+    assert gcs.buckets.names("bucket") == ["run/file"]
+
+
+def conditions() -> object:
+    from gcs.objects import Conditions
+
+    return Conditions()
+
+
+@pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
+def test_a_refused_precondition_is_an_existing_file_at_once(gcs: GcsServer, num_bytes: int) -> None:
+    gcs.faults.add(Fault("status", status=412, path=COMPOSE if num_bytes == LARGE else UPLOAD))
+    with pytest.raises(FileExistsError):
+        files.write_new(PATH, [content(num_bytes)])
+    assert gcs.buckets.names("bucket") == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("reset_download", path=DOWNLOAD, count=3),
+        Fault("stall_download", path=DOWNLOAD),
+        Fault("status", status=503, path=DOWNLOAD, count=2),
+        Fault("lost_reply", path=DOWNLOAD, count=2),
+    ],
+    ids=lambda fault: fault.kind,
+)
+@pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
+def test_a_read_is_whole_under_faults(gcs: GcsServer, num_bytes: int, fault: Fault) -> None:
+    data = content(num_bytes)
+    files.write_atomic(PATH, data.tobytes())
+    buffer = np.zeros(num_bytes, np.uint8)
+    gcs.faults.add(fault)
+    files.read_into(PATH, buffer)
+    assert np.array_equal(buffer, data)
+    gcs.faults.clear()
+    gcs.faults.add(fault)
+    assert files.read(PATH) == data.tobytes()
+    assert files.read_range(PATH, 3, num_bytes) == data[3:].tobytes()
+
+
+def test_a_read_asks_only_for_what_has_not_come(gcs: GcsServer) -> None:
+    data = content(200_000)
+    files.write_atomic(PATH, data.tobytes())
+    gcs.faults.add(Fault("reset_download", path=DOWNLOAD, count=4))
+    assert files.read_range(PATH, 0, 200_000) == data.tobytes()
+    assert gcs.count("GET", DOWNLOAD) >= 3
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(gcs: GcsServer) -> None:
+    files.write_atomic(PATH, b"old" * 100_000)
+    gcs.faults.add(Fault("stall_download", path=DOWNLOAD, seconds=0.3))
+    buffer = np.zeros(300_000, np.uint8)
+    replace = threading.Thread(target=lambda: files.write_atomic(PATH, b"new" * 100_000))
+    replace.start()
+    try:
+        files.read_into(PATH, buffer)
+    except OSError as error:
+        assert "replaced or removed" in str(error)
+    else:
+        assert buffer.tobytes() in (b"old" * 100_000, b"new" * 100_000)
+    replace.join()
+    assert files.read(PATH) == b"new" * 100_000
+
+
+def test_listing_goes_through_all_pages_also_under_faults(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gcs import json_api
+
+    monkeypatch.setattr(json_api, "MOST_LISTED", 7)
+    names = [f"{n:03}" for n in range(40)]
+    for name in names:
+        gcs.buckets.put("bucket", f"run/d/{name}", b"", conditions(), {})
+    gcs.faults.add(Fault("status", path="pageToken", skip=1, count=2), Fault("lost_reply", path="pageToken", skip=3))
+    assert files.list_tree("gs://bucket/run/d") == names
+    assert files.list_names("gs://bucket/run/d") == names
+    assert gcs.count("GET", "prefix=run") >= 2 * 6 + 3
+    files.remove_tree("gs://bucket/run")
+    assert gcs.buckets.names("bucket") == []
+
+
+def test_a_server_that_stays_busy_is_given_up_in_the_end(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
+    gcs.faults.add(Fault("status", status=503, count=None))
+    with pytest.raises(OSError, match="503") as raised:
+        files.read(PATH)
+    assert raised.value.filename == PATH
+    assert len(gcs.asked) >= 3
+
+
+def test_a_part_that_cannot_be_uploaded_leaves_no_object(gcs: GcsServer) -> None:
+    gcs.faults.add(Fault("status", status=403, path=UPLOAD, skip=1, count=None))
+    with pytest.raises(PermissionError):
+        files.write_new(PATH, [content(LARGE)])
+    assert gcs.buckets.names("bucket") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [(403, "Storage Object Admin"), (401, "gcloud auth application-default login")]
+)
+def test_a_refusal_is_told_with_the_cure(gcs: GcsServer, status: int, advice: str) -> None:
+    gcs.faults.add(Fault("status", status=status, count=None))
+    with pytest.raises(PermissionError):
+        files.write_new(PATH, [b""])
+    with pytest.raises(UserError, match=advice):
+        check_writable("gs://bucket/run")
+
+
+def test_a_missing_bucket_is_told(gcs: GcsServer) -> None:
+    with pytest.raises(UserError, match="Create the bucket"):
+        check_writable("gs://missing/run")
+    with pytest.raises(FileNotFoundError):
+        files.read("gs://missing/run")
+    check_writable("gs://bucket/run")
+    assert gcs.buckets.names("bucket") == []
+
+
+TIMED = """
+import sys, time
+from tfdist.storage import files, gcs_requests
+gcs_requests.client()
+start = time.monotonic()
+for call in (lambda: files.exists("gs://b/x"), lambda: files.write_new("gs://b/x", [b"1"])):
+    try:
+        call()
+    except OSError as error:
+        print(type(error).__name__, error.filename, round(time.monotonic() - start, 1), error.strerror)
+    start = time.monotonic()
+"""
+
+
+def test_a_server_that_refuses_fails_within_seconds() -> None:
+    [port] = free_ports(1)
+    done = run_python(["-c", TIMED], env={"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}).check()
+    found = re.findall(r"OSError gs://b/x (\S+)", done.stdout)
+    assert len(found) == 2
+    assert all(float(seconds) <= 5 for seconds in found)  # the limit that is promised
+    assert f"127.0.0.1:{port}: [Errno 111] Connection refused" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_server_that_never_answers_fails_within_half_a_minute() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        done = run_python(["-c", TIMED], env={"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}).check()
+    found = re.findall(r"OSError gs://b/x (\S+)", done.stdout)
+    assert len(found) == 2
+    assert all(float(seconds) <= 25 for seconds in found)
+
+
+def test_a_missing_library_is_told() -> None:
+    code = (
+        "import sys; sys.modules['google.cloud.storage'] = None\n"
+        "from tfdist.storage import files\nfrom tfdist.errors import UserError\n"
+        "try: files.exists('gs://b/x')\nexcept UserError as error: print(error)"
+    )
+    told = run_python(["-c", code]).check().stdout
+    assert "google-cloud-storage" in told
+    assert "tfdist[gcs]" in told

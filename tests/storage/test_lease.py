@@ -1,0 +1,180 @@
+"""Leases: one run at a time on a directory, local or gs://, with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from gcs.faults import Fault
+from gcs.server import GcsServer
+from support import clean_environment
+
+from tfdist.errors import UserError
+from tfdist.storage import files, lease
+
+HOLD = """
+import sys
+from tfdist.storage import lease
+held = lease.acquire(sys.argv[1], owner="the first run", wait_seconds=0, notify=print)
+print("held", flush=True)
+sys.stdin.readline()
+held.check()
+held.release()
+print("released", flush=True)
+"""
+
+
+@pytest.fixture(params=["local", "gs"])
+def root(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+    if request.param == "local":
+        return str(tmp_path)
+    request.getfixturevalue("gcs")
+    return "gs://bucket/run"
+
+
+@contextlib.contextmanager
+def holder(root: str) -> Iterator[subprocess.Popen]:
+    """A process that holds the lease until it reads a line."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    ) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def take(root: str, wait_seconds: float = 0.0) -> tuple[lease.Lease, list[str]]:
+    told: list[str] = []
+    return lease.acquire(root, owner="the second run", wait_seconds=wait_seconds, notify=told.append), told
+
+
+def test_a_second_live_run_is_refused_and_told_who_is_there(root: str) -> None:
+    with holder(root) as first:
+        with pytest.raises(UserError, match="the first run") as raised:
+            take(root)
+        assert f"host {socket.gethostname()}, process {first.pid}, since 20" in str(raised.value)
+        assert "give another --run_dir" in str(raised.value)
+        first.stdin.write("\n")
+        first.stdin.flush()
+        assert first.stdout.readline() == "released\n"
+    held, told = take(root)
+    held.check()
+    held.release()
+    held.release()
+    assert told == []
+    assert files.list_names(root) == []
+
+
+def test_the_lease_of_a_killed_run_is_taken_over_at_once(root: str) -> None:
+    with holder(root) as first:
+        first.kill()
+        first.wait()
+        held, _ = take(root)
+        held.check()
+        held.release()
+
+
+def test_one_waits_for_an_owner_that_is_about_to_end(root: str) -> None:
+    with holder(root) as first:
+        told: list[str] = []
+
+        def notify(line: str) -> None:
+            told.append(line)
+            first.stdin.write("\n")
+            first.stdin.flush()
+
+        held = lease.acquire(root, owner="next", wait_seconds=30, notify=notify)
+        held.check()
+        held.release()
+    assert len(told) == 1
+    assert "the first run" in told[0]
+    assert "up to 30 s" in told[0]
+
+
+def test_a_lease_that_was_removed_is_lost(root: str) -> None:
+    held, _ = take(root)
+    files.remove(files.join(root, lease.NAME))
+    if files.is_remote(root):
+        held._renewed -= 1000  # as after a long stop of the process
+    with pytest.raises(lease.LeaseLostError, match="not this run's any more"):
+        held.check()
+    held.release()
+
+
+def test_a_released_lease_is_not_held(root: str) -> None:
+    held, _ = take(root)
+    held.release()
+    with pytest.raises(lease.LeaseLostError):
+        held.check()
+
+
+# gs:// alone
+
+
+def elsewhere(path: str) -> None:
+    """Writes the lease of a run of another machine."""
+    owner = {"name": "far run", "host": "elsewhere", "pid": 1, "since": "2026", "process": ["a", "b", "c"]}
+    files.write_atomic(path, json.dumps(owner))
+
+
+def test_a_stolen_lease_is_noticed_by_the_renewal(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
+    held, _ = take("gs://bucket/run")
+    elsewhere("gs://bucket/run/.lease")
+    held._thread.join(30)  # it ends when the lease is lost
+    assert not held._thread.is_alive()
+    with pytest.raises(lease.LeaseLostError):
+        held.check()
+    held.release()
+    assert json.loads(files.read("gs://bucket/run/.lease"))["name"] == "far run"  # the thief's stays
+
+
+def test_a_lease_is_renewed_under_faults(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
+    held, _ = take("gs://bucket/run")
+    first = files.stat("gs://bucket/run/.lease").changed_nanoseconds
+    gcs.faults.add(Fault("lost_reply", path="uploadType", count=3), Fault("status", path="uploadType", count=2))
+    while len([asked for asked in gcs.asked if asked.fault]) < 5 or gcs.asked[-1].fault:
+        held.check()
+    held.check()
+    assert files.stat("gs://bucket/run/.lease").changed_nanoseconds > first
+    held.release()
+    assert gcs.buckets.names("bucket") == []
+
+
+def test_the_lease_of_another_machine_is_taken_when_it_lapses(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere("gs://bucket/run/.lease")
+    with pytest.raises(UserError, match="far run"):
+        take("gs://bucket/run", wait_seconds=0.5)
+    monkeypatch.setattr(lease, "LAPSE_SECONDS", 0.5)
+    held, told = take("gs://bucket/run", wait_seconds=60)
+    held.check()
+    held.release()
+    assert "far run" in told[0]
+    assert "took over" in told[-1]
+
+
+def test_a_process_of_another_start_or_boot_is_told_apart() -> None:
+    me = lease.Owner("me", socket.gethostname(), os.getpid(), "now", lease._process(os.getpid()))
+    boot, namespace, _ = me.process
+
+    def with_process(*process: str) -> lease.Owner:
+        return lease.Owner("other", me.host, me.pid, "then", process)
+
+    assert not me.is_dead()
+    assert with_process(boot, namespace, "1").is_dead()  # a number that was given out again
+    assert not with_process(boot, "another", "1").is_dead()  # a container, into which we cannot look
+    assert not lease.Owner("far", "elsewhere", me.pid, "then", ("", "", "")).is_dead()

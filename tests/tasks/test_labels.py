@@ -1,0 +1,45 @@
+"""Labels that are no class are found before training where the examples lie in memory."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.errors import UserError
+from tfdist.tasks.supervised import Supervised
+
+
+def model(num_classes: int) -> keras.Model:
+    inputs = keras.Input([4])
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(inputs))
+
+
+def task(**settings: int) -> Supervised:
+    return Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_the_first_label_out_of_range_is_named(wrong: int) -> None:
+    labels = np.array([0, 2, wrong, wrong, 1])
+    with pytest.raises(UserError, match=rf"Example 2 of the training data has the label {wrong}, .*0 … 2 \(2 labels"):
+        task().check_examples(model(3), (np.zeros([5, 4]), labels), "training")
+
+
+def test_labels_that_are_classes_or_ignored_pass() -> None:
+    task().check_examples(model(3), (np.zeros([3, 4]), np.array([[0], [2], [1]])), "training")
+    task(ignore_class=-1).check_examples(model(3), (np.zeros([2, 4]), np.array([2, -1])), "training")
+
+
+def test_other_losses_take_any_target() -> None:
+    regression = Supervised(loss=keras.losses.MeanSquaredError())
+    regression.check_examples(model(1), (np.zeros([2, 4]), np.array([-5.0, 9.0])), "training")
+
+
+def test_the_output_with_the_wrong_label_is_named() -> None:
+    inputs = keras.Input([4])
+    outputs = {name: keras.layers.Dense(2, name=name)(inputs) for name in ("left", "right")}
+    losses = {name: keras.losses.SparseCategoricalCrossentropy(from_logits=True) for name in outputs}
+    targets = {"left": np.array([0, 1]), "right": np.array([0, 2])}
+    with pytest.raises(UserError, match="Example 1 of the evaluation data, output 'right', has the label 2"):
+        Supervised(loss=losses).check_examples(keras.Model(inputs, outputs), (np.zeros([2, 4]), targets), "evaluation")

@@ -1,0 +1,152 @@
+"""A training says how long it waited for its input, and once what would help."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import support
+import tensorflow as tf
+from equivalence.cases import digits
+from training.trainings import run
+
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline
+from tfdist.data.source import RandomAccessSource
+from tfdist.strategies.base import Topology
+from tfdist.strategies.one_device import OneDevice
+from tfdist.training import input_wait
+from tfdist.training.input_wait import InputWait, Waited, timed_next
+
+
+class Slow(RandomAccessSource):
+    """The digits, of which each batch takes so many seconds to read, one at a time."""
+
+    calls_python = False  # the pipeline reads it inline, without other threads
+
+    def __init__(self, seconds: float) -> None:
+        self._arrays = digits()
+        self._seconds = seconds
+        self.num_examples = len(self._arrays[0])
+        self.structure = tuple(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in self._arrays)
+
+    def gatherer(self) -> Any:
+        def rows(indices: np.ndarray) -> list[np.ndarray]:
+            time.sleep(self._seconds)
+            return [array[indices] for array in self._arrays]
+
+        def gather(indices: tf.Tensor) -> Any:
+            found = tf.numpy_function(rows, [indices], [spec.dtype for spec in self.structure])
+            return tuple(tf.ensure_shape(f, spec.shape) for f, spec in zip(found, self.structure, strict=True))
+
+        return gather
+
+
+class Recorder:
+    """Takes what `InputWait` reports."""
+
+    def __init__(self) -> None:
+        self.epochs: list[tuple[int, Waited]] = []
+        self.warnings: list[tuple[int, Waited, str]] = []
+
+    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None:
+        self.epochs.append((epoch, waited))
+
+    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None:
+        self.warnings.append((step, waited, cure))
+
+
+def test_what_is_measured_is_the_time_the_pipeline_took() -> None:
+    strategy = OneDevice()
+    strategy.connect()
+    source = Slow(0.05)
+    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=8, num_replicas=1)
+    iterator = strategy.distribute(build_pipeline(source, plan, Topology(0, 1, 1)))
+
+    @tf.function
+    def waits(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+        def step(i: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            batch, waited = timed_next(strategy, iterator)
+            with tf.control_dependencies(tf.nest.flatten(batch)):
+                return i + 1, total + waited
+
+        return tf.while_loop(lambda i, _: i < steps, step, [0, tf.constant(0.0, tf.float64)], parallel_iterations=1)[1]
+
+    waits(iterator, tf.constant(20))  # empties what was read ahead while it was traced
+    started = time.perf_counter()
+    waited = float(waits(iterator, tf.constant(10)))
+    took = time.perf_counter() - started
+    assert 0.45 < waited <= took + 0.001  # ten batches of 0.05 s, the first of which may be under way
+
+
+def test_a_run_that_waits_tells_each_epochs_share_and_warns_once_with_the_cure(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(input_wait, "WARNED_SECONDS", 0.2)
+    monkeypatch.setattr(input_wait, "SHOWN_SECONDS", 0.1)
+    trained = run(tmp_path, train_data=lambda: Slow(0.05), eval_data=None, epochs=4, steps_per_call=2)
+    told = trained.events("input_wait")
+    assert [event["details"]["epoch"] for event in told] == [1, 2, 3, 4]
+    assert all(0.5 < event["details"]["share"] <= 1 for event in told[2:])
+    (warning,) = trained.events("input_bound")
+    assert warning["level"] == "warning" and "cache.Cached" in warning["details"]["message"]
+    said = capfd.readouterr()
+    assert "% of the time" in said.err and "cache.Cached" in said.err
+    assert "epoch 4: waited for input" in said.out
+    assert not any("input" in name for name in trained.points("train")[0])
+
+
+def test_a_run_that_does_not_wait_is_not_warned(tmp_path: pathlib.Path) -> None:
+    trained = run(tmp_path, epochs=3, steps_per_call=1)
+    told = trained.events("input_wait")
+    assert [event["details"]["epoch"] for event in told] == [1, 2, 3]
+    assert all(0 <= event["details"]["share"] < 1 and "message" not in event["details"] for event in told)
+    assert not trained.events("input_bound")
+
+
+def test_a_deterministic_run_is_not_measured(tmp_path: pathlib.Path) -> None:
+    script = (
+        "import pathlib, sys; from training.trainings import run; "
+        "t = run(pathlib.Path(sys.argv[1]), deterministic=True, epochs=2, eval_data=None); "
+        "assert not t.events('input_wait') and t.result.steps == 14"
+    )
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    support.run_python(["-c", script, tmp_path], env={"PYTHONPATH": paths}).check()
+
+
+def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Two(OneDevice):
+        """As worker 0 of two sees it, the other of which waited three times as long."""
+
+        def sum_over_workers(self, values: Any) -> np.ndarray:
+            own = np.asarray(values).reshape(2, 4)
+            return (own + own[::-1] * [3, 1, 3, 1]).ravel()
+
+    strategy, recorder = Two(), Recorder()
+    monkeypatch.setattr(Two, "topology", Topology(0, 2, 1))
+    waits = InputWait(strategy, recorder, cure="Cure.")
+    waits.observe(step=1, waited=50.0, seconds=60.0)
+    waits.end_epoch(step=1, epoch=0)
+    assert not recorder.epochs
+    waits.observe(step=2, waited=1.0, seconds=10.0)
+    waits.end_epoch(step=2, epoch=1)
+    ((epoch, waited),) = recorder.epochs
+    assert epoch == 1 and waited.by_worker == pytest.approx([0.1, 0.3])
+    assert (waited.worst, waited.share) == (1, pytest.approx(0.3))
+    assert [(step, cure) for step, _, cure in recorder.warnings] == [(2, "Cure.")]
+
+
+@pytest.mark.slow
+def test_the_events_of_two_workers_hold_both_shares(tmp_path: pathlib.Path) -> None:
+    gin = f"--gin_file={support.REPOSITORY}/configs/experiments/digits.gin"
+    command = ["-m", "tfdist.launch", "--workers=2", "--", gin, f"--run_dir={tmp_path}", "--gin_param=train.epochs = 2"]
+    support.run_python(command, cwd=support.REPOSITORY).check()
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    shares = [e["details"]["by_worker"] for e in events if e["event"] == "input_wait"]
+    assert len(shares) == 2 and all(len(each) == 2 and 0 <= min(each) <= max(each) <= 1 for each in shares)

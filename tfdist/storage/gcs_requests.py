@@ -1,0 +1,204 @@
+"""One client of Google Cloud Storage a process, and how long a request is tried again.
+
+Invariant: every failure leaves as an OSError that names the path, after as much patience as that failure deserves; no
+message holds a credential. These come from Google's default chain (a user without any reads public buckets), the
+address of an emulator from STORAGE_EMULATOR_HOST, both through the library. The `gcs` modules send all they send so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from tfdist.errors import missing_extra
+
+CONNECT_SECONDS = 5.0  # also what sending one piece of a body may take
+TIMEOUT = (CONNECT_SECONDS, 10.0)
+PARALLEL = 8  # transfers at once of one file; one stream of a bucket gives some 200 MiB/s
+
+# A failure is final when so much time has passed since the request, or since its last progress.
+_REFUSED_PATIENCE_SECONDS = 4.0  # nobody listens there, or the name is not known
+_UNREACHABLE_PATIENCE_SECONDS = 15.0
+_STALLED_PATIENCE_SECONDS = 20.0
+_BUSY_PATIENCE_SECONDS = 60.0  # a server that answers 429 or 503, or breaks off, is alive
+_RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+_FIRST_DELAY_SECONDS, _MOST_DELAY_SECONDS = 0.2, 8.0
+
+_T = TypeVar("_T")
+
+
+class SupersededError(FileExistsError):
+    """A precondition failed: the object is not the one that was to be replaced."""
+
+
+class ShortAnswerError(Exception):
+    """A body ended before its time."""
+
+
+class _Held:
+    """The client of this process; a forked child makes its own."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    def get(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = _make_client()
+            return self._client
+
+
+_held = _Held()
+forget_client = _held.forget
+client = _held.get
+os.register_at_fork(after_in_child=_held.forget)
+
+
+def session() -> Any:
+    """The `requests.Session` of the client, which adds the credentials."""
+    return client()._http
+
+
+def split(path: str) -> tuple[str, str]:
+    """Bucket and name of a gs:// path; the name is "" for the bucket itself."""
+    bucket, _, name = path.removeprefix("gs://").partition("/")
+    return bucket, name
+
+
+def blob(path: str, generation: int | None = None) -> Any:
+    """The library's `Blob` of a path; nothing is asked for yet."""
+    bucket, name = split(path)
+    if not name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return client().bucket(bucket).blob(name, generation=generation)
+
+
+def persist(path: str, call: Callable[[], _T]) -> _T:
+    """What `call` returns, tried again while that may help; `call` itself must try once and may run again."""
+    attempts = Attempts(path)
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            attempts.wait_after(error)
+
+
+class Attempts:
+    """The tries of one request: exponential backoff with jitter, and the end of patience."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.advanced()
+
+    def advanced(self) -> None:
+        """Something arrived: the patience begins anew."""
+        self._since = time.monotonic()
+        self._delay = _FIRST_DELAY_SECONDS
+
+    def wait_after(self, error: Exception) -> None:
+        """Waits for the next try; raises what the failure means where there should be none."""
+        if not isinstance(error, _failures()):
+            raise error
+        delay = self._delay * random.uniform(0.5, 1.0)
+        if time.monotonic() - self._since + delay > _patience_seconds(error):
+            raise as_os_error(self._path, error) from error
+        time.sleep(delay)
+        self._delay = min(self._delay * 2, _MOST_DELAY_SECONDS)
+
+
+def as_os_error(path: str, error: Exception) -> OSError:
+    """What a failure of the library means."""
+    from google.auth import exceptions as auth
+
+    if isinstance(error, OSError) and error.filename is not None:
+        return error
+    text = _reason(error)
+    code = getattr(error, "code", None)
+    if code == 404:
+        return FileNotFoundError(errno.ENOENT, text, path)
+    if code == 412:
+        return SupersededError(errno.EEXIST, text, path)
+    refused = isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError)
+    if code in (401, 403) or refused:
+        return PermissionError(errno.EACCES, text, path)
+    return OSError(errno.EIO, text, path)
+
+
+def _make_client() -> Any:
+    try:
+        from google.auth.exceptions import DefaultCredentialsError
+        from google.cloud import storage
+        from requests.adapters import HTTPAdapter
+    except ImportError as error:
+        raise missing_extra("google-cloud-storage", "gcs", "A gs:// path") from error
+    try:
+        made = storage.Client(project=None)
+    except DefaultCredentialsError:
+        made = storage.Client.create_anonymous_client()
+    for scheme in ("https://", "http://"):
+        made._http.mount(scheme, HTTPAdapter(pool_connections=PARALLEL, pool_maxsize=8 * PARALLEL))
+    return made
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """The classes of what a request can end with; anything else is a bug, or already a message to the user."""
+    from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from urllib3.exceptions import HTTPError
+
+    return OSError, ShortAnswerError, GoogleAPIError, GoogleAuthError, HTTPError  # requests' own are OSErrors
+
+
+def _patience_seconds(error: Exception) -> float:
+    """How long a failure like this may be tried again; 0 for never."""
+    import requests
+    from urllib3 import exceptions as urllib3
+
+    if isinstance(error, OSError) and error.filename is not None:  # said by us
+        return 0.0
+    causes = list(_causes(error))
+    status = next((c.code for c in causes if isinstance(getattr(c, "code", None), int)), None)
+    if status is not None:
+        return _BUSY_PATIENCE_SECONDS if status in _RETRIED_STATUSES else 0.0
+    if any(isinstance(cause, urllib3.NewConnectionError) for cause in causes):  # a kind of ConnectTimeoutError, too
+        return _REFUSED_PATIENCE_SECONDS
+    if any(isinstance(cause, (requests.ConnectTimeout, urllib3.ConnectTimeoutError)) for cause in causes):
+        return _UNREACHABLE_PATIENCE_SECONDS
+    if any(isinstance(cause, (requests.Timeout, urllib3.TimeoutError, TimeoutError)) for cause in causes):
+        return _STALLED_PATIENCE_SECONDS
+    broken = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, urllib3.HTTPError, ConnectionError)
+    return _BUSY_PATIENCE_SECONDS if any(isinstance(c, (*broken, ShortAnswerError)) for c in causes) else 0.0
+
+
+def _reason(error: Exception) -> str:
+    """One line; of a connection that failed the host, and what the operating system said."""
+    place = urllib.parse.urlsplit(getattr(getattr(error, "request", None), "url", None) or "").netloc
+    text = str(getattr(error, "message", "") or error)
+    if place:
+        said = [str(cause) for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror]
+        text = f"{place}: {said[-1] if said else text}"
+    return " ".join(text.split())
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those it was made from, which libraries keep in several places."""
+    seen: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        found = waiting.pop()
+        if any(found is each for each in seen):
+            continue
+        seen.append(found)
+        yield found
+        inner = [*found.args, getattr(found, "reason", None), getattr(found, "original_error", None), found.__cause__]
+        waiting += [each for each in inner if isinstance(each, BaseException)]

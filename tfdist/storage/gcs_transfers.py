@@ -1,0 +1,242 @@
+"""Moves the content of objects: uploads in one request or in parts at once, downloads of ranges at once.
+
+Invariant: an object appears whole and checked or not at all, by one request that carries the precondition; an answer
+to it that was lost is found out by a mark of the writer on the object. Buffers are sent from where they lie. Called by
+`gcs` and `lease`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+from tfdist.storage.contents import TEMPORARY_SUFFIX, crc32c, cut, total_bytes
+from tfdist.storage.gcs_requests import (
+    PARALLEL,
+    TIMEOUT,
+    Attempts,
+    ShortAnswerError,
+    SupersededError,
+    blob,
+    client,
+    persist,
+    session,
+    split,
+)
+
+PART_BYTES = 32 << 20  # larger objects are uploaded in parts
+MOST_PARTS = 32  # https://cloud.google.com/storage/docs/composite-objects
+RANGE_BYTES = 16 << 20  # larger reads are done in ranges
+_SEND_BYTES = 1 << 20  # each is to be taken within CONNECT_SECONDS
+_WRITER = "tfdist-writer"
+
+_log = logging.getLogger(__name__)
+
+
+def upload(path: str, parts: Sequence[memoryview], *, replaces: int | None, checksum: int | None = None) -> int:
+    """Stores an object; returns its generation.
+
+    Args:
+      path: gs://BUCKET/NAME.
+      parts: the content.
+      replaces: the generation that the object must have now, 0 for none; None replaces whatever is there.
+      checksum: CRC-32C of the content where it is known.
+
+    Raises:
+      SupersededError: the object has another generation, and it is not this call's.
+    """
+    checksum = crc32c(*parts) if checksum is None else checksum
+    if total_bytes(parts) <= PART_BYTES:
+        return _upload_whole(path, parts, replaces, checksum)
+    return _upload_composed(path, parts, replaces, checksum)
+
+
+def download(path: str, first: int, buffer: memoryview, generation: int | None) -> int:
+    """Fills a buffer from byte `first` on, several ranges at once; returns how much there was of it."""
+    if buffer.nbytes <= RANGE_BYTES:
+        return _download_range(path, first, buffer, generation)
+    places = range(0, buffer.nbytes, RANGE_BYTES)
+    with _pool() as pool:
+        return sum(
+            pool.map(lambda at: _download_range(path, first + at, buffer[at : at + RANGE_BYTES], generation), places)
+        )
+
+
+def delete_all(paths: Sequence[str]) -> None:
+    """Deletes objects, several at once; missing ones are fine."""
+    with _pool() as pool:
+        list(pool.map(delete, paths))
+
+
+def delete(path: str, generation: int | None = None) -> None:
+    """Deletes an object, or only this generation of it; a missing one is fine."""
+    with contextlib.suppress(FileNotFoundError, *([] if generation is None else [SupersededError])):
+        persist(path, lambda: blob(path).delete(if_generation_match=generation, retry=None, timeout=TIMEOUT))
+
+
+def look_up(path: str) -> Any:
+    """The object's metadata as the library's `Blob`; raises FileNotFoundError."""
+    found = blob(path)
+    persist(path, lambda: found.reload(retry=None, timeout=TIMEOUT))
+    return found
+
+
+@contextlib.contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for one file; where one fails, what has not begun is dropped."""
+    pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="tfdist-gcs")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _upload_whole(path: str, parts: Sequence[memoryview], replaces: int | None, checksum: int) -> int:
+    """By one request of metadata and content; the server compares the checksum before it stores anything."""
+    bucket, name = split(path)
+    writer = uuid.uuid4().hex
+    metadata = {"name": name, "crc32c": _encoded(checksum), "metadata": {_WRITER: writer}}
+    body = _Multipart(metadata, parts)
+    condition = {} if replaces is None else {"ifGenerationMatch": str(replaces)}
+
+    def send() -> int:
+        blob(path)  # which a path without a name is not
+        answer = session().post(
+            f"{client().api_endpoint}/upload/storage/v1/b/{quote(bucket, safe='')}/o",
+            params={"uploadType": "multipart", **condition},
+            data=body,
+            headers={"Content-Type": body.content_type},
+            timeout=TIMEOUT,
+        )
+        _raise_for(answer, 200)
+        return int(answer.json()["generation"])
+
+    return _commit(path, send, writer)
+
+
+def _upload_composed(path: str, parts: Sequence[memoryview], replaces: int | None, checksum: int) -> int:
+    """In parts under names of their own, which one request then makes into the object."""
+    writer = uuid.uuid4().hex
+    directory, _, name = path.rpartition("/")
+    pieces = cut(parts, max(PART_BYTES, -(-total_bytes(parts) // MOST_PARTS)))
+    names = [f"{directory}/.{name}.{writer[:12]}.{n:02}{TEMPORARY_SUFFIX}" for n in range(len(pieces))]
+    try:
+        with _pool() as pool:
+            list(pool.map(lambda at, piece: _upload_whole(at, piece, 0, crc32c(*piece)), names, pieces))
+        made = blob(path)
+        made.metadata = {_WRITER: writer}
+        made.content_type = "application/octet-stream"
+
+        def compose() -> int:
+            sources = [blob(each) for each in names]
+            made.compose(sources, if_generation_match=replaces, retry=None, timeout=TIMEOUT)
+            return made.generation
+
+        generation = _commit(path, compose, writer)
+        found = look_up(path)
+        if found.generation == generation and found.crc32c != _encoded(checksum):
+            delete(path, generation)
+            raise OSError(errno.EIO, f"it was stored with the CRC-32C {found.crc32c}, not {_encoded(checksum)}", path)
+        return generation
+    finally:
+        try:
+            delete_all(names)
+        except OSError as error:
+            _log.warning("Parts of an upload could not be removed: %s", error)
+
+
+def _commit(path: str, send: Any, writer: str) -> int:
+    """What `send` returns; where an earlier try had succeeded and its answer was lost, the generation it made."""
+    try:
+        return persist(path, send)
+    except SupersededError:
+        with contextlib.suppress(FileNotFoundError):
+            found = look_up(path)
+            if (found.metadata or {}).get(_WRITER) == writer:
+                return found.generation
+        raise
+
+
+class _Multipart:
+    """The body of an upload with metadata (https://www.rfc-editor.org/rfc/rfc2387), sent piece by piece, uncopied."""
+
+    def __init__(self, metadata: dict[str, Any], parts: Sequence[memoryview]) -> None:
+        boundary = uuid.uuid4().hex
+        self.content_type = f"multipart/related; boundary={boundary}"
+        head = (
+            f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(metadata)}\r\n"
+            f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        )
+        self._pieces = [memoryview(head.encode()), *parts, memoryview(f"\r\n--{boundary}--".encode())]
+
+    def __len__(self) -> int:
+        return total_bytes(self._pieces)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for piece in self._pieces:
+            for at in range(0, piece.nbytes, _SEND_BYTES):
+                yield piece[at : at + _SEND_BYTES]
+
+
+def _download_range(path: str, first: int, buffer: memoryview, generation: int | None) -> int:
+    """One range; what had come before a break is not asked for again."""
+    done, attempts = 0, Attempts(path)
+    while done < buffer.nbytes:
+        before = done
+        try:
+            with _open_range(path, first + done, first + buffer.nbytes, generation) as answer:
+                if answer.status_code == 416:
+                    return done
+                generation = int(answer.headers["x-goog-generation"])
+                end = min(buffer.nbytes, int(answer.headers["content-range"].rpartition("/")[2]) - first)
+                while done < end:
+                    piece = answer.raw.read(min(_SEND_BYTES, end - done))
+                    if not piece:
+                        raise ShortAnswerError(f"the answer ended {end - done:,} bytes early")
+                    buffer[done : done + len(piece)] = piece
+                    done += len(piece)
+                return done
+        except Exception as error:
+            if done > before:
+                attempts.advanced()
+            if getattr(error, "code", None) == 404 and generation is not None:
+                raise OSError(errno.ESTALE, "it was replaced or removed while it was read", path) from error
+            attempts.wait_after(error)
+    return done
+
+
+def _open_range(path: str, first: int, end: int, generation: int | None) -> Any:
+    """An answer of status 206, whose body is still to come, or 416 where the object ends before."""
+    bucket, name = split(path)
+    blob(path)
+    version = {} if generation is None else {"generation": str(generation)}
+    answer = session().get(
+        f"{client().api_endpoint}/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(name, safe='')}",
+        params={"alt": "media", **version},
+        headers={"Range": f"bytes={first}-{end - 1}"},
+        timeout=TIMEOUT,
+        stream=True,
+    )
+    _raise_for(answer, 206, 416)
+    answer.raw.decode_content = False  # the bytes as they are stored
+    return answer
+
+
+def _raise_for(answer: Any, *good: int) -> None:
+    from google.api_core.exceptions import from_http_response
+
+    if answer.status_code not in good:
+        raise from_http_response(answer)
+
+
+def _encoded(checksum: int) -> str:
+    """A CRC-32C as the API writes it."""
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()

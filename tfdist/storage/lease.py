@@ -1,0 +1,284 @@
+"""One run at a time on a directory: the second is refused, and a run whose place was taken finds out.
+
+Invariant: of two that call `check` on one directory at most one passes, a stopped process that wakes up among them. A
+lease ends with its process, also by SIGKILL: at once on a local path, where it is a lock of the operating system, and
+on gs:// at once for a restart on the same machine, else after `LAPSE_SECONDS` without renewal. Whoever commits to a
+run directory holds one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from tfdist.errors import UserError
+from tfdist.storage import files
+
+NAME = ".lease"
+RENEW_SECONDS = 5.0
+LAPSE_SECONDS = 30.0
+_OLD_SECONDS = 300.0  # an owner that has not renewed for so long by our clock is gone, however wrong that may be set
+_POLL_SECONDS = 0.2
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class LeaseLostError(UserError):
+    """Another run has taken the directory."""
+
+
+class Lease(Protocol):
+    """A directory that is this process's."""
+
+    def check(self) -> None:
+        """Raises LeaseLostError where the directory is not this process's any more. Call it before each commit."""
+
+    def release(self) -> None:
+        """Gives the directory back. Releasing again does nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """Who holds a lease.
+
+    Attributes:
+      name: what the owner calls itself.
+      host: the machine's name.
+      pid: the process.
+      since: when it took the lease, UTC.
+      process: what tells this process from all others of the machine: boot, namespace of processes, start.
+    """
+
+    name: str
+    host: str
+    pid: int
+    since: str
+    process: tuple[str, str, str]
+
+    def __str__(self) -> str:
+        return f"{self.name} (host {self.host}, process {self.pid}, since {self.since})"
+
+    def encode(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Owner:
+        """Of a lease that cannot be read, someone unknown."""
+        try:
+            held = json.loads(data)
+            return cls(**{**held, "process": tuple(held["process"])})
+        except (ValueError, TypeError, KeyError):
+            return cls("another run", "unknown", 0, "an unknown time", ("", "", ""))
+
+    def is_dead(self) -> bool:
+        """Whether it is known to have ended: a process of this machine that is no more."""
+        boot, namespace, start = self.process
+        if self.host != socket.gethostname() or not boot or (boot, namespace) != _process(os.getpid())[:2]:
+            return False
+        return _process(self.pid)[2] != start
+
+
+def acquire(directory: files.StrPath, *, owner: str, wait_seconds: float, notify: Callable[[str], None]) -> Lease:
+    """Takes the lease of a directory.
+
+    Args:
+      directory: exists, or is gs://.
+      owner: what a second run is told, such as "training".
+      wait_seconds: how long to wait for another to give it back, or to lapse.
+      notify: takes a line that says what is waited for.
+
+    Raises:
+      UserError: another live run has it.
+      OSError: the store failed.
+    """
+    path = files.join(directory, NAME)
+    since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    me = Owner(owner, socket.gethostname(), os.getpid(), since, _process(os.getpid()))
+    take = _ObjectTaker(path, me, notify) if files.is_remote(directory) else _FileTaker(path, me, notify)
+    deadline, told = time.monotonic() + wait_seconds, False
+    while True:
+        lease = take()
+        if lease is not None:
+            return lease
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise UserError(
+                f"{os.fspath(directory)} is in use by {take.other}. Wait for its end, or give another --run_dir."
+            )
+        if not told:
+            notify(f"{os.fspath(directory)} is held by {take.other}; waiting up to {wait_seconds:.0f} s for it")
+            told = True
+        time.sleep(min(_POLL_SECONDS, left))
+
+
+class _FileTaker:
+    """Tries to lock a file. It goes when it is released, so a lock counts only on the file that bears the name."""
+
+    def __init__(self, path: str, me: Owner, notify: Callable[[str], None]) -> None:
+        self._path, self._me, self._notify = path, me, notify
+        self.other: Owner | None = None
+
+    def __call__(self) -> Lease | None:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.other = Owner.decode(os.pread(descriptor, 1 << 16, 0))
+            os.close(descriptor)
+            return None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                raise
+            self._notify(f"{self._path} cannot be locked on this file system: nothing keeps a second run away")
+        if not _bears_name(descriptor, self._path):
+            os.close(descriptor)
+            return self()
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, self._me.encode(), 0)
+        return _FileLease(self._path, descriptor)
+
+
+class _FileLease:
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    def check(self) -> None:
+        if self._descriptor is None or not _bears_name(self._descriptor, self._path):
+            raise LeaseLostError(f"{self._path} is not this run's any more: it was removed. Nothing more is written.")
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        if _bears_name(descriptor, self._path):
+            os.unlink(self._path)
+        os.close(descriptor)
+
+
+class _ObjectTaker:
+    """Tries to write an object: a new one, or in the place of one whose owner is gone."""
+
+    def __init__(self, path: str, me: Owner, notify: Callable[[str], None]) -> None:
+        self._path, self._me, self._notify = path, me, notify
+        self._seen: tuple[int, float] = (0, 0.0)  # a generation, and when it was first seen
+        self.other: Owner | None = None
+
+    def __call__(self) -> Lease | None:
+        from tfdist.storage.gcs_requests import SupersededError
+        from tfdist.storage.gcs_transfers import upload
+
+        found = self._look()
+        if found is not None and not self._is_over(*found):
+            return None
+        replaces = 0 if found is None else found[0]
+        try:
+            generation = upload(self._path, [memoryview(self._me.encode())], replaces=replaces)
+        except SupersededError:  # another was quicker
+            return None if self._look() is not None else self()
+        if found is not None:
+            self._notify(f"took over from {self.other}, which has ended")
+        return _ObjectLease(self._path, self._me, generation)
+
+    def _look(self) -> tuple[int, float] | None:
+        """The generation of the lease, and its age in seconds by this machine's clock."""
+        from tfdist.storage.gcs_transfers import look_up
+
+        try:
+            found = look_up(self._path)
+            self.other = Owner.decode(files.read(self._path))
+        except FileNotFoundError:
+            return None
+        return found.generation, (datetime.datetime.now(datetime.UTC) - found.updated).total_seconds()
+
+    def _is_over(self, generation: int, age_seconds: float) -> bool:
+        now = time.monotonic()
+        if self._seen[0] != generation:
+            self._seen = (generation, now)
+        lapsed = now - self._seen[1] > LAPSE_SECONDS  # of our own watching, whatever the clocks say
+        return lapsed or age_seconds > _OLD_SECONDS or self.other.is_dead()
+
+
+class _ObjectLease:
+    """Renews the object by compare-and-set on its generation."""
+
+    def __init__(self, path: str, me: Owner, generation: int) -> None:
+        self._path, self._me = path, me
+        self._generation = generation
+        self._renewed = time.monotonic()
+        self._lost = False
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._renew_until_released, name="tfdist-lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        with self._lock:
+            if not self._lost and time.monotonic() - self._renewed > 2 * RENEW_SECONDS:
+                self._renew()
+            if self._lost or self._ending.is_set():
+                raise LeaseLostError(
+                    f"{self._path} is not this run's any more: another run took it. Nothing more is written."
+                )
+
+    def release(self) -> None:
+        from tfdist.storage.gcs_transfers import delete
+
+        if self._ending.is_set():
+            return
+        self._ending.set()
+        self._thread.join()
+        if not self._lost:
+            delete(self._path, self._generation)
+
+    def _renew_until_released(self) -> None:
+        while not self._ending.wait(RENEW_SECONDS):
+            with self._lock:
+                if self._lost:
+                    return
+                try:
+                    self._renew()
+                except OSError:
+                    continue  # `check` tries again, and raises it
+
+    def _renew(self) -> None:
+        from tfdist.storage.gcs_requests import SupersededError
+        from tfdist.storage.gcs_transfers import upload
+
+        try:
+            self._generation = upload(self._path, [memoryview(self._me.encode())], replaces=self._generation)
+            self._renewed = time.monotonic()
+        except SupersededError:
+            self._lost = True
+
+
+def _bears_name(descriptor: int, path: str) -> bool:
+    """Whether an open file is the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _process(pid: int) -> tuple[str, str, str]:
+    """Boot, namespace of processes and start time of a process; empty strings where Linux does not say."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "", "", ""
+    try:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return boot, namespace, ""
+    return boot, namespace, "" if fields[0] in "ZX" else fields[19]  # proc(5): a zombie has ended

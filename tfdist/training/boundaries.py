@@ -1,0 +1,40 @@
+"""The steps at which a call of the step function has to end, because something else comes first.
+
+Invariant: they follow from the settings alone, so every worker meets the same ones. Called by the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundaries:
+    """The steps at which a call has to end.
+
+    Args:
+      total_steps: the last step of the run.
+      steps_per_epoch: of the training data.
+      eval_every_steps: None evaluates at the end of each epoch.
+      log_every_steps: None logs at the end of each epoch only.
+    """
+
+    total_steps: int
+    steps_per_epoch: int
+    eval_every_steps: int | None = None
+    log_every_steps: int | None = None
+
+    def next_after(self, step: int) -> int:
+        periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
+        return min(self.total_steps, *((step // period + 1) * period for period in periods if period))
+
+    def ends_epoch(self, step: int) -> bool:
+        return step % self.steps_per_epoch == 0 or step == self.total_steps
+
+    def evaluates(self, step: int) -> bool:
+        if self.eval_every_steps is None:
+            return self.ends_epoch(step)
+        return step % self.eval_every_steps == 0 or step == self.total_steps
+
+    def logs(self, step: int) -> bool:
+        return bool(self.log_every_steps) and step % self.log_every_steps == 0 and not self.ends_epoch(step)
