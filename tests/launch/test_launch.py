@@ -316,7 +316,7 @@ def test_a_signal_before_the_workers_have_started_ends_them_alike(launch: Callab
 
 @pytest.mark.slow
 @both_launchers
-def test_workers_have_time_to_save_when_every_process_of_the_job_is_told(
+def test_workers_have_time_to_save_when_what_started_them_is_told_too(
     launch: Callable[..., Run], launcher: str
 ) -> None:
     program = """
@@ -331,7 +331,7 @@ time.sleep(100)
     run = launch(program, options=(f"--launcher={launcher}",))
     run.wait_for("ready0", "ready1")
     launcher_process = psutil.Process(run.process.pid)
-    for process in [launcher_process, *launcher_process.children(recursive=True)]:
+    for process in [launcher_process, *launcher_process.children()]:
         process.terminate()
     assert run.end()[0] == EXIT_PREEMPTED
     assert all((run.directory / f"saved{index}").exists() for index in (0, 1))

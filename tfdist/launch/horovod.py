@@ -2,9 +2,9 @@
 
 horovodrun reports 1 whatever a worker's status was, and ends the others in its own way. So each worker runs under
 `horovod_worker.py`, which leaves process number and status in a temporary directory; from there the workers are
-watched and signalled as those of `local.py` are, and horovodrun only starts them and passes on what they write. SIGTERM
-is blocked for it: where the whole job gets one, as from Slurm, it would kill the workers five seconds later, while they
-save. Its own words (it imports TensorFlow, which talks) are shown only if a worker did not come to run.
+watched and signalled as those of `local.py` are, and horovodrun, made deaf to SIGTERM by `horovodrun.py`, only starts
+them and passes on what they write. Its own words (it imports TensorFlow, which talks) are shown only if a worker did
+not come to run.
 
 Invariant: none of horovodrun's processes is left when `start` ends.
 
@@ -88,8 +88,7 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         at_end.callback(output.drain, _DRAIN_SECONDS)
-        with signal_blocked(signal.SIGTERM):
-            horovodrun = Process(-1, command_line(plan, directory), plan.environment)
+        horovodrun = Process(-1, command_line(plan, directory), plan.environment)
         workers = [HorovodWorker(index, directory, horovodrun) for index in range(plan.num_workers)]
         at_end.callback(_end, horovodrun, workers)
         own_words: list[bytes] = []
@@ -110,22 +109,13 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
             )
 
 
-@contextlib.contextmanager
-def signal_blocked(number: signal.Signals) -> Iterator[None]:
-    """Blocks a signal in this thread, and for good in the processes that are started meanwhile."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def command_line(plan: Plan, directory: Path) -> list[str]:
     shares = cpu_shares(plan.num_workers) if plan.pin_cpus else [[]] * plan.num_workers
     cpus = ":".join(",".join(map(str, share)) for share in shares)
     hosts = ["-np", str(plan.num_workers), "-H", f"localhost:{plan.num_workers}"]
     worker = [sys.executable, "-m", "tfdist.launch.horovod_worker", str(directory), cpus, *plan.command]
-    return [find_horovodrun(plan.environment.get("PATH")), "--gloo", "--disable-cache", *hosts, *worker]
+    deaf = [sys.executable, "-m", "tfdist.launch.horovodrun", find_horovodrun(plan.environment.get("PATH"))]
+    return [*deaf, "--gloo", "--disable-cache", *hosts, *worker]
 
 
 def find_horovodrun(path: str | None) -> str:

@@ -22,7 +22,7 @@ from tfdist.launch.processes import bound_to_parent, has_ended, send_to_group, s
 def main(directory: Path, cpus_of_ranks: str, command: list[str]) -> None:
     rank = int(os.environ["HOROVOD_RANK"])
     cpus = [int(cpu) for cpu in cpus_of_ranks.split(":")[rank].split(",") if cpu]
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # which horovod.py blocks for horovodrun
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # horovodrun.py had it ignored, and the worker would inherit that
     with subprocess.Popen(bound_to_parent(command, cpus), stdin=subprocess.DEVNULL, start_new_session=True) as worker:
         # horovodrun's own way of ending a rank, for when the launcher is gone.
         signal.signal(signal.SIGTERM, lambda *_: None if has_ended(worker.pid) else worker.terminate())
