@@ -31,7 +31,7 @@ from tfdist.training.outcome import Outcome
 from tfdist.training.precision import POLICIES, set_precision
 from tfdist.training.randomness import set_seeds
 from tfdist.training.run import Request, Run, open_run
-from tfdist.training.survival import checked_policy, open_recovery
+from tfdist.training.survival import check_start_from, checked_policy, open_recovery
 from tfdist.training.tuned import XLA_CHOICES
 
 DataFunction = Callable[[], Any]
@@ -144,6 +144,7 @@ def train(
     check_optimizer_builder(optimizer)
     check_callbacks(callbacks)
     policy = checked_policy(backup)
+    check_start_from(start_from)
     if epochs is None and steps is None:
         raise UserError("train needs an end: write train.epochs = 10 or train.steps = 1000.")
 

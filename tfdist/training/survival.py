@@ -10,8 +10,9 @@ import os
 import time
 from collections.abc import Iterator
 
-from tfdist.backup import restore
+from tfdist.backup import catalog, restore
 from tfdist.backup.keeper import BackupKeeper
+from tfdist.backup.manifest import NAME as MANIFEST
 from tfdist.backup.metadata_server import find_address
 from tfdist.backup.policy import BackupPolicy
 from tfdist.backup.preemption import Preemption
@@ -44,6 +45,25 @@ def checked_policy(backup: BackupPolicy | str) -> BackupPolicy | None:
         f"train.backup is {backup!r}; write 'auto', 'off', or @policy.BackupPolicy() with "
         "`from tfdist.backup import policy`."
     )
+
+
+def check_start_from(path: str | None) -> None:
+    """Raises UserError where `train.start_from` names nothing to begin with."""
+    if path is None:
+        return
+    if not isinstance(path, str) or not path:
+        raise UserError(f"train.start_from is {path!r}; write a run directory, a backup in it, or a .keras file.")
+    path = _plain(path)
+    if path.endswith(WEIGHTS):
+        found = files.exists(path)
+    else:
+        places = (path, RunDirectory(path).backups)
+        found = files.exists(files.join(path, MANIFEST)) or any(map(catalog.list_backups, places))
+    if not found:
+        raise UserError(
+            f"There is no backup and no model in train.start_from = {path!r}. Write a run directory that has backups, "
+            "one of them, or a .keras file."
+        )
 
 
 @contextlib.contextmanager
@@ -133,7 +153,7 @@ def _resumed(run: Run, state: TrainingState, *, partial: bool) -> Position | Non
 
 def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, partial: bool) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
-    path = os.path.expanduser(path).rstrip("/")
+    path = _plain(path)
     if path.endswith(WEIGHTS):
         assembly.load_weights(learner.model, path, partial=partial)
         found = path
@@ -145,11 +165,13 @@ def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, 
 
 def _found(run: Run, path: str) -> State:
     """The state in a run directory, a directory of backups, or one backup."""
-    if files.exists(files.join(path, "manifest.json")):
+    if files.exists(files.join(path, MANIFEST)):
         return restore.load(path)
     for directory in (RunDirectory(path).backups, path):
         if (state := restore.newest(directory, tell=run.events)) is not None:
             return state
-    raise UserError(
-        f"There is no backup in train.start_from = {path!r}. Write a run directory, a backup in it, or a .keras file."
-    )
+    raise UserError(f"No backup in train.start_from = {path!r} is whole.")
+
+
+def _plain(path: str) -> str:
+    return os.path.expanduser(path).rstrip("/")
