@@ -317,3 +317,22 @@ def test_going_back_abandons_the_backups_ahead(tmp_path: pathlib.Path) -> None:
     keeper.close()
     assert steps(list_backups(str(tmp_path))) == [10, 20]
     assert listener.events("backups_superseded")
+
+
+def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path: pathlib.Path) -> None:
+    answers = iter([None, UserError("another run has taken this directory")])  # at the start, at the first commit
+
+    def still_ours() -> None:
+        answer = next(answers, None)
+        if answer is not None:
+            raise answer
+
+    gate = Gate()
+    keeper = BackupKeeper(str(tmp_path), BackupPolicy(), identity={}, tell=Listener(), still_ours=still_ours)
+    with faulty.installed(gate):
+        keeper.save(state_of(1))
+        keeper.save(state_of(2))
+        gate.opened.set()
+        with pytest.raises(UserError, match="another run has taken"):
+            keeper.close()
+    assert list_backups(str(tmp_path)) == []

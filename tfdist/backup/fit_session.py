@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -186,7 +186,7 @@ class FitSession:
     def _save(self, place: Place, logs: Mapping[str, Any]) -> None:
         assert self._baseline is not None
         callback_values, arrays = self._baseline.changes()
-        tensors = {name: each.value for name, each in _lasting_variables(self._model).items()}
+        tensors = _tensors(_lasting_variables(self._model))
         if place.batch:
             tensors |= self._metric_values() if self._metrics_of_epoch is None else self._metrics_of_epoch
         values = {
@@ -199,8 +199,7 @@ class FitSession:
         self._saved = self._fit.trained
 
     def _metric_values(self) -> dict[str, np.ndarray]:
-        """Brought together where each replica has its own."""
-        return {name: np.array(each.numpy()) for name, each in _metric_variables(self._model).items()}
+        return {name: np.array(each) for name, each in _tensors(_metric_variables(self._model)).items()}
 
     def _leave(self) -> NoReturn:
         self._keeper.close()
@@ -298,6 +297,26 @@ def _metric_variables(model: keras.Model) -> dict[str, Any]:
     return {f"metrics/{index}": each for index, each in enumerate(model.metrics_variables)}
 
 
+def _replicas(name: str, variable: Any) -> Sequence[tf.Variable]:
+    """The variables of the replicas, where each may have a value of its own; else none.
+
+    That is so for sums that are brought together when they are read, and for moving statistics, which Keras does not
+    bring together at all.
+    """
+    values = getattr(variable.value, "values", ())
+    return () if variable.trainable or name.startswith("optimizer/") or len(values) < 2 else values
+
+
+def _tensors(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """What a backup has of Keras's variables: of some, both what is read of them and what each replica has."""
+    tensors: dict[str, Any] = {}
+    for name, variable in variables.items():
+        replicas = _replicas(name, variable)
+        tensors[name] = np.array(variable.numpy()) if replicas else variable.value
+        tensors |= {f"replica-{index}/{name}": each for index, each in enumerate(replicas)}
+    return tensors
+
+
 def _assign(variables: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
     """Gives variables their values; raises UserError listing the differences when the backup is of another model."""
     groups = {name.partition("/")[0] for name in variables}
@@ -305,3 +324,8 @@ def _assign(variables: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> 
     wanted = {name: (tuple(each.shape), each.dtype) for name, each in variables.items()}
     for name, array in restore.match(saved, wanted, partial=False).items():
         variables[name].assign(array)
+        replicas = _replicas(name, variables[name])
+        own = [tensors.get(f"replica-{index}/{name}") for index in range(len(replicas) + 1)]
+        if own[-1] is None and all(each is not None for each in own[:-1]):  # as many replicas as there were
+            for replica, value in zip(replicas, own, strict=False):
+                replica.assign(value)
