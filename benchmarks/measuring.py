@@ -61,11 +61,20 @@ def interleaved(contenders: Sequence[Callable[[], float]], rounds: int) -> list[
     return samples
 
 
-def ratio(name: str, ours: Sequence[float], peer: Sequence[float], goal: float | None) -> Figure:
+def ratio(
+    name: str,
+    ours: Sequence[float],
+    peer: Sequence[float],
+    goal: float | None,
+    *,
+    unit: str = "steps/s",
+    at_most: bool = False,
+) -> Figure:
     """The figure of samples taken in the same rounds."""
     ratios = [a / b for a, b in zip(ours, peer, strict=True)]
     low, value, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return Figure(name, value, goal, (low, high), statistics.median(ours), statistics.median(peer))
+    medians = statistics.median(ours), statistics.median(peer)
+    return Figure(name, value, goal, (low, high), *medians, unit, at_most)
 
 
 def as_table(figures: Sequence[Figure]) -> str:
@@ -96,12 +105,13 @@ def as_json(figures: Sequence[Figure]) -> str:
     return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
 
 
-def figures_of(module: str, part: str, *, launch: Sequence[str] = ()) -> list[Figure]:
+def figures_of(module: str, part: str, *arguments: object, launch: Sequence[str] = ()) -> list[Figure]:
     """What the function `part` of `module` measures, run by part.py in a process of its own, or in several.
 
     Args:
       module: a module of this directory.
-      part: a function of it without arguments that returns figures.
+      part: a function of it that returns figures.
+      arguments: of it, passed as text.
       launch: arguments of `tfdist.launch`, to run it in several processes; the first one's figures count.
 
     Raises:
@@ -110,7 +120,7 @@ def figures_of(module: str, part: str, *, launch: Sequence[str] = ()) -> list[Fi
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         path = Path(scratch) / "figures.json"
         start = ["-m", "tfdist.launch", *launch, "--module=part", "--"] if launch else [str(HERE / "part.py")]
-        command = [sys.executable, *start, module, part, str(path)]
+        command = [sys.executable, *start, module, part, str(path), *map(str, arguments)]
         paths = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         status = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}).returncode
         if status:
@@ -118,12 +128,19 @@ def figures_of(module: str, part: str, *, launch: Sequence[str] = ()) -> list[Fi
         return [Figure(**{**one, "quartiles": tuple(one["quartiles"])}) for one in json.loads(path.read_text())]
 
 
-def report(description: str, measure: Callable[[], Sequence[Figure]]) -> None:
+def report(
+    description: str,
+    measure: Callable[[], Sequence[Figure]],
+    *,
+    measure_quickly: Callable[[], Sequence[Figure]] | None = None,
+) -> None:
     """The command of a benchmark: measures, prints the table and writes what --json asks for."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="also write {figure: {value, goal, met, unit}} there")
-    path = parser.parse_args().json
-    figures = measure()
+    if measure_quickly is not None:
+        parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: indicative at most")
+    chosen = parser.parse_args()
+    figures = measure_quickly() if measure_quickly and chosen.quick else measure()
     print(as_table(figures))
-    if path:
-        Path(path).write_text(as_json(figures))
+    if chosen.json:
+        Path(chosen.json).write_text(as_json(figures))

@@ -1,4 +1,7 @@
-"""Runs one part of a benchmark: `python part.py MODULE FUNCTION FILE`; its figures go to FILE. See `figures_of`."""
+"""Runs one part of a benchmark, whose figures go to FILE: `python part.py MODULE FUNCTION FILE [ARGUMENT …]`.
+
+`figures_of` calls it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from pathlib import Path
 from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
 
 
-def main(module: str, function: str, path: str) -> None:
+def main(module: str, function: str, path: str, *arguments: str) -> None:
     quiet_tensorflow(os.environ)
     with quiet_import(os.environ):
         import tensorflow  # noqa: F401
-    figures = getattr(importlib.import_module(module), function)()
+    figures = getattr(importlib.import_module(module), function)(*arguments)
     if figures:  # of several processes only the first has some
         Path(path).write_text(json.dumps([dataclasses.asdict(figure) for figure in figures]))
     sys.stdout.flush()

@@ -20,7 +20,7 @@ from tfdist.data.pipeline import build_pipeline
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.gradients import LocalGradients
-from tfdist.training.learner import build_learner
+from tfdist.training.learner import Learner, build_learner
 from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing
 from tfdist.training.wishes import Wanted
@@ -44,6 +44,17 @@ def tfdist_training(
       share: takes one part of so many of the global batch.
       tell: is told what was left to "auto".
     """
+    return tfdist_learner_and_training(strategy, workload, share=share, tell=tell)[1]
+
+
+def tfdist_learner_and_training(
+    strategy: Strategy,
+    workload: Workload,
+    *,
+    share: int = 1,
+    tell: Callable[[str], None] = lambda message: None,
+) -> tuple[Learner, Train]:
+    """As `tfdist_training`, with what is trained."""
     source = ArraySource(workload.arrays())
     plan = BatchPlan(
         num_examples=source.num_examples,
@@ -84,7 +95,7 @@ def tfdist_training(
         totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Wanted().tensor())
         _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
 
-    return train
+    return learner, train
 
 
 def handwritten_training(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:

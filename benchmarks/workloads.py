@@ -65,6 +65,11 @@ def deep_convnet(name: str, batch: int, num_examples: int) -> Workload:
     return Workload(name, build, input_shape, batch, num_examples)
 
 
+def heavy_mlp(batch: int = 16, num_examples: int = 2048) -> Workload:
+    """Four dense layers of 2048 × 2048: 16.8 million weights, which with Adam's two slots are 202 MB of state."""
+    return mlp("heavy", num_features=2048, hidden_units=(2048,) * 4, batch=batch, num_examples=num_examples)
+
+
 def loss() -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

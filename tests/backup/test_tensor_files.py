@@ -102,6 +102,13 @@ def test_tensors_lie_without_holes_each_at_a_multiple_of_its_items_size() -> Non
     assert json.loads(file.header[8:])["bool/3"]["dtype"] == "BOOL"
 
 
+def test_tensors_of_whole_units_of_64_bytes_begin_at_such_units() -> None:
+    """So that TensorFlow can take over the memory that a file was read into."""
+    specs = [TensorSpec(f"{dtype.name}/{n}", dtype, (n,)) for dtype in DTYPES for n in (1, 64, 37, 640)]
+    (file,) = plan(specs, max_file_bytes=2**20)
+    assert [spec.name for spec, offset in file.offsets if spec.num_bytes % 64 == 0 and offset % 64] == []
+
+
 @pytest.mark.parametrize("dtype", [np.dtype("complex128"), np.dtype("U3"), np.dtype(ml_dtypes.int4)])
 def test_a_type_that_the_format_lacks_is_named(dtype: np.dtype) -> None:
     with pytest.raises(UserError, match=rf"cannot keep the tensor 'odd' of type {dtype.name}"):

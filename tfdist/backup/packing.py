@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -41,8 +41,17 @@ def is_installed() -> bool:
     return importlib.util.find_spec("blosc2") is not None
 
 
-def pack(parts: Sequence[memoryview], packing: str, *, item_bytes: int) -> bytes:
-    """The parts, one behind the other, compressed. `item_bytes` is the size of most numbers in them."""
+def pack(
+    parts: Sequence[memoryview], packing: str, *, item_bytes: int, rest: Callable[[], None] = lambda: time.sleep(0)
+) -> bytes:
+    """The parts, one behind the other, compressed.
+
+    Args:
+      parts: what to pack.
+      packing: how.
+      item_bytes: the size of most numbers in them.
+      rest: called between two chunks.
+    """
     blosc2 = _library()
     frame = blosc2.SChunk(
         chunksize=_CHUNK_BYTES,
@@ -52,7 +61,7 @@ def pack(parts: Sequence[memoryview], packing: str, *, item_bytes: int) -> bytes
     )
     for chunk in _chunks(parts):
         frame.append_data(chunk)
-        time.sleep(0)
+        rest()
     return frame.to_cframe()
 
 

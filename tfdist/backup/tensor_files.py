@@ -2,7 +2,8 @@
 
 Invariant: what `plan` lays out is a valid safetensors file (https://github.com/huggingface/safetensors#format): eight
 bytes with the header's length, the header in JSON, then the tensors without holes. The data begins at a multiple of 64
-bytes and every tensor at a multiple of its item's size. The snapshot plans with this, restore reads with it.
+bytes, as does every tensor whose size is such a multiple, which is what TensorFlow asks of memory that it takes over;
+the others begin at a multiple of their item's size. The snapshot plans with this, restore reads with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from tfdist.backup.manifest import DamagedBackup
 from tfdist.errors import UserError
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
 _NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -74,7 +75,7 @@ def plan(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[FilePlan]:
 
     Raises UserError for a tensor whose type safetensors does not have.
     """
-    ordered = sorted(specs, key=lambda spec: (-spec.dtype.itemsize, spec.name))
+    ordered = sorted(specs, key=lambda spec: (spec.num_bytes % ALIGNMENT != 0, -spec.dtype.itemsize, spec.name))
     groups: list[list[TensorSpec]] = []
     room = -1
     for spec in ordered:
@@ -108,7 +109,7 @@ def _plan_file(specs: list[TensorSpec]) -> FilePlan:
         }
         end += spec.num_bytes
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return FilePlan(len(text).to_bytes(8, "little") + text, tuple(offsets), end)
 
 

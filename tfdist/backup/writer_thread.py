@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.backup import catalog, packing, retention
+from tfdist.backup.courtesy import Courtesy
 from tfdist.backup.entries import Entry, list_backups, new_path
 from tfdist.backup.policy import BackupPolicy
 from tfdist.backup.snapshot import HostBuffer
@@ -81,6 +82,7 @@ class WriterThread:
         self._changed = threading.Condition()
         self._waiting: deque[Snapshot] = deque()
         self._is_busy = True  # with the start
+        self._courtesy = Courtesy()
         self.is_closed = False
         self.last_committed_step: int | None = None
         self.write_seconds: float | None = None
@@ -90,6 +92,8 @@ class WriterThread:
     def put(self, snapshot: Snapshot) -> None:
         """Has a snapshot written after those before it."""
         with self._changed:
+            if self._is_busy:  # or training may soon have to wait for it
+                self._courtesy.hurry()
             self._waiting.append(snapshot)
             self._changed.notify_all()
 
@@ -102,12 +106,15 @@ class WriterThread:
     def wait(self) -> None:
         """Returns when nothing is left to write."""
         with self._changed:
+            self._courtesy.hurry()
             self._changed.wait_for(lambda: not self._waiting and not self._is_busy)
+            self._courtesy.take_time()
 
     def close(self) -> None:
         """Ends the thread when nothing is left to write."""
         with self._changed:
             self.is_closed = True
+            self._courtesy.hurry()
             self._changed.notify_all()
         self._thread.join()
 
@@ -119,6 +126,8 @@ class WriterThread:
         while True:
             with self._changed:
                 self._is_busy = False
+                if not self._waiting:
+                    self._courtesy.take_time()
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting or self.is_closed)
                 if not self._waiting:
@@ -161,7 +170,12 @@ class WriterThread:
         pack_as = self._pack_as or packing.NONE
         try:
             written = write_backup(
-                path, snapshot, identity=self._identity, pack_as=pack_as, still_ours=self._check_ours
+                path,
+                snapshot,
+                identity=self._identity,
+                pack_as=pack_as,
+                still_ours=self._check_ours,
+                courtesy=self._courtesy,
             )
         except BaseException:
             self._forget(path)

@@ -6,7 +6,7 @@ Invariant: nothing here copies what it is given. Called by the stores, and by wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -38,7 +38,12 @@ def views(parts: Iterable[Buffer]) -> list[memoryview]:
     Raises:
       TypeError: a part has no bytes that lie in one piece.
     """
-    return [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
+    return list(each_view(parts))
+
+
+def each_view(parts: Iterable[Buffer]) -> Iterator[memoryview]:
+    """As `views`, each when it is asked for."""
+    return (view for part in parts if (view := memoryview(part).cast("B")).nbytes)
 
 
 def total_bytes(parts: Sequence[memoryview]) -> int:

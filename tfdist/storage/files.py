@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from tfdist.errors import UserError
@@ -29,7 +29,7 @@ class Files(Protocol):
     def read_range(self, path: str, first: int, count: int) -> bytes: ...
     def read_into(self, path: str, buffer: memoryview, first: int) -> None: ...
     def write_atomic(self, path: str, data: bytes) -> None: ...
-    def write_new(self, path: str, parts: Sequence[memoryview], crc32c: int | None) -> int: ...
+    def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int: ...
     def open_log(self, path: str, flush_seconds: float) -> LogSink: ...
     def exists(self, path: str) -> bool: ...
     def is_dir(self, path: str) -> bool: ...
@@ -73,7 +73,7 @@ def write_atomic(path: StrPath, data: bytes | str) -> None:
     _store(path).write_atomic(os.fspath(path), data.encode() if isinstance(data, str) else data)
 
 
-def write_new(path: StrPath, parts: Sequence[Buffer], *, crc32c: int | None = None) -> int:
+def write_new(path: StrPath, parts: Iterable[Buffer], *, crc32c: int | None = None) -> int:
     """Creates a file that must not exist, durably and whole or not at all. Its directory must exist.
 
     Of several that create it at once, one succeeds. An answer that was lost on its way back from a server is asked
@@ -81,7 +81,8 @@ def write_new(path: StrPath, parts: Sequence[Buffer], *, crc32c: int | None = No
 
     Args:
       path: the new file.
-      parts: what has the buffer protocol and lies in one piece each, written one behind the other without a copy.
+      parts: what has the buffer protocol and lies in one piece each, written one behind the other without a copy. A
+        local store takes each when the one before it is written, so that an iterator can make them meanwhile.
       crc32c: the checksum of all parts together, where the caller knows it; `contents.crc32c` computes it.
 
     Returns:
@@ -91,7 +92,8 @@ def write_new(path: StrPath, parts: Sequence[Buffer], *, crc32c: int | None = No
       FileExistsError: the file is there already, made by another.
       OSError: it could not be written; then `path` does not exist, unless the store cannot be asked any more.
     """
-    return _store(path).write_new(os.fspath(path), contents.views(parts), crc32c)
+    views = contents.each_view(parts)
+    return _store(path).write_new(os.fspath(path), list(views) if is_remote(path) else views, crc32c)
 
 
 def open_log(path: StrPath, *, flush_seconds: float = 30.0) -> LogSink:

@@ -12,9 +12,9 @@ import glob
 import os
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
+from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
 from tfdist.storage.log_sink import AppendedLog
 from tfdist.storage.syscalls import Syscalls
 
@@ -48,22 +48,22 @@ class LocalFiles:
                 done += count
 
     def write_atomic(self, path: str, data: bytes) -> None:
-        with self._temporary(path, [memoryview(data)]) as temporary:
+        with self._temporary(path, [memoryview(data)]) as (temporary, _):
             self._calls.replace(temporary, path)
         self._calls.fsync_directory(os.path.dirname(path) or ".")
 
-    def write_new(self, path: str, parts: Sequence[memoryview], crc32c: int | None) -> int:
+    def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
         del crc32c  # which a store over a network needs
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        with self._temporary(path, parts) as temporary:
+        with self._temporary(path, parts) as (temporary, num_bytes):
             self._name(temporary, path)
         try:
             self._calls.fsync_directory(os.path.dirname(path) or ".")
         except OSError:
             self.remove(path)  # whole or not at all: nobody may find what might go with the power
             raise
-        return total_bytes(parts)
+        return num_bytes
 
     def open_log(self, path: str, flush_seconds: float) -> AppendedLog:
         del flush_seconds  # each line is written at once
@@ -129,20 +129,22 @@ class LocalFiles:
                 self._calls.rmdir(directory)
 
     @contextlib.contextmanager
-    def _temporary(self, path: str, parts: Sequence[memoryview]) -> Iterator[str]:
-        """A file beside `path` that holds the parts, on the disk; gone when the body has ended."""
+    def _temporary(self, path: str, parts: Iterable[memoryview]) -> Iterator[tuple[str, int]]:
+        """A file beside `path` that holds the parts, on the disk, and its size; gone when the body has ended."""
         directory, name = os.path.split(path)
         temporary = os.path.join(directory, f".{name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
+        num_bytes = 0
         try:
             descriptor = self._calls.create(temporary)
             try:
                 for part in parts:
+                    num_bytes += part.nbytes
                     while part.nbytes:
                         part = part[self._calls.write(descriptor, part) :]
                 self._calls.fsync(descriptor)
             finally:
                 self._calls.close(descriptor)
-            yield temporary
+            yield temporary, num_bytes
         finally:
             with contextlib.suppress(OSError):  # no listing shows what is left then
                 self._calls.unlink(temporary)

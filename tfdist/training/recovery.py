@@ -155,10 +155,11 @@ def restored(
     header, arrays = _shared(strategy, header, arrays)
     if not header:
         return None
-    state.assign(arrays)
+    state.assign(arrays, take_over=True)
+    others = {name: array for name, array in arrays.items() if not name.startswith(OWN_PREFIXES)}
     if RANDOM in header["values"]:
-        set_generators(header["values"][RANDOM], arrays)
-    return Position(header["step"], header["values"], arrays)
+        set_generators(header["values"][RANDOM], others)
+    return Position(header["step"], header["values"], others)
 
 
 def _chosen(

@@ -1,0 +1,30 @@
+"""What backups cost: beside Keras's BackupAndRestore, beside no backup, and beside plain reading.
+
+202 MB of state (16.8 million weights and Adam's two slots). The stall is what the loop waits for at a backup. Goodput
+is the share of an undisturbed run's steps that is left when the process is killed now and then: the kills come six
+times as often as one every two minutes, with all else at its full size, which is harder. Takes about six minutes.
+
+    python benchmarks/backup.py [--quick] [--json=FILE]
+"""
+
+from __future__ import annotations
+
+from goodput import goodput
+from measuring import Figure, figures_of, report
+
+
+def measure() -> list[Figure]:
+    return [*_costs(stall=15, writing=10, restoring=11), *goodput(mean_seconds=20, num_kills=3, alone_seconds=24)]
+
+
+def measure_quickly() -> list[Figure]:
+    return [*_costs(stall=5, writing=3, restoring=5), *goodput(mean_seconds=16, num_kills=1, alone_seconds=12)]
+
+
+def _costs(*, stall: int, writing: int, restoring: int) -> list[Figure]:
+    parts = [("stall", stall), ("writing", writing, 2), ("writing", writing, 1), ("restoring", restoring)]
+    return [figure for part in parts for figure in figures_of("backup_parts", *part)]
+
+
+if __name__ == "__main__":
+    report(__doc__, measure, measure_quickly=measure_quickly)

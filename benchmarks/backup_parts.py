@@ -1,0 +1,223 @@
+"""The measurements of backup.py that need one process: what saving and restoring 202 MB of state costs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from measuring import Figure, interleaved, ratio
+from trainings import Train, tfdist_learner_and_training
+from workloads import heavy_mlp, loss, metric, optimizer
+
+from tfdist.backup import restore
+from tfdist.backup.entries import list_backups
+from tfdist.backup.keeper import BackupKeeper
+from tfdist.backup.policy import BackupPolicy
+from tfdist.backup.preemption import Preemption
+from tfdist.backup.schedule import Schedule
+from tfdist.strategies.one_device import OneDevice
+from tfdist.training.recovery import Position, Recovery, restored
+from tfdist.training.state import TrainingState
+
+STEPS_BETWEEN = 2  # of training, before a stall is measured
+
+
+class Told:
+    """Takes the keeper's events; a warning would make the figures mean something else."""
+
+    def info(self, event: str, **details: Any) -> None:
+        pass
+
+    def warning(self, event: str, **details: Any) -> None:
+        raise RuntimeError(f"{event}: {details}")
+
+
+class Subject:
+    """A training of tfdist's with its backups in `directory`."""
+
+    def __init__(self, directory: str, *, batch: int = 16) -> None:
+        self.strategy = OneDevice()
+        self.strategy.connect()
+        learner, self.train = tfdist_learner_and_training(self.strategy, heavy_mlp(batch))
+        self.directory = directory
+        self.state = TrainingState(self.strategy, learner)
+        self.keeper = BackupKeeper(directory, BackupPolicy(keep_last=1, on_error="stop"), identity={}, tell=Told())
+        self._recovery = Recovery(
+            strategy=self.strategy,
+            state=self.state,
+            keeper=self.keeper,
+            schedule=Schedule(BackupPolicy(), steps_per_epoch=1000),
+            preemption=Preemption(tell=lambda message: None, metadata_address=None),
+        )
+        self._recovery.prepare()
+        self._step = 0
+        self.train(STEPS_BETWEEN)
+        self.save()
+        self.keeper.wait()
+
+    def save(self) -> float:
+        """What the loop waits for, in seconds."""
+        self._step += 1
+        begun = time.perf_counter()
+        self._recovery.save(Position(self._step, {}, {}), {})
+        return time.perf_counter() - begun
+
+    @property
+    def is_writing(self) -> bool:
+        self.keeper.check()
+        return self.keeper.last_committed_step != self._step
+
+
+def stall(rounds: str) -> list[Figure]:
+    """How long training waits for a backup: tfdist's, beside Keras's BackupAndRestore in `fit`."""
+    with _scratch() as directory:
+        subject = Subject(f"{directory}/tfdist")
+        keras_seconds = _keras_stall(f"{directory}/keras")
+
+        def ours() -> float:
+            subject.train(STEPS_BETWEEN)
+            seconds = subject.save()
+            subject.keeper.wait()
+            return seconds
+
+        samples = interleaved([ours, keras_seconds], int(rounds))
+        name = "stall of a backup: tfdist ÷ BackupAndRestore"
+        return [ratio(name, *samples, goal=0.06, unit="s", at_most=True)]
+
+
+def writing(rounds: str, num_threads: str) -> list[Figure]:
+    """Steps while a backup is written ÷ steps while none is, on so many threads; compression off and on its own."""
+    tf.config.threading.set_intra_op_parallelism_threads(int(num_threads))
+    tf.config.threading.set_inter_op_parallelism_threads(int(num_threads))
+    with _scratch() as directory:
+        subject = Subject(directory)
+        during, before = [], []
+        for _ in range(int(rounds)):
+            step_seconds = _while_writing(subject)
+            during.append(statistics.fmean(step_seconds))
+            before.append(_seconds(subject.train, len(step_seconds)) / len(step_seconds))
+        threads = "one thread" if num_threads == "1" else f"{num_threads} threads"
+        name = f"step while writing ÷ else, {threads}"
+        return [ratio(name, during, before, 1.10, unit="s", at_most=True)]
+
+
+def restoring(rounds: str) -> list[Figure]:
+    """Restoring all variables ÷ reading the same files into memory that is there already."""
+    with _scratch() as directory:
+        subject = Subject(directory)
+        paths = sorted(str(path) for path in Path(list_backups(directory)[-1].path).iterdir())
+        place = np.ones(sum(map(os.path.getsize, paths)), np.uint8)
+
+        def ours() -> float:
+            return _seconds(lambda _: _restore(subject), 1)
+
+        def plain() -> float:
+            return _seconds(lambda _: _read(paths, place), 1)
+
+        def with_first_step() -> float:
+            """The variables leave the memory that they were read into at the first step."""
+            return ours() + _seconds(subject.train, 1) - _seconds(subject.train, 1)
+
+        def fresh() -> float:
+            return _seconds(lambda _: _read(paths, np.empty(place.nbytes, np.uint8)), 1)
+
+        warm = interleaved([ours, plain], int(rounds))
+        whole = interleaved([with_first_step, fresh], int(rounds))
+        cold = interleaved([_after_evicting(paths, ours), _after_evicting(paths, plain)], int(rounds))
+        name = "restore ÷ reading the files"
+        return [
+            ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", at_most=True),
+            ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", at_most=True),
+            ratio(f"restore and first update {name[8:]} into new memory, cached", *whole, goal=None, unit="s"),
+        ]
+
+
+def _keras_stall(directory: str) -> Callable[[], float]:
+    """A function that trains two batches in `fit` and gives the seconds of the save after the second one."""
+    workload = heavy_mlp()
+    model = workload.build_model()
+    model.compile(optimizer=optimizer(), loss=loss(), metrics=[metric()])
+    num_examples = workload.global_batch_size * STEPS_BETWEEN
+    x, y = (array[:num_examples] for array in workload.arrays())
+    callback = _TimedBackup(directory, save_freq=STEPS_BETWEEN, delete_checkpoint=False)
+
+    def sample() -> float:
+        shutil.rmtree(directory, ignore_errors=True)  # else it would load, and find its epoch done
+        model.fit(x, y, batch_size=workload.global_batch_size, verbose=0, callbacks=[callback])
+        return callback.seconds
+
+    sample()
+    return sample
+
+
+class _TimedBackup(keras.callbacks.BackupAndRestore):
+    seconds = 0.0
+
+    def _save_model(self) -> None:
+        begun = time.perf_counter()
+        super()._save_model()
+        self.seconds = time.perf_counter() - begun
+
+
+def _while_writing(subject: Subject) -> list[float]:
+    """The steps that were done wholly while a backup was being written, in seconds each."""
+    seconds: list[float] = []
+    while not seconds:
+        subject.train(STEPS_BETWEEN)
+        subject.save()
+        while subject.is_writing:
+            taken = _seconds(subject.train, 1)
+            if subject.is_writing:
+                seconds.append(taken)
+    subject.keeper.wait()
+    return seconds
+
+
+def _seconds(train: Train, steps: int) -> float:
+    begun = time.perf_counter()
+    train(steps)
+    return time.perf_counter() - begun
+
+
+def _restore(subject: Subject) -> None:
+    found = restored(
+        subject.strategy, subject.state, lambda: restore.newest(subject.directory, tell=Told()), partial=False
+    )
+    assert found is not None
+
+
+def _read(paths: list[str], place: np.ndarray) -> None:
+    view, done = memoryview(place), 0
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while count := file.readinto(view[done:]):
+                done += count
+
+
+def _after_evicting(paths: list[str], sample: Callable[[], float]) -> Callable[[], float]:
+    """`sample` with the files no longer in the page cache, as far as the system follows the advice."""
+
+    def run() -> float:
+        for path in paths:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return sample()
+
+    return run
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
+        yield directory
