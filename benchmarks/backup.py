@@ -14,7 +14,7 @@ from measuring import Figure, figures_of, report
 
 
 def measure() -> list[Figure]:
-    return [*_costs(stall=15, writing=10, restoring=11), *goodput(mean_seconds=20, num_kills=3, alone_seconds=24)]
+    return [*_costs(stall=11, writing=6, restoring=9), *goodput(mean_seconds=20, num_kills=2, alone_seconds=20)]
 
 
 def measure_quickly() -> list[Figure]:

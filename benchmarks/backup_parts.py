@@ -92,7 +92,7 @@ def stall(rounds: str) -> list[Figure]:
 
         samples = interleaved([ours, keras_seconds], int(rounds))
         name = "stall of a backup: tfdist ÷ BackupAndRestore"
-        return [ratio(name, *samples, goal=0.06, unit="s", less_is_better=True)]
+        return [ratio(name, *samples, goal=0.06, unit="s", at_most=True)]
 
 
 def writing(rounds: str, num_threads: str) -> list[Figure]:
@@ -108,7 +108,7 @@ def writing(rounds: str, num_threads: str) -> list[Figure]:
             before.append(_seconds(subject.train, len(step_seconds)) / len(step_seconds))
         threads = "one thread" if num_threads == "1" else f"{num_threads} threads"
         name = f"step while writing ÷ else, {threads}"
-        return [ratio(name, during, before, 1.10, unit="s", less_is_better=True)]
+        return [ratio(name, during, before, 1.10, unit="s", at_most=True)]
 
 
 def restoring(rounds: str) -> list[Figure]:
@@ -136,8 +136,8 @@ def restoring(rounds: str) -> list[Figure]:
         cold = interleaved([_after_evicting(paths, ours), _after_evicting(paths, plain)], int(rounds))
         name = "restore ÷ reading the files"
         return [
-            ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", less_is_better=True),
-            ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", less_is_better=True),
+            ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", at_most=True),
+            ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", at_most=True),
             ratio(f"restore and first update {name[8:]} into new memory, cached", *whole, goal=None, unit="s"),
         ]
 

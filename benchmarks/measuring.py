@@ -27,13 +27,14 @@ class Figure:
 
     Attributes:
       name: says what was divided by what.
-      value: the median ratio.
-      goal: the least value that is good enough, or the largest; None for one that is only told.
+      value: the median ratio; more is better, unless `at_most`.
+      goal: the least value that is good enough, or the greatest; None for one that is only told.
       quartiles: of the rounds' ratios.
       ours: the median of what is judged, in `unit`.
       peer: the median of what it is judged against.
       unit: of `ours` and `peer`.
-      less_is_better: `goal` is the largest value that is good enough.
+      at_most: whether less is better.
+      value_unit: of `value` and `goal`.
     """
 
     name: str
@@ -43,13 +44,12 @@ class Figure:
     ours: float
     peer: float
     unit: str = "steps/s"
-    less_is_better: bool = False
+    at_most: bool = False
+    value_unit: str = "ratio"
 
     @property
     def met(self) -> bool:
-        if self.goal is None:
-            return True
-        return self.value <= self.goal if self.less_is_better else self.value >= self.goal
+        return self.goal is None or (self.value <= self.goal if self.at_most else self.value >= self.goal)
 
 
 def interleaved(contenders: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
@@ -68,13 +68,13 @@ def ratio(
     goal: float | None,
     *,
     unit: str = "steps/s",
-    less_is_better: bool = False,
+    at_most: bool = False,
 ) -> Figure:
     """The figure of samples taken in the same rounds."""
     ratios = [a / b for a, b in zip(ours, peer, strict=True)]
     low, value, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     medians = statistics.median(ours), statistics.median(peer)
-    return Figure(name, value, goal, (low, high), *medians, unit, less_is_better)
+    return Figure(name, value, goal, (low, high), *medians, unit, at_most)
 
 
 def as_table(figures: Sequence[Figure]) -> str:
@@ -95,13 +95,13 @@ def _row(figure: Figure) -> tuple[str, ...]:
         figure.unit,
         f"{figure.value:.3f}",
         f"{low:.3f}–{high:.3f}",
-        "" if figure.goal is None else f"{'≤' if figure.less_is_better else '≥'} {figure.goal:g}",
+        "" if figure.goal is None else f"{'≤' if figure.at_most else '≥'} {figure.goal:g}",
         "" if figure.goal is None else ("met" if figure.met else "MISSED"),
     )
 
 
 def as_json(figures: Sequence[Figure]) -> str:
-    told = {f.name: {"value": f.value, "goal": f.goal, "met": f.met, "unit": "ratio"} for f in figures}
+    told = {f.name: {"value": f.value, "goal": f.goal, "met": f.met, "unit": f.value_unit} for f in figures}
     return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
 
 
