@@ -2,8 +2,8 @@
 
 Invariant: what `plan` lays out is a valid safetensors file (https://github.com/huggingface/safetensors#format): eight
 bytes with the header's length, the header in JSON, then the tensors without holes. The data begins at a multiple of 64
-bytes, as does every tensor whose size is such a multiple, which is what TensorFlow asks of memory that it takes over;
-the others begin at a multiple of their item's size. The snapshot plans with this, restore reads with it.
+bytes, as does every tensor whose size is such a multiple; the others begin at a multiple of their item's size. The
+snapshot plans with this, restore reads with it.
 """
 
 from __future__ import annotations

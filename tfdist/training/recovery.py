@@ -155,7 +155,7 @@ def restored(
     header, arrays = _shared(strategy, header, arrays)
     if not header:
         return None
-    state.assign(arrays, take_over=True)
+    state.assign(arrays)
     others = {name: array for name, array in arrays.items() if not name.startswith(OWN_PREFIXES)}
     if RANDOM in header["values"]:
         set_generators(header["values"][RANDOM], others)

@@ -21,9 +21,6 @@ from tfdist.training.learner import Learner
 from tfdist.training.randomness import seed_generators
 
 MODEL = "model/"
-_ALIGNMENT = 64  # bytes; TensorFlow's kernels read its tensors in units of that size
-_SHARED_TYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")  # of NumPy's DLPack
-_WORTH_TAKING_BYTES = 2**16
 Specs = dict[str, tuple[tuple[int, ...], str]]
 
 
@@ -56,16 +53,10 @@ class TrainingState:
         variables = [*self._variables.items(), *zip(self._metric_names, self._metrics.variables, strict=True)]
         return {name: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables}
 
-    def assign(self, arrays: Mapping[str, np.ndarray], *, take_over: bool = False) -> None:
-        """Puts values in place, the same on every worker; names that `arrays` has not stay as they are.
-
-        Args:
-          arrays: values by name.
-          take_over: lets variables begin in the memory of `arrays`, which must not change any more. TensorFlow copies
-            each of them at its first update, on all its threads.
-        """
+    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
         for name in arrays.keys() & self._variables.keys():
-            self._variables[name].assign(_as_tensor(arrays[name]) if take_over else arrays[name])
+            self._variables[name].assign(arrays[name])
         if self._metric_names and all(name in arrays for name in self._metric_names):
             self._load_metrics([tf.constant(arrays[name]) for name in self._metric_names])
 
@@ -87,22 +78,6 @@ class TrainingState:
 
     def _loaded_metrics(self, states: list[tf.Tensor]) -> None:
         self._strategy.run(self._metrics.load, args=(self._strategy, states))
-
-
-class _Lent:
-    """An array's memory for TensorFlow, which reads DLPack of writable arrays alone, and does not write to it."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def _as_tensor(array: np.ndarray) -> Any:
-    """A tensor in the same memory where TensorFlow can read it as it lies, else the array."""
-    is_usable = array.flags.c_contiguous and array.ctypes.data % _ALIGNMENT == 0
-    if not is_usable or array.nbytes < _WORTH_TAKING_BYTES or array.dtype.name not in _SHARED_TYPES:
-        return array
-    return tf.experimental.dlpack.from_dlpack(np.asarray(_Lent(array)).__dlpack__())
 
 
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
