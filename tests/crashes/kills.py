@@ -107,7 +107,8 @@ def disturb(
         spared = account.kills - begun >= most_kills or ending_kills >= ENDING_KILLS
         before = run.newest_step
         ending_kills += before >= TOTAL_STEPS
-        moment = None if spared else random_moment(run, dice)
+        is_last = account.kills - begun == most_kills - 1  # goes to the end, which the others may not live to see
+        moment = None if spared else ENDING if is_last else random_moment(run, dice)
         with Process(run, account.strategy, step_seconds=step_seconds) as process:
             try:
                 was_killed = moment is not None and _kill(process, moment, account, dice, number)

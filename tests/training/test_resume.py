@@ -196,9 +196,12 @@ def test_a_second_signal_while_saving_tears_nothing(
 ) -> None:
     write, noticed = writer_thread.write_backup, tmp_path / "events.jsonl"
 
+    def is_told_after_another() -> bool:
+        send(signal.SIGTERM)()  # one that comes just before the main thread waits is noted only after the wait
+        return "goes on doing so" in noticed.read_text()
+
     def write_with_a_signal(*args: Any, **kwargs: Any) -> Any:
-        send(signal.SIGTERM)()
-        wait_until(lambda: "goes on doing so" in noticed.read_text())
+        wait_until(is_told_after_another)
         return write(*args, **kwargs)
 
     once = Once("on_train_batch_end", 4, send(signal.SIGTERM))
