@@ -24,11 +24,11 @@ from tfdist.backup.state import State
 from tfdist.errors import EXIT_PREEMPTED, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.training.randomness import read_generators, set_generators
-from tfdist.training.state import MODEL, TrainingState
+from tfdist.training.state import MODEL, SEEDS, TrainingState
 from tfdist.training.wishes import Wanted
 
 RANDOM = "random"
-OWN_PREFIXES = (MODEL, "optimizer/", "loss_scale/", "metrics/")
+OWN_PREFIXES = (MODEL, SEEDS, "optimizer/", "loss_scale/", "metrics/")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tfdist.training.learner import Learner
 from tfdist.training.randomness import seed_generators
 
 MODEL = "model/"
+SEEDS = "seeds/"
 Specs = dict[str, tuple[tuple[int, ...], str]]
 
 
@@ -91,12 +92,17 @@ def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
 
 
 def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """A model's variables, seeds of its layers included, by names that start with "model/"."""
+    """A model's variables by names that start with "model/", and its layers' seeds, with "seeds/"."""
     layers = _stable_layer_names(model)
-    every = [*model.variables, *(generator.state for generator in seed_generators(model))]
-    unique = list({id(v): v for v in every}.values())
-    names = _numbered(MODEL + "/".join(layers.get(part, part) for part in v.path.split("/")) for v in unique)
-    return dict(zip(names, unique, strict=True))
+    seeds = {id(generator.state): generator.state for generator in seed_generators(model)}
+    weights = [v for v in {id(v): v for v in model.variables}.values() if id(v) not in seeds]
+
+    def named(prefix: str, variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
+        variables = list(variables)
+        paths = ("/".join(layers.get(part, part) for part in v.path.split("/")) for v in variables)
+        return dict(zip(_numbered(prefix + path for path in paths), variables, strict=True))
+
+    return named(MODEL, weights) | named(SEEDS, seeds.values())
 
 
 def _stable_layer_names(model: keras.Model) -> dict[str, str]:
