@@ -629,7 +629,7 @@ def test_another_experiments_directory_is_refused_with_what_differs(
 ) -> None:
     run_dir, _ = trained
     other = answer(DIGITS, param("train.seed = 5"), param("train.deterministic = True"), f"--run_dir={run_dir}")
-    check_refused(other, f"{run_dir} holds another experiment, at step 276", "train.seed: not set there, 5 here")
+    check_refused(other, f"{run_dir} holds another experiment, at step 276", "train.seed: the default there, 5 here")
     check_refused(other, "another --run_dir", "train.accept_changes = True")
     assert other.stderr.count(" there, ") == 1
 

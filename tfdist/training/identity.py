@@ -60,7 +60,7 @@ def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str]) 
 
 
 def _difference(name: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    return f"{name}: {theirs.get(name, 'not set')} there, {ours.get(name, 'not set')} here"
+    return f"{name}: {theirs.get(name, 'the default')} there, {ours.get(name, 'the default')} here"
 
 
 def _may_change(name: str) -> bool:
