@@ -118,6 +118,6 @@ def asha_sweep(num_trials: int = 60, *, direction: str = "max", scale: float = 1
     return journal
 
 
-def ended(journal: Journal) -> Journal:
-    """With the sweep's own end."""
-    return journal.add("sweep_ended", best="0000", best_objective=0.0, num_trials=len(journal.events))
+def ended(journal: Journal, *, best: str | None = None) -> Journal:
+    """With the sweep's own end, which names the best trial if told to."""
+    return journal.add("sweep_ended", best=best, best_objective=None, num_trials=len(journal.events))

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 from gcs.server import GcsServer
 from support import run_python
-from sweep_journals import Journal, asha_sweep
+from sweep_journals import Journal, asha_sweep, ended
 
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -122,6 +122,14 @@ def test_of_equals_the_earlier_is_the_best(tmp_path: pathlib.Path) -> None:
     journal = Journal().begin().start("0000").start("0001").end("0001", 0.5).end("0000", 0.5)
     best = read_sweep(journal.write(tmp_path)).best
     assert best is not None and best.name == "0000"
+
+
+def test_the_best_is_the_one_that_the_sweep_named_at_its_end(tmp_path: pathlib.Path) -> None:
+    journal = Journal().begin().start("0000").end("0000", 0.9).start("0001").end("0001", 0.8)
+    journal.start("0002").end("0002", None, "failed")
+    for named, expected in [("0001", "0001"), ("0002", "0000"), (None, "0000"), ("0099", "0000")]:
+        best = read_sweep(ended(journal, best=named).write(tmp_path)).best
+        assert best is not None and best.name == expected
 
 
 def test_a_pause_between_two_starts_is_no_working_time(tmp_path: pathlib.Path) -> None:

@@ -122,6 +122,7 @@ def test_equal_objectives_give_a_reason_and_no_shares() -> None:
     ("parameter", "value", "expected"),
     [
         (Parameter(path="a", kind="log_uniform", low=1e-4, high=1e-2), 1e-3, 0.5),
+        (Parameter(path="a", kind="log_uniform", low=1e-4, high=1e-2), 0.0, 0.0),
         (Parameter(path="a", kind="uniform", low=-1, high=3), 0, 0.25),
         (Parameter(path="a", kind="uniform", low=0, high=1), 7, 1.0),
         (Parameter(path="a", kind="choice", values=("x", "y")), "y", 0.75),

@@ -8,6 +8,7 @@ import html.parser
 import io
 import pathlib
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,15 @@ def report_of(journal: Journal, run_dir: pathlib.Path) -> Page:
 
 def colours_in(path: pathlib.Path) -> int:
     with PIL.Image.open(path) as image:
-        assert image.width >= 900 and image.height >= 300
+        assert image.width >= 900 and image.height >= 150
         return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Page, pathlib.Path]:
+    """The report of thirty trials in three rungs, with its run directory; for tests that change nothing."""
+    run_dir = tmp_path_factory.mktemp("sweep")
+    return report_of(asha_sweep(30), run_dir), run_dir
 
 
 JOURNALS: dict[str, Journal] = {
@@ -85,7 +93,7 @@ JOURNALS: dict[str, Journal] = {
     "none but infeasible": Journal().begin().start("0000", {"Dropout.rate": 0.1}).end("0000", None, "infeasible"),
     "no space": Journal(space={}).begin().start("0000", {"a.b": 1}).report("0000", 1, 1.0).end("0000", 1.0),
     "a value outside of its space": Journal().begin().start("0000", {"models.build.kind": "rnn"}).end("0000", 0.5),
-    "ended": ended(asha_sweep(12)),
+    "ended": ended(asha_sweep(9)),
     "negative and smaller is better": asha_sweep(20, direction="min", scale=1e-4),
 }
 
@@ -101,29 +109,29 @@ def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> 
         assert len(list(csv.DictReader(table))) == len(read_sweep(str(tmp_path)).trials)
 
 
-def test_the_page_holds_everything_and_asks_for_nothing(tmp_path: pathlib.Path) -> None:
-    page = report_of(asha_sweep(12), tmp_path)
+def test_the_page_holds_everything_and_asks_for_nothing(shared: tuple[Page, pathlib.Path]) -> None:
+    page, run_dir = shared
     assert len(page.references) == 2 * len(_PLOTS)
     assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
-    content = (tmp_path / "report" / "index.html").read_text()
+    content = (run_dir / "report" / "index.html").read_text()
     assert not re.findall(r"https?:|//|url\(|@import", re.sub(r"base64,[^\"]*", "", content))
     assert "default-src 'none'" in content
     light = [base64.b64decode(reference.split(",")[1]) for reference in page.references[1::2]]
     for plot, embedded in zip(["objective", "parallel", "importance", "curves"], light, strict=True):
-        assert (tmp_path / "report" / f"{plot}.png").read_bytes() == embedded
+        assert (run_dir / "report" / f"{plot}.png").read_bytes() == embedded
 
 
-def test_the_page_has_a_dark_picture_for_each_light_one(tmp_path: pathlib.Path) -> None:
-    page = report_of(asha_sweep(12), tmp_path)
+def test_the_page_has_a_dark_picture_for_each_light_one(shared: tuple[Page, pathlib.Path]) -> None:
+    page, _ = shared
     for index, reference in enumerate(page.references):
         image = PIL.Image.open(io.BytesIO(base64.b64decode(reference.split(",")[1]))).convert("RGB")
         background = (DARK if index % 2 == 0 else LIGHT).background
         assert "#{:02x}{:02x}{:02x}".format(*image.getpixel((1, 1))) == background
 
 
-def test_the_page_lists_the_trials_the_best_first_and_its_values_as_gin(tmp_path: pathlib.Path) -> None:
-    page = report_of(asha_sweep(30), tmp_path)
-    best = read_sweep(str(tmp_path)).best
+def test_the_page_lists_the_trials_the_best_first_and_its_values_as_gin(shared: tuple[Page, pathlib.Path]) -> None:
+    page, run_dir = shared
+    best = read_sweep(str(run_dir)).best
     assert best is not None
     assert page.rows[0][:7] == ["trial", "state", "val_accuracy", "rung", "epochs", "seconds", "learning_rate"]
     assert len(page.rows) == 31
@@ -137,18 +145,19 @@ def test_the_page_lists_the_trials_the_best_first_and_its_values_as_gin(tmp_path
 
 def test_what_stands_in_the_journal_cannot_become_part_of_the_page(tmp_path: pathlib.Path) -> None:
     attack = '</td><script src="https://x">alert(1)</script>'
-    journal = Journal(space={attack: {"kind": "choice", "values": [attack, "$x_{"]}}, objective=attack).begin()
+    journal = Journal(space={attack: {"kind": "choice", "values": [attack, "$x_{$"]}}, objective=attack).begin()
+    journal.start("$x_{$", {attack: "$x_{$"}).end("$x_{$", 0.9)
     journal.start(attack, {attack: attack}).report(attack, 1, 0.5).end(attack, 0.5)
     page = report_of(journal, tmp_path)
     assert page.tags.count("script") == 1
-    assert page.rows[1][0] == attack
+    assert [row[0] for row in page.rows[1:]] == ["$x_{$", attack]
 
 
-def test_the_csv_has_a_column_a_parameter_and_gaps_where_a_trial_has_none(tmp_path: pathlib.Path) -> None:
-    report_of(asha_sweep(30), tmp_path)
-    with (tmp_path / "trials.csv").open(newline="") as table:
+def test_the_csv_has_a_column_a_parameter_and_gaps_where_a_trial_has_none(shared: tuple[Page, pathlib.Path]) -> None:
+    _, run_dir = shared
+    with (run_dir / "trials.csv").open(newline="") as table:
         rows = list(csv.DictReader(table))
-    for trial, row in zip(read_sweep(str(tmp_path)).trials, rows, strict=True):
+    for trial, row in zip(read_sweep(str(run_dir)).trials, rows, strict=True):
         assert (row["trial"], row["status"], int(row["rung"])) == (trial.name, trial.status, trial.rung)
         assert row["objective"] == ("" if trial.objective is None else repr(trial.objective))
         assert float(row["train.learning_rate"]) == trial.values["train.learning_rate"]
@@ -156,16 +165,16 @@ def test_the_csv_has_a_column_a_parameter_and_gaps_where_a_trial_has_none(tmp_pa
 
 
 def test_unreadable_lines_are_told_on_the_page(tmp_path: pathlib.Path) -> None:
-    page = write_report(asha_sweep(3).write(tmp_path, torn='{"event": "tri\n\x00\n'))
+    page = write_report(Journal().begin().write(tmp_path, torn='{"event": "tri\n\x00\n'))
     assert "2 lines of sweep.jsonl could not be read" in pathlib.Path(page).read_text()
 
 
-def test_the_same_journal_gives_the_same_files(tmp_path: pathlib.Path) -> None:
+def test_the_same_journal_gives_the_same_files(shared: tuple[Page, pathlib.Path], tmp_path: pathlib.Path) -> None:
     def contents(run_dir: pathlib.Path) -> dict[str, bytes]:
-        report_of(asha_sweep(12), run_dir)
         return {path.name: path.read_bytes() for path in (run_dir / "report").iterdir()}
 
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    report_of(asha_sweep(30), tmp_path)
+    assert contents(tmp_path) == contents(shared[1])
 
 
 def test_one_diverged_trial_does_not_press_the_others_into_a_line(tmp_path: pathlib.Path) -> None:
@@ -206,7 +215,8 @@ def test_names_are_as_short_as_they_can_be_told_apart() -> None:
     }
     assert short_names(["x.a.rate", "a.rate"]) == {"x.a.rate": "x.a.rate", "a.rate": "a.rate"}
     assert short_names(["x.y.rate"], least=2) == {"x.y.rate": "y.rate"}
-    assert value_text("a long name of a choice", most=8) == "a long …"
+    assert value_text("a long name of a choice", most=8) == "a lo…ice"
+    assert value_text("@keras.optimizers.Adam()", most=10) == "@Adam()"
 
 
 def test_a_report_is_written_into_a_bucket(gcs: GcsServer) -> None:
@@ -232,7 +242,7 @@ def test_the_command_says_what_is_wrong_with_status_2(tmp_path: pathlib.Path, ar
 def test_without_the_extra_the_table_is_written_and_the_rest_asked_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"pip install 'tfdist\[tuner\]'"):
         write_report(asha_sweep(3).write(tmp_path))
     assert (tmp_path / "trials.csv").exists()

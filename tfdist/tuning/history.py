@@ -42,6 +42,11 @@ class Parameter:
         return self.low is not None and self.high is not None
 
     @property
+    def is_logarithmic(self) -> bool:
+        """Whether its axis is one of decades."""
+        return self.kind == "log_uniform" and self.low is not None and self.low > 0
+
+    @property
     def choices(self) -> tuple[Any, ...]:
         """The values it can take one of, in the order of the space; none for numbers."""
         return (False, True) if self.kind == "boolean" and not self.values else self.values
@@ -74,6 +79,11 @@ class End:
     epochs: int
     seconds: float
     at_seconds: float
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its objective may be compared."""
+        return self.objective is not None and self.status in _JUDGED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,6 +126,7 @@ class Sweep:
     max_trials: int | None = None
     trials: tuple[Trial, ...] = ()
     is_ended: bool = False
+    named_best: str | None = None
     started: str = ""
     seconds: float = 0.0
     num_unreadable_lines: int = 0
@@ -133,14 +144,9 @@ class Sweep:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best objective, whatever the rung it reached."""
-        return next(iter(self.ranked), None)
-
-    def is_better(self, objective: float, than: float | None) -> bool:
-        """Whether `objective` beats `than`; everything beats None."""
-        if than is None:
-            return True
-        return objective > than if self.direction == "max" else objective < than
+        """The trial that the sweep named at its end; before that the one with the best objective, on any rung."""
+        named = (trial for trial in self.judged if trial.name == self.named_best)
+        return next(named, next(iter(self.ranked), None))
 
 
 def read_sweep(run_dir: str) -> Sweep:
@@ -194,7 +200,7 @@ class History:
         if kind == "sweep_started":
             self._start(event)
         elif kind == "sweep_ended":
-            self._head = dataclasses.replace(self._head, is_ended=True)
+            self._head = dataclasses.replace(self._head, is_ended=True, named_best=event.get("best"))
         elif kind in _TRIAL_EVENTS and "trial" in event:
             name = str(event["trial"])
             trial = self._trials.get(name) or Trial(name=name)
@@ -258,14 +264,13 @@ def _ended(trial: Trial, event: Event, seconds: float) -> Trial:
         seconds=finite(event.get("seconds")) or 0.0,
         at_seconds=seconds,
     )
-    objective = end.objective if end.status in _JUDGED and end.objective is not None else trial.objective
     return dataclasses.replace(
         trial,
         status=end.status,
         rung=end.rung,
         epochs=max(trial.epochs, end.epochs),
         seconds=trial.seconds + end.seconds,
-        objective=objective,
+        objective=end.objective if end.is_judged else trial.objective,
         message=str(event.get("message") or ""),
         ends=(*trial.ends, end),
     )

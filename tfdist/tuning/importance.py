@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sklearn.ensemble import RandomForestRegressor
 
 MIN_TRIALS = 8  # below, a forest has nothing to split
-_NUM_TREES = 300
+_NUM_TREES = 200
 _NUM_SAMPLES = 1024  # a power of two, as Sobol's sequence wants it
 _ABSENT = -1.0  # outside of [0, 1], so that one split of a tree tells what does not exist
 
@@ -138,8 +138,8 @@ def unit_value(parameter: Parameter, value: Any) -> float:
     low, high = parameter.low, parameter.high
     if low is None or high is None or not isinstance(value, int | float):
         return 0.5
-    if parameter.kind == "log_uniform":
-        low, high, value = math.log(low), math.log(high), math.log(value)
+    if parameter.is_logarithmic:
+        low, high, value = math.log(low), math.log(high), math.log(max(value, low))
     return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.5
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist.tuning.history import RUNNING, Event, Sweep, Trial
-from tfdist.tuning.table import (
+from tfdist.tuning.table_text import (
     Watch,
     end_line,
     epoch_text,

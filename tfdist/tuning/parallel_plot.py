@@ -14,7 +14,7 @@ import numpy as np
 
 from tfdist.tuning.history import Parameter, Sweep, Trial
 from tfdist.tuning.importance import unit_value
-from tfdist.tuning.plot_theme import Theme, new_figure, objective_limits, png, say_instead
+from tfdist.tuning.plot_theme import Theme, as_it_is, new_figure, objective_limits, png, say_instead
 from tfdist.tuning.words import short_names, shorten, value_text
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def draw_parallel(sweep: Sweep, theme: Theme) -> bytes:
     """Lines from axis to axis; the last axis is the objective, in the colours of the lines."""
     figure, axes = new_figure(theme, width=max(7.5, 1.5 + 1.1 * len(sweep.parameters)), height=4.4)
     if not sweep.parameters or not any(trial.values for trial in sweep.trials):
-        say_instead(axes, theme, "No trial has started yet.")
+        reason = "No trial has started yet." if sweep.parameters else "The journal names no parameters."
+        say_instead(axes, theme, reason)
         return png(figure)
     objectives = [trial.objective for trial in sweep.judged if trial.objective is not None]
     limits = objective_limits(sweep, objectives) if objectives else None
@@ -41,7 +42,7 @@ def draw_parallel(sweep: Sweep, theme: Theme) -> bytes:
     if limits:
         _draw_objective_axis(axes, sweep, theme, limits)
         titles.append(_wrap(sweep.objective))
-    axes.set_xticks(range(len(titles)), titles)
+    axes.set_xticks(range(len(titles)), [as_it_is(title) for title in titles])
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", length=0, labelsize=9)
     axes.set_yticks([])
@@ -89,7 +90,7 @@ def _draw_ticks(axes: Axes, theme: Theme, x: float, ticks: Sequence[tuple[float,
     look = {"color": theme.ink, "fontsize": 8, "va": "center", "bbox": box, "zorder": 4}
     for y, text in ticks:
         axes.plot([x], [y], "_", color=theme.faint, markersize=6, zorder=3)
-        axes.annotate(text, (x, y), (6, 0), textcoords="offset points", **look)
+        axes.annotate(as_it_is(text), (x, y), (6, 0), textcoords="offset points", **look)
 
 
 def _draw_objective_axis(axes: Axes, sweep: Sweep, theme: Theme, limits: tuple[float, float]) -> None:
@@ -121,7 +122,7 @@ def _ticks(parameter: Parameter) -> list[tuple[float, str]]:
         return [(unit_value(parameter, value), text) for value, text in zip(parameter.choices, texts, strict=True)]
     if parameter.low is None or parameter.high is None:
         return []
-    if parameter.kind == "log_uniform":
+    if parameter.is_logarithmic:
         decades = range(math.ceil(math.log10(parameter.low) - 1e-9), math.floor(math.log10(parameter.high) + 1e-9) + 1)
         values = [10.0**decade for decade in decades]
         if len(values) < 2:
@@ -141,10 +142,10 @@ def _round_numbers(low: float, high: float, *, whole: bool = False) -> list[floa
 
 
 def _wrap(name: str) -> str:
-    """A long name in two or three lines, broken behind `.` and `_`."""
+    """A long name in at most three lines, broken behind `.` and `_`; the end of it, where it is longer still."""
     lines = [""]
     for part in name.replace(".", ".\0").replace("_", "_\0").split("\0"):
         if lines[-1] and len(lines[-1]) + len(part) > _LONGEST_LABEL:
             lines.append("")
         lines[-1] += part
-    return "\n".join(shorten(line, 18) for line in lines[:3])
+    return "\n".join(shorten(line, 18) for line in lines[-3:])

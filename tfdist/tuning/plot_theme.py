@@ -68,14 +68,20 @@ def new_figure(theme: Theme, *, width: float, height: float) -> tuple[Figure, Ax
 
 
 def label_axes(axes: Axes, theme: Theme, *, x: str, y: str) -> None:
-    axes.set_xlabel(x, color=theme.ink, fontsize=10)
-    axes.set_ylabel(y, color=theme.ink, fontsize=10)
+    axes.set_xlabel(as_it_is(x), color=theme.ink, fontsize=10)
+    axes.set_ylabel(as_it_is(y), color=theme.ink, fontsize=10)
+
+
+def as_it_is(text: str) -> str:
+    """The text such that matplotlib takes no part of it for a formula."""
+    return text.replace("$", r"\$")
 
 
 def say_instead(axes: Axes, theme: Theme, text: str) -> None:
     """A sentence in the place of a plot that has nothing to show."""
+    axes.figure.set_figheight(1.0)
     axes.set_axis_off()
-    axes.text(0.5, 0.5, text, color=theme.faint, fontsize=12, ha="center", va="center", transform=axes.transAxes)
+    axes.text(0.5, 0.5, text, color=theme.faint, fontsize=11, ha="center", va="center", transform=axes.transAxes)
 
 
 def add_legend(axes: Axes, theme: Theme) -> None:
@@ -97,7 +103,7 @@ def png(figure: Figure) -> bytes:
     canvas.draw()
     image = PIL.Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
-    image.quantize(256, dither=PIL.Image.Dither.NONE).save(buffer, format="PNG", optimize=True)
+    image.quantize(256, dither=PIL.Image.Dither.NONE).save(buffer, format="PNG")
     return buffer.getvalue()
 
 

@@ -12,7 +12,16 @@ import numpy as np
 
 from tfdist.tuning.history import Sweep, Trial
 from tfdist.tuning.importance import Importance
-from tfdist.tuning.plot_theme import Theme, add_legend, label_axes, new_figure, objective_limits, png, say_instead
+from tfdist.tuning.plot_theme import (
+    Theme,
+    add_legend,
+    as_it_is,
+    label_axes,
+    new_figure,
+    objective_limits,
+    png,
+    say_instead,
+)
 from tfdist.tuning.words import short_names, shorten
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ def draw_objective(sweep: Sweep, theme: Theme) -> bytes:
     """The objective at each end over the sweep's working time, and the best so far as a line."""
     figure, axes = new_figure(theme, width=7.5, height=3.9)
     ends = sorted((end for trial in sweep.trials for end in trial.ends), key=lambda end: end.at_seconds)
-    good = [end for end in ends if end.objective is not None]
+    good = [end for end in ends if end.is_judged]
     if not good:
         say_instead(axes, theme, "No trial has ended with an objective yet.")
         return png(figure)
@@ -48,8 +57,12 @@ def draw_objective(sweep: Sweep, theme: Theme) -> bytes:
         floor = np.full(len(bad), low - margin if sweep.direction == "max" else high + margin)
         axes.scatter(bad, floor, s=26, marker="x", color=theme.faint, label="infeasible or failed", zorder=3)
     axes.set_ylim(low - 2 * margin, high + 2 * margin)
+    axes.set_xlim(0, max(times[-1] * 1.03, 1e-3))
     label_axes(axes, theme, x=f"{unit} since the start", y=sweep.objective)
-    _say_outliers(axes, theme, sum(not low <= value <= high for value in objectives))
+    num_outliers = sum(not low <= value <= high for value in objectives)
+    if num_outliers:
+        text, y = f"{num_outliers} far worse, shown at the edge", 0.03 if sweep.direction == "max" else 0.95
+        axes.text(0.99, y, text, color=theme.faint, fontsize=8, ha="right", transform=axes.transAxes)
     add_legend(axes, theme)
     return png(figure)
 
@@ -94,7 +107,7 @@ def draw_importance(sweep: Sweep, importance: Importance, theme: Theme) -> bytes
     axes.barh(places, together, left=alone, height=0.62, color=colours(0.35), label="together with others")
     for place, share in zip(places, shares, strict=True):
         axes.text(share.total + 0.01, place, f"{share.total:.0%}", color=theme.ink, fontsize=9, va="center")
-    axes.set_yticks(places, [shorten(names[share.path], 28) for share in shares])
+    axes.set_yticks(places, [as_it_is(shorten(names[share.path], 28)) for share in shares])
     axes.set_xlim(0, max(share.total for share in shares) * 1.1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(axis="y", visible=False)
@@ -112,16 +125,10 @@ def _draw_curve(
     lone = [0] if len(epochs) == 1 else []
     axes.plot(epochs, objectives, "o", markevery=lone, markersize=4, color=style["color"])
     if is_best:
-        axes.plot(epochs, objectives, color=theme.ink, linewidth=2.2, label=f"best: {trial.name}", zorder=100)
+        axes.plot(epochs, objectives, color=theme.ink, linewidth=2.2, label=as_it_is(f"best: {trial.name}"), zorder=100)
 
 
 def _rung_style(theme: Theme, rung: int, rungs: list[int]) -> dict[str, object]:
     place = rungs.index(rung)
     share = 0.7 if len(rungs) == 1 else place / (len(rungs) - 1)
     return {"color": theme.colours()(share), "marker": _MARKERS[place % len(_MARKERS)]}
-
-
-def _say_outliers(axes: Axes, theme: Theme, count: int) -> None:
-    if count:
-        text = f"{count} far worse shown at the edge"
-        axes.text(0.995, 0.02, text, color=theme.faint, fontsize=8, ha="right", transform=axes.transAxes)

@@ -17,7 +17,7 @@ from tfdist.telemetry.console_text import number_text
 from tfdist.tuning.history import Sweep, Trial
 from tfdist.tuning.importance import Importance
 from tfdist.tuning.plot_theme import DOTS_PER_INCH
-from tfdist.tuning.words import duration_text, gin_text, short_names, value_text
+from tfdist.tuning.words import count_text, duration_text, gin_text, short_names, value_text
 
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--faint:#59626d;--line:#dfe3e8;--head:#f3f5f7;--best:#e9e4f5}
@@ -97,7 +97,7 @@ def build_page(sweep: Sweep, importance: Importance, pictures: Sequence[Picture]
 def importance_text(importance: Importance) -> str:
     """How far the bars can be trusted."""
     if not importance.shares:
-        return f"Not known. {importance.reason}"
+        return "How much each parameter decides is not known."
     trust = "can be trusted" if importance.fit >= 0.5 else "is a hint" if importance.fit >= 0.2 else "tells little"
     return (
         "The share of the differences between trials that each parameter explains, by a random forest over "
@@ -128,7 +128,7 @@ def _best(sweep: Sweep) -> str:
     best = sweep.best
     if best is None:
         return '<h2>Best trial</h2><p class="faint">No trial has ended with an objective yet.</p>'
-    told = f"Trial {best.name}: {sweep.objective} {number_text(best.objective or 0.0)} after {best.epochs} epochs."
+    told = f"Trial {best.name}: {sweep.objective} {number_text(best.objective or 0.0)} after {count_text(best.epochs, 'epoch')}."
     return f"<h2>Best trial</h2><p>{html.escape(told)}</p><pre>{html.escape(gin_text(best.values))}</pre>"
 
 

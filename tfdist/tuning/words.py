@@ -27,10 +27,15 @@ def short_names(paths: Sequence[str], *, least: int = 1) -> dict[str, str]:
 
 
 def value_text(value: Any, *, most: int | None = None) -> str:
-    """A parameter's value: floats to three digits, text without quotes, the rest as Python has it; cut to `most`."""
+    """A parameter's value: floats to three digits, text without quotes, the rest as Python has it; cut to `most`.
+
+    Of a reference such as `@keras.optimizers.Adam()` the last component is left: `@Adam()`.
+    """
     if isinstance(value, float):
         return f"{value:.3g}"
     text = value if isinstance(value, str) else repr(value)
+    if _GIN_REFERENCE.fullmatch(text):
+        text = text[0] + re.split(r"[./]", text[1:])[-1]
     return shorten("".join(sign if sign.isprintable() else " " for sign in text), most)
 
 
@@ -41,8 +46,15 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 
 def shorten(text: str, most: int | None) -> str:
-    """The text, with `…` in the place of what goes beyond `most` signs."""
-    return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+    """The text in at most `most` signs, with `…` in the place of its middle: the ends tell things apart."""
+    if most is None or len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def duration_text(seconds: float) -> str:
