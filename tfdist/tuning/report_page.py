@@ -31,7 +31,8 @@ h2{font-size:1.15rem;margin:2.25rem 0 .5rem}
 p{margin:.25rem 0 .75rem}.faint{color:var(--faint)}
 dl{display:flex;flex-wrap:wrap;gap:.5rem 2rem;margin:1rem 0}dt{color:var(--faint);font-size:.85rem}
 dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums}
-pre{margin:0;padding:.75rem 1rem;background:var(--head);border:1px solid var(--line);border-radius:6px;overflow-x:auto;
+pre{margin:0;padding:.75rem 1rem;background:var(--head);border:1px solid var(--line);border-radius:6px;white-space:pre-wrap;
+overflow-wrap:anywhere;
 font:14px/1.5 ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}.scroll:focus-visible{outline:2px solid var(--faint)}
 img{display:block;width:100%;height:auto}
@@ -128,7 +129,8 @@ def _best(sweep: Sweep) -> str:
     best = sweep.best
     if best is None:
         return '<h2>Best trial</h2><p class="faint">No trial has ended with an objective yet.</p>'
-    told = f"Trial {best.name}: {sweep.objective} {number_text(best.objective or 0.0)} after {count_text(best.epochs, 'epoch')}."
+    epochs = count_text(best.epochs, "epoch")
+    told = f"Trial {best.name}: {sweep.objective} {number_text(best.objective or 0.0)} after {epochs}."
     return f"<h2>Best trial</h2><p>{html.escape(told)}</p><pre>{html.escape(gin_text(best.values))}</pre>"
 
 
