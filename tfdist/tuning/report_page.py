@@ -31,8 +31,8 @@ h2{font-size:1.15rem;margin:2.25rem 0 .5rem}
 p{margin:.25rem 0 .75rem}.faint{color:var(--faint)}
 dl{display:flex;flex-wrap:wrap;gap:.5rem 2rem;margin:1rem 0}dt{color:var(--faint);font-size:.85rem}
 dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums}
-pre{margin:0;padding:.75rem 1rem;background:var(--head);border:1px solid var(--line);border-radius:6px;white-space:pre-wrap;
-overflow-wrap:anywhere;
+pre{margin:0;padding:.75rem 1rem;background:var(--head);border:1px solid var(--line);border-radius:6px;
+white-space:pre-wrap;overflow-wrap:anywhere;
 font:14px/1.5 ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
 .scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}.scroll:focus-visible{outline:2px solid var(--faint)}
 img{display:block;width:100%;height:auto}
