@@ -71,3 +71,18 @@ class RunDirectory:
     @property
     def model(self) -> str:
         return files.join(self.export, "model.keras")
+
+    @property
+    def sweep(self) -> str:
+        """The journal of `--mode=tune`: what each trial was, reported and came to."""
+        return files.join(self.path, "sweep.jsonl")
+
+    @property
+    def trials(self) -> str:
+        """The sweep's trials as a table."""
+        return files.join(self.path, "trials.csv")
+
+    @property
+    def report(self) -> str:
+        """The plots and the page that show the sweep."""
+        return files.join(self.path, "report")

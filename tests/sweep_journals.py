@@ -1,0 +1,123 @@
+"""Sweep journals for the tests of what one sees of a sweep: written as the sweep writes them, with made-up figures."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+SPACE: dict[str, dict[str, Any]] = {
+    "train.learning_rate": {"kind": "log_uniform", "low": 1e-4, "high": 1e-1, "values": None, "under": None},
+    "models.build.layers": {"kind": "integer", "low": 1, "high": 4, "values": None, "under": None},
+    "models.build.kind": {"kind": "choice", "low": None, "high": None, "values": ["mlp", "convnet"], "under": None},
+    "models.build.filters": {
+        "kind": "choice",
+        "low": None,
+        "high": None,
+        "values": [16, 32, 64],
+        "under": {"models.build.kind": "convnet"},
+    },
+    "train.use_ema": {"kind": "boolean", "low": None, "high": None, "values": None, "under": None},
+    "Dropout.rate": {"kind": "uniform", "low": 0.0, "high": 0.6, "values": None, "under": None},
+}
+START = datetime.datetime(2026, 3, 1, 9, 0, tzinfo=datetime.UTC)
+
+
+class Journal:
+    """Builds the events of a sweep; each call is a minute later unless `seconds` says otherwise."""
+
+    def __init__(self, *, space: Mapping[str, Any] = SPACE, direction: str = "max", **header: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.now = START
+        self.header = {"objective": "val_accuracy", "direction": direction, "search": "random", "space": dict(space)}
+        self.header |= {"max_trials": 60} | header
+
+    def add(self, kind: str, *, seconds: float = 60.0, **fields: Any) -> Journal:
+        self.now += datetime.timedelta(seconds=seconds)
+        self.events.append({"event": kind, "time": self.now.isoformat(), **fields})
+        return self
+
+    def begin(self, *, seconds: float = 0.0) -> Journal:
+        return self.add("sweep_started", seconds=seconds, **self.header)
+
+    def start(self, trial: str, values: Mapping[str, Any] | None = None, *, rung: int = 0, epochs: int = 3) -> Journal:
+        fields = {"trial": trial, "values": dict(values or {}), "rung": rung, "epochs": epochs, "worker": 0}
+        return self.add("trial_started", seconds=1, **fields)
+
+    def report(self, trial: str, epoch: int, objective: Any, *, step: int | None = None) -> Journal:
+        metrics = {self.header["objective"]: objective, "loss": 0.5}
+        step = epoch * 100 if step is None else step
+        return self.add("trial_reported", trial=trial, epoch=epoch, step=step, objective=objective, metrics=metrics)
+
+    def end(self, trial: str, objective: Any, status: str = "done", *, rung: int = 0, epochs: int = 3) -> Journal:
+        fields = {"trial": trial, "rung": rung, "status": status, "objective": objective, "epochs": epochs}
+        message = "The loss is NaN at step 120." if status == "infeasible" else ""
+        return self.add("trial_ended", seconds=1, **fields, seconds_=epochs * 60.0, message=message)
+
+    def lines(self) -> list[str]:
+        """One line an event."""
+        return [json.dumps({"seconds" if k == "seconds_" else k: v for k, v in e.items()}) for e in self.events]
+
+    def write(self, run_dir: pathlib.Path, *, torn: str = "") -> str:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "sweep.jsonl").write_text("".join(line + "\n" for line in self.lines()) + torn, encoding="utf-8")
+        return str(run_dir)
+
+
+def sample(generator: np.random.Generator) -> dict[str, Any]:
+    """Values of `SPACE`."""
+    values: dict[str, Any] = {
+        "train.learning_rate": float(10 ** generator.uniform(-4, -1)),
+        "models.build.layers": int(generator.integers(1, 5)),
+        "models.build.kind": ["mlp", "convnet"][generator.integers(2)],
+        "train.use_ema": bool(generator.integers(2)),
+        "Dropout.rate": float(generator.uniform(0, 0.6)),
+    }
+    if values["models.build.kind"] == "convnet":
+        values["models.build.filters"] = [16, 32, 64][generator.integers(3)]
+    return values
+
+
+def quality(values: Mapping[str, Any]) -> float:
+    """An accuracy that the learning rate decides most, then the kind of model; the average and the layers nothing."""
+    away = (math.log10(values["train.learning_rate"]) + 2.3) / 1.5
+    return 0.97 - 0.25 * away**2 - 0.05 * (values["models.build.kind"] == "mlp") - 0.04 * values["Dropout.rate"]
+
+
+def asha_sweep(num_trials: int = 60, *, direction: str = "max", scale: float = 1.0) -> Journal:
+    """Trials in rungs of 3, 9 and 27 epochs, a third promoted each time; every tenth is infeasible."""
+    generator = np.random.default_rng(0)
+    sign = 1.0 if direction == "max" else -1.0
+    journal = Journal(direction=direction, search="asha", max_trials=num_trials).begin()
+    scores: dict[str, float] = {}
+    settings = {f"{index:04d}": sample(generator) for index in range(num_trials)}
+
+    def objective(name: str, epoch: int) -> float:
+        reached = quality(settings[name]) * (1 - math.exp(-epoch / 3)) + generator.normal(0, 0.004)
+        return sign * scale * float(reached)
+
+    alive, first = list(settings), 1
+    for rung, target in enumerate((3, 9, 27)):
+        for name in alive:
+            journal.start(name, settings[name], rung=rung, epochs=target)
+            if rung == 0 and int(name) % 10 == 9:
+                journal.report(name, 1, "nan").end(name, None, "infeasible", epochs=1)
+                continue
+            for epoch in range(first, target + 1):
+                scores[name] = objective(name, epoch)
+                journal.report(name, epoch, scores[name])
+            status = "done" if rung == 2 else "paused"
+            journal.end(name, scores[name], status, rung=rung, epochs=target)
+        ranked = sorted((name for name in alive if name in scores), key=lambda name: -sign * scores[name])
+        alive, first = ranked[: max(len(alive) // 3, 1)], target + 1
+    return journal
+
+
+def ended(journal: Journal, *, best: str | None = None) -> Journal:
+    """With the sweep's own end, which names the best trial if told to."""
+    return journal.add("sweep_ended", best=best, best_objective=None, num_trials=len(journal.events))

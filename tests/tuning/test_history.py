@@ -1,0 +1,172 @@
+"""A sweep's journal can be read at any moment: whole, torn, restarted, empty."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from gcs.server import GcsServer
+from support import run_python
+from sweep_journals import Journal, asha_sweep, ended
+
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.tuning.history import Parameter, Point, read_sweep
+
+
+def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib.Path) -> None:
+    journal = Journal(max_trials=5).begin().start("0000", {"train.learning_rate": 0.01})
+    journal.report("0000", 1, 0.5).report("0000", 2, 0.75).end("0000", 0.75, epochs=2)
+    journal.add("sweep_ended", best="0000", best_objective=0.75, num_trials=1)
+    sweep = read_sweep(journal.write(tmp_path))
+    (trial,) = sweep.trials
+    assert (trial.name, trial.status, trial.objective, trial.epochs) == ("0000", "done", 0.75, 2)
+    assert trial.values == {"train.learning_rate": 0.01}
+    assert trial.curve == (Point(1, 0.5, 0, 100), Point(2, 0.75, 0, 200))
+    assert trial.metrics == {"val_accuracy": 0.75, "loss": 0.5}
+    assert trial.seconds == 120
+    assert (sweep.objective, sweep.direction, sweep.search, sweep.max_trials) == ("val_accuracy", "max", "random", 5)
+    assert sweep.is_ended and sweep.best == trial
+
+
+def test_the_space_is_read_with_what_exists_only_under_a_parent(tmp_path: pathlib.Path) -> None:
+    parameters = {parameter.path: parameter for parameter in read_sweep(Journal().begin().write(tmp_path)).parameters}
+    filters = parameters["models.build.filters"]
+    assert filters.choices == (16, 32, 64)
+    assert filters.exists_with({"models.build.kind": "convnet"})
+    assert not filters.exists_with({"models.build.kind": "mlp"})
+    assert parameters["train.use_ema"].choices == (False, True)
+    assert parameters["Dropout.rate"].is_number and not parameters["Dropout.rate"].choices
+
+
+def test_several_values_of_a_parent_may_let_a_parameter_exist() -> None:
+    parameter = Parameter(path="a.rate", kind="uniform", low=0, high=1, under={"a.kind": ["x", "y"]})
+    assert [parameter.exists_with({"a.kind": kind}) for kind in "xyz"] == [True, True, False]
+
+
+@pytest.mark.parametrize("torn", ['{"event": "trial_ended", "tri', '{"event": "trial_reported"', "\x00\x00"])
+def test_a_torn_last_line_is_no_event_and_no_complaint(tmp_path: pathlib.Path, torn: str) -> None:
+    journal = Journal().begin().start("0000").report("0000", 1, 0.5)
+    sweep = read_sweep(journal.write(tmp_path, torn=torn))
+    assert sweep.trials[0].status == "running"
+    assert sweep.num_unreadable_lines == 0
+
+
+def test_a_torn_line_before_a_restart_is_counted_and_costs_itself_alone(tmp_path: pathlib.Path) -> None:
+    run_dir = Journal().begin().start("0000").report("0000", 1, 0.5).write(tmp_path, torn='{"event": "trial_en\n')
+    again = Journal().begin().start("0000").report("0000", 2, 0.6).end("0000", 0.6, epochs=2)
+    with (tmp_path / "sweep.jsonl").open("a") as log:
+        log.write("\n".join(again.lines()) + "\n[1]\n")
+    sweep = read_sweep(run_dir)
+    assert sweep.num_unreadable_lines == 2
+    assert [point.epoch for point in sweep.trials[0].curve] == [1, 2]
+    assert sweep.trials[0].objective == 0.6
+
+
+def test_every_prefix_of_a_journal_can_be_read(tmp_path: pathlib.Path) -> None:
+    content = "".join(line + "\n" for line in asha_sweep(6).lines()).encode()
+    counts = []
+    for size in range(0, len(content) + 1, 97):
+        (tmp_path / "sweep.jsonl").write_bytes(content[:size])
+        sweep = read_sweep(str(tmp_path))
+        assert sweep.num_unreadable_lines == 0
+        counts.append(len(sweep.trials))
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == 6
+
+
+def test_what_is_trained_again_after_a_kill_replaces_what_was_reported(tmp_path: pathlib.Path) -> None:
+    journal = Journal().begin().start("0000").report("0000", 1, 0.1).report("0000", 2, 0.2).report("0000", 3, 0.3)
+    journal.start("0000").report("0000", 2, 0.25)
+    curve = read_sweep(journal.write(tmp_path)).trials[0].curve
+    assert [(point.epoch, point.objective) for point in curve] == [(1, 0.1), (2, 0.25)]
+
+
+def test_a_promoted_trial_keeps_its_first_rung_and_sums_its_seconds(tmp_path: pathlib.Path) -> None:
+    journal = Journal().begin().start("0000", {"a.b": 1}).report("0000", 3, 0.5).end("0000", 0.5, "paused")
+    journal.start("0000", {"a.b": 1}, rung=1, epochs=9).report("0000", 9, 0.9)
+    running = read_sweep(journal.write(tmp_path)).trials[0]
+    assert (running.status, running.rung, running.objective, running.target_epochs) == ("running", 1, 0.5, 9)
+    journal.end("0000", 0.9, rung=1, epochs=9)
+    trial = read_sweep(journal.write(tmp_path)).trials[0]
+    assert [(end.status, end.rung, end.objective) for end in trial.ends] == [("paused", 0, 0.5), ("done", 1, 0.9)]
+    assert [(point.epoch, point.rung) for point in trial.curve] == [(3, 0), (9, 1)]
+    assert (trial.epochs, trial.seconds) == (9, 720)
+
+
+@pytest.mark.parametrize("objective", ["nan", "inf", None, float("nan")])
+def test_what_is_no_number_is_no_objective(tmp_path: pathlib.Path, objective: object) -> None:
+    journal = Journal().begin().start("0000").report("0000", 1, objective).end("0000", objective, "infeasible")
+    sweep = read_sweep(journal.write(tmp_path))
+    assert sweep.trials[0].curve == () and sweep.best is None and sweep.judged == ()
+    assert sweep.trials[0].message == "The loss is NaN at step 120."
+
+
+@pytest.mark.parametrize(("direction", "best"), [("max", "0001"), ("min", "0002")])
+def test_the_best_is_the_best_of_those_that_count(tmp_path: pathlib.Path, direction: str, best: str) -> None:
+    journal = Journal(direction=direction).begin()
+    for name, objective, status in [
+        ("0000", -3.0, "done"),
+        ("0001", -1.0, "stopped"),
+        ("0002", -7.0, "paused"),
+        ("0003", 9.0, "infeasible"),
+        ("0004", -99.0, "failed"),
+        ("0005", None, "interrupted"),
+    ]:
+        journal.start(name).end(name, objective, status)
+    sweep = read_sweep(journal.write(tmp_path))
+    assert sweep.best is not None and sweep.best.name == best
+    assert len(sweep.judged) == 3
+
+
+def test_of_equals_the_earlier_is_the_best(tmp_path: pathlib.Path) -> None:
+    journal = Journal().begin().start("0000").start("0001").end("0001", 0.5).end("0000", 0.5)
+    best = read_sweep(journal.write(tmp_path)).best
+    assert best is not None and best.name == "0000"
+
+
+def test_the_best_is_the_one_that_the_sweep_named_at_its_end(tmp_path: pathlib.Path) -> None:
+    journal = Journal().begin().start("0000").end("0000", 0.9).start("0001").end("0001", 0.8)
+    journal.start("0002").end("0002", None, "failed")
+    for named, expected in [("0001", "0001"), ("0002", "0000"), (None, "0000"), ("0099", "0000")]:
+        best = read_sweep(ended(journal, best=named).write(tmp_path)).best
+        assert best is not None and best.name == expected
+
+
+def test_a_pause_between_two_starts_is_no_working_time(tmp_path: pathlib.Path) -> None:
+    journal = Journal().begin().start("0000").end("0000", 0.1).start("0001")
+    journal.begin(seconds=86_400).start("0001").end("0001", 0.2)
+    sweep = read_sweep(journal.write(tmp_path))
+    assert sweep.seconds == 5
+    assert sweep.trials[1].ends[0].at_seconds == 5
+    assert not sweep.is_ended
+
+
+def test_a_restart_interrupts_what_ran(tmp_path: pathlib.Path) -> None:
+    journal = Journal().begin().start("0000").begin(seconds=5)
+    assert read_sweep(journal.write(tmp_path)).trials[0].status == "interrupted"
+
+
+def test_events_of_a_later_version_are_passed_over(tmp_path: pathlib.Path) -> None:
+    journal = Journal().begin().add("lease_renewed", worker=3).add("trial_cheered", trial="0000").start("0001")
+    assert [trial.name for trial in read_sweep(journal.write(tmp_path)).trials] == ["0001"]
+
+
+def test_a_directory_without_a_sweep_is_the_users_mistake(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match=r"There is no sweep in .*sweep\.jsonl is missing"):
+        read_sweep(str(tmp_path))
+
+
+def test_a_sweep_in_a_bucket_is_read(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
+    files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(asha_sweep(3).lines()))
+    assert len(read_sweep("gs://bucket/run").trials) == 3
+
+
+def test_nothing_of_this_imports_tensorflow_or_keras(tmp_path: pathlib.Path) -> None:
+    run_dir = asha_sweep(9).write(tmp_path)
+    code = f"""
+import sys
+from tfdist.tuning import report, table, live_table
+report.write_report({run_dir!r})
+print([name for name in ("tensorflow", "keras", "keras_tuner", "gin", "matplotlib.pyplot") if name in sys.modules])
+"""
+    assert run_python(["-c", code]).check().stdout.strip() == "[]"

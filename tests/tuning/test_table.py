@@ -1,0 +1,198 @@
+"""What the person at the terminal sees of a sweep: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pathlib
+import pty
+import re
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+import rich.console
+from support import REPOSITORY, clean_environment
+from sweep_journals import Journal, asha_sweep, ended
+
+from tfdist.tuning.history import History
+from tfdist.tuning.live_table import build_table
+from tfdist.tuning.table import PlainTable, open_table
+
+_VALUES = {"train.learning_rate": 0.00123, "models.build.layers": 3}
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def shown(journal: Journal, *, clock: Clock | None = None, is_replay: bool = False) -> list[str]:
+    """The plain lines for a journal."""
+    stdout = io.StringIO()
+    table = PlainTable(stdout, clock=clock or Clock())
+    for line in journal.lines():
+        table.on_event(json.loads(line), is_replay=is_replay)
+    table.close()
+    return stdout.getvalue().splitlines()
+
+
+def drawn(journal: Journal, *, rows: int = 20, width: int = 120) -> str:
+    """The live table after a journal."""
+    history = History()
+    for line in journal.lines():
+        history.add(json.loads(line))
+    console = rich.console.Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    console.print(build_table(history.sweep, rows=rows, seconds=3725, seconds_left=60))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_lines_tell_start_end_best_and_time_left() -> None:
+    journal = Journal(max_trials=3).begin().start("0000", _VALUES).report("0000", 1, 0.5).end("0000", 0.5, epochs=1)
+    journal.start("0001", {"train.learning_rate": 0.1}).end("0001", None, "infeasible", epochs=1)
+    assert shown(journal) == [
+        "sweep: random for the highest val_accuracy over 6 parameters, up to 3 trials",
+        "trial 0000 started  rung 0 to epoch 3  learning_rate 0.00123  layers 3",
+        "trial 0000 done  val_accuracy 0.5000  1 epoch  0:01:00 | 1/3 trials"
+        " | best val_accuracy 0.5000 by trial 0000 | about 0:02:04 left",
+        "trial 0001 started  rung 0 to epoch 3  learning_rate 0.1",
+        "trial 0001 infeasible  1 epoch  0:01:00  The loss is NaN at step 120. | 2/3 trials"
+        " | best val_accuracy 0.5000 by trial 0000 | about 0:00:32 left",
+    ]
+
+
+def test_a_promoted_trial_continues_and_the_end_names_the_best() -> None:
+    journal = Journal(direction="min", max_trials=None).begin().start("0000").end("0000", -0.5, "paused")
+    journal.start("0000", rung=1, epochs=9).end("0000", -0.75, rung=1, epochs=9)
+    journal.add("sweep_ended", best="0000", best_objective=-0.75, num_trials=1)
+    lines = shown(journal)
+    assert lines[0] == "sweep: random for the lowest val_accuracy over 6 parameters"
+    assert lines[3] == "trial 0000 continues from epoch 3  rung 1 to epoch 9"
+    assert lines[-1] == "sweep ended: best val_accuracy -0.7500 by trial 0000, 1 trial in 0:01:04"
+
+
+def test_of_the_epochs_one_line_in_ten_seconds_is_shown() -> None:
+    journal, clock, stdout = Journal().begin().start("0000"), Clock(), io.StringIO()
+    table = PlainTable(stdout, clock=clock)
+    for epoch in range(1, 31):
+        journal.report("0000", epoch, epoch / 100)
+    for line in journal.lines():
+        clock.now += 1
+        table.on_event(json.loads(line))
+    lines = [line for line in stdout.getvalue().splitlines() if " epoch " in line and "started" not in line]
+    assert lines == [f"trial 0000 epoch {epoch}/3  val_accuracy 0.{epoch}00" for epoch in (10, 20, 30)]
+
+
+def test_a_replay_is_silent_and_is_known_afterwards() -> None:
+    stdout = io.StringIO()
+    table = PlainTable(stdout, clock=Clock())
+    before = Journal(max_trials=2).begin().start("0000").end("0000", 0.9)
+    for line in before.lines():
+        table.on_event(json.loads(line), is_replay=True)
+    assert stdout.getvalue() == ""
+    after = Journal(max_trials=2).begin(seconds=1e6).start("0001").end("0001", 0.1)
+    for line in after.lines():
+        table.on_event(json.loads(line))
+    assert "best val_accuracy 0.9000 by trial 0000" in stdout.getvalue()
+
+
+def test_text_of_a_value_or_a_message_cannot_move_the_cursor() -> None:
+    journal = Journal().begin().start("0000", {"a.b": "x\x1b[2J\ny"}).end("0000", None, "infeasible")
+    assert all(line.isprintable() for line in shown(journal))
+
+
+def test_nothing_left_to_count_shows_no_time_left() -> None:
+    journal = asha_sweep(4)
+    assert "left" not in " ".join(shown(journal)[-5:])
+    assert "left" not in " ".join(shown(Journal(max_trials=None).begin().start("0000").end("0000", 0.5)))
+
+
+def test_the_table_shows_the_best_first_and_all_that_run() -> None:
+    journal = asha_sweep(12)
+    for name in ("0100", "0101"):
+        journal.start(name, _VALUES, epochs=7).report(name, 2, 0.25)
+    lines = drawn(journal).splitlines()
+    assert lines[0].startswith("12/12 trials | best ") and "2 running" in lines[0] and "1:02:05" in lines[0]
+    assert lines[1].split() == ["trial", "state", "epoch", "val_accuracy", "values"]
+    assert lines[2].split()[1] == "best"
+    objectives = [float(line.split()[3]) for line in lines[2:-2]]
+    assert objectives == sorted(objectives, reverse=True) and len(objectives) == 5
+    assert [line.split()[:4] for line in lines[-2:]] == [[n, "running", "2/7", "0.2500"] for n in ("0100", "0101")]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3, 40), (8, 60), (50, 200)])
+def test_the_table_fits_the_terminal(rows: int, width: int) -> None:
+    journal = asha_sweep(60)
+    for index in range(30):
+        journal.start(f"{index + 100:04d}", {"a.b": "long " * 50})
+    lines = drawn(journal, rows=rows, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len([line for line in lines if re.match(r"\s*\d{4} ", line)]) == min(rows, 35)
+
+
+def test_lines_are_written_where_no_cursor_can_be_moved() -> None:
+    assert isinstance(open_table(io.StringIO()), PlainTable)
+
+
+def test_a_terminal_shows_a_table_and_a_line_for_each_trial_that_ended(tmp_path: pathlib.Path) -> None:
+    run_dir = ended(asha_sweep(4)).write(tmp_path)
+    code = f"""
+import json, pathlib
+from tfdist.tuning.table import open_table
+table = open_table()
+for line in pathlib.Path({run_dir!r}, "sweep.jsonl").read_text().splitlines():
+    table.on_event(json.loads(line))
+table.refresh()
+print("a user's print", flush=True)
+table.close()
+table.close()
+"""
+    text = run_on_terminal(code)
+    assert text.count(" paused  val_accuracy ") == 5  # four of the first rung, one of the second
+    assert "\x1b[?25l" in text and "\x1b[?25h" in text  # the cursor is hidden and comes back
+    assert "a user's print" in text
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).splitlines()
+    assert last[-1].startswith("sweep ended: best val_accuracy 0.")
+    assert any(re.match(r"\s*\d{4}\s+best\s+27/27\s", line) for line in last)
+
+
+def run_on_terminal(code: str, *, columns: int = 110) -> str:
+    """What a real process writes to a pseudo terminal."""
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, columns))
+    environment = clean_environment() | {"TERM": "xterm"}
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        environment.pop(name, None)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=follower,
+        stderr=follower,
+        stdin=follower,
+        env=environment,
+        cwd=REPOSITORY,
+    )
+    os.close(follower)
+    written = bytearray()
+    reader = threading.Thread(target=read_until_hangup, args=(leader, written))
+    reader.start()
+    status = process.wait(timeout=60)
+    reader.join()
+    os.close(leader)
+    assert status == 0, written.decode()
+    return written.decode()
+
+
+def read_until_hangup(descriptor: int, into: bytearray) -> None:
+    try:
+        while data := os.read(descriptor, 65536):
+            into += data
+    except OSError:  # Linux says EIO when the last process has closed the terminal
+        return

@@ -1,0 +1,117 @@
+"""`python -m tfdist.tuning.report RUN_DIR`: writes what one sees of a sweep, at any moment of it.
+
+Invariant: only `sweep.jsonl` is read; each file is replaced whole, so that a page open in a browser is never half
+written; TensorFlow is not imported. The sweep calls `write_report` at its end and as often in between as it likes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Callable, Sequence
+
+from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, TfdistError, UserError
+from tfdist.storage import files
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.history import Sweep, read_sweep
+from tfdist.tuning.importance import importance_of
+from tfdist.tuning.parallel_plot import draw_parallel
+from tfdist.tuning.plot_theme import DARK, LIGHT, Theme
+from tfdist.tuning.plots import draw_curves, draw_importance, draw_objective
+from tfdist.tuning.report_page import Picture, build_page, importance_text
+
+PAGE_NAME = "index.html"
+
+
+def write_report(run_dir: str) -> str:
+    """Writes RUN_DIR/trials.csv and RUN_DIR/report/ with four PNGs and the page; some seconds of one core.
+
+    Args:
+      run_dir: the run directory of a sweep, local or `gs://`; the sweep may be running.
+
+    Returns:
+      The path of the page.
+
+    Raises:
+      UserError: there is no sweep, or the extra `tuner` is not installed; trials.csv is written all the same then.
+      OSError: the directory cannot be read or written.
+    """
+    place = RunDirectory(run_dir)
+    sweep = read_sweep(run_dir)
+    files.write_atomic(place.trials, trials_csv(sweep))
+    importance = importance_of(sweep)
+    plots: dict[str, tuple[str, str, Callable[[Theme], bytes]]] = {
+        "objective.png": (
+            "Objective over time",
+            "Each end of a trial or of one of its rungs; the line is the best so far. Pauses are left out.",
+            lambda theme: draw_objective(sweep, theme),
+        ),
+        "parallel.png": (
+            "Parameters",
+            "A line a trial through its values to its objective; the thick one is the best, dotted ones have none.",
+            lambda theme: draw_parallel(sweep, theme),
+        ),
+        "importance.png": (
+            "Importance",
+            importance_text(importance),
+            lambda theme: draw_importance(sweep, importance, theme),
+        ),
+        "curves.png": (
+            "Learning curves",
+            "A line a trial, in the colour of the last rung it reported from.",
+            lambda theme: draw_curves(sweep, theme),
+        ),
+    }
+    files.make_dirs(place.report)
+    pictures = []
+    for name, (title, text, draw) in plots.items():
+        picture = Picture(title=title, text=text, light=draw(LIGHT), dark=draw(DARK))
+        files.write_atomic(files.join(place.report, name), picture.light)
+        pictures.append(picture)
+    page = files.join(place.report, PAGE_NAME)
+    files.write_atomic(page, build_page(sweep, importance, pictures))
+    return page
+
+
+def trials_csv(sweep: Sweep) -> str:
+    """A line a trial in the order they started, as RFC 4180 has it; empty where a trial has no such value."""
+    paths = list({parameter.path: None for parameter in sweep.parameters})
+    paths += list({path: None for trial in sweep.trials for path in trial.values if path not in paths})
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["trial", "status", "objective", "rung", "epochs", "seconds", *paths, "message"])
+    for trial in sweep.trials:
+        objective = "" if trial.objective is None else repr(trial.objective)
+        values = [trial.values.get(path, "") for path in paths]
+        figures = [objective, trial.rung, trial.epochs, trial.seconds]
+        writer.writerow([trial.name, trial.status, *figures, *values, trial.message])
+    return text.getvalue()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tfdist.tuning.report",
+        description="Writes trials.csv and report/ of a sweep again, also of one that is running or was killed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the run directory of --mode=tune, local or gs://")
+    flags = parser.parse_args(arguments)
+    try:
+        print(write_report(flags.run_dir))
+        return EXIT_DONE
+    except TfdistError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return UserError.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
