@@ -37,16 +37,23 @@ class Boundaries:
       steps_per_epoch: of the training data.
       eval_every_steps: None evaluates at the end of each epoch.
       log_every_steps: None logs at the end of each epoch only.
+      pause_step: the step at which the run is saved and left for another time; the end of an epoch.
     """
 
     total_steps: int
     steps_per_epoch: int
     eval_every_steps: int | None = None
     log_every_steps: int | None = None
+    pause_step: int | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The step at which this process ends."""
+        return self.total_steps if self.pause_step is None else min(self.total_steps, self.pause_step)
 
     def next_after(self, step: int) -> int:
         periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
-        return min(self.total_steps, *((step // period + 1) * period for period in periods if period))
+        return min(self.last_step, *((step // period + 1) * period for period in periods if period))
 
     def ends_epoch(self, step: int) -> bool:
         return step % self.steps_per_epoch == 0 or step == self.total_steps
@@ -89,6 +96,7 @@ class Outcome:
     train_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     eval_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     evaluated_at: int = -1
+    paused: bool = False
 
 
 @dataclasses.dataclass
@@ -172,13 +180,16 @@ class Loop:
         self._callbacks.train_begin()
         if self._start is not None:
             self._continue_from(self._start)
-        while outcome.step < boundaries.total_steps and not outcome.stopped_early:
+        while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
             self._train_until(boundaries.next_after(outcome.step))
             self._at_boundary()
         if self._recovery is not None and not self._recovery.has_saved(outcome.step):
             self._save()  # what follows can be done again from here
+        if outcome.step < boundaries.total_steps and not outcome.stopped_early:
+            self._recovery.pause()
+            return dataclasses.replace(outcome, paused=True)
         changed = self._callbacks.train_end(dict(outcome.train_metrics))
         if self._strategy.any_worker(changed):  # EarlyStopping may have put back the best weights
             outcome.evaluated_at = -1
