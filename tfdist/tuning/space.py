@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import UserError, is_whole_number, missing_extra, suggest
+from tfdist.telemetry.json_text import to_json
 
 if TYPE_CHECKING:
     import keras_tuner
@@ -79,6 +80,14 @@ class Range:
         """The Python value for KerasTuner's."""
         return int(value) if self.kind == "integer" else float(value)
 
+    def encoded(self, value: Any) -> Any:
+        """KerasTuner's value for it."""
+        return value
+
+    def restored(self, value: Any) -> Any:
+        """The value that JSON has so."""
+        return self.decoded(value)
+
     def describe(self) -> dict[str, Any]:
         """For the journal."""
         return _described(self)
@@ -134,6 +143,11 @@ class Choice:
         """KerasTuner's value for one of `values`."""
         place = next(index for index, each in enumerate(self.values) if _same(each, value))
         return self.values[place] if self.is_native else place
+
+    def restored(self, value: Any) -> Any:
+        """The value that JSON has so."""
+        same = [each for each in self.values if _same(each, value)]
+        return same[0] if same else next(each for each in self.values if to_json(each) == to_json(value))
 
     def describe(self) -> dict[str, Any]:
         """For the journal."""
@@ -257,6 +271,14 @@ class Space:
     def decoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values by path, of those in KerasTuner's words; what is not of the space (`tuner/…`) is left out."""
         return {path: p.decoded(values[path]) for path, p in self._parameters.items() if path in values}
+
+    def encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`decoded`, the other way."""
+        return {path: self._parameters[path].encoded(value) for path, value in values.items()}
+
+    def restored(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values that have been JSON, whose tuples are lists then."""
+        return {path: self._parameters[path].restored(value) for path, value in values.items()}
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """What the journal keeps of it."""
