@@ -10,13 +10,14 @@ from tfdist.errors import UserError
 from tfdist.tuning import asha, search, space
 from tfdist.tuning.objective import Objective, build_objective
 from tfdist.tuning.oracles import EPOCHS, PARENT, ROUND
+from tfdist.tuning.terms import Terms
 
 OBJECTIVE = Objective("val_accuracy", "max")
 
 
 def build(chosen: search.Search, *, max_trials: int | None = None, epochs: int = 9, seed: int = 0) -> Any:
     made = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
-    return chosen.build(search.Terms(made.hyperparameters(), OBJECTIVE, max_trials, epochs, seed))
+    return chosen.build(Terms(made.hyperparameters(), OBJECTIVE, max_trials, epochs, seed))
 
 
 def end(oracle: Any, trial: Any, score: float | None, *, epoch: int = 1) -> None:
@@ -106,7 +107,7 @@ def test_median_stopping_ends_what_is_worse_than_the_median_and_nothing_before_i
 
 def test_the_grid_does_not_wait_for_trials_to_end() -> None:
     made = space.Space({"a": space.choice(values=[1, 2, 3]), "b": space.boolean()})
-    oracle = search.Grid().build(search.Terms(made.hyperparameters(), OBJECTIVE, None, None, 0))
+    oracle = search.Grid().build(Terms(made.hyperparameters(), OBJECTIVE, None, None, 0))
     started = [oracle.create_trial(f"worker-{index}") for index in range(6)]
     assert len({str(made.decoded(trial.hyperparameters.values)) for trial in started}) == 6
     for trial in started:

@@ -15,7 +15,8 @@ from tfdist.tuning.space import Space
 def sampled(parameters: dict[str, Any], count: int = 200) -> list[dict[str, Any]]:
     """Values that KerasTuner draws, as the sweep decodes them."""
     from tfdist.tuning.objective import Objective
-    from tfdist.tuning.search import Random, Terms
+    from tfdist.tuning.search import Random
+    from tfdist.tuning.terms import Terms
 
     made = Space(parameters)
     oracle = Random().build(Terms(made.hyperparameters(), Objective("loss", "min"), count, None, 0))

@@ -11,7 +11,7 @@ from typing import Any
 import keras_tuner
 from keras_tuner import oracles
 
-from tfdist.tuning.search import Terms
+from tfdist.tuning.terms import Terms
 
 UNLIMITED = 10**9
 PARENT, EPOCHS, INITIAL_EPOCH, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/initial_epoch", "tuner/round"

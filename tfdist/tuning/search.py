@@ -10,27 +10,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 from tfdist.errors import UserError, is_whole_number
-from tfdist.tuning.objective import Objective
+from tfdist.tuning.terms import Terms
 
 if TYPE_CHECKING:
     import keras_tuner
-
-
-@dataclasses.dataclass(frozen=True)
-class Terms:
-    """What every oracle is made from.
-
-    Attributes:
-      max_trials: how many sets of values are tried.
-      epochs: of a whole training; None where the configuration does not say.
-      seed: of the search.
-    """
-
-    hyperparameters: keras_tuner.HyperParameters
-    objective: Objective
-    max_trials: int | None
-    epochs: int | None
-    seed: int
 
 
 class Search(Protocol):

@@ -32,9 +32,10 @@ from tfdist.tuning.chief import Chief, Plan, write_result
 from tfdist.tuning.journal import Identity, Journal, OnEvent
 from tfdist.tuning.nursery import Nursery
 from tfdist.tuning.objective import build_objective
-from tfdist.tuning.search import Search, Terms, check_search
+from tfdist.tuning.search import Search, check_search
 from tfdist.tuning.space import Parameter, Space
 from tfdist.tuning.telling import teller
+from tfdist.tuning.terms import Terms
 from tfdist.tuning.workers import Workers
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
