@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import statistics
 from collections.abc import Callable
@@ -213,17 +214,41 @@ def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
     wrong = {
-        "objective": ("tune.objective = 'val_acuracy'", "direction", "val_acuracy"),
-        "model": ("tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}", "", "tiny.linear() failed"),
+        "objective": ("tune.objective = 'val_acuracy'", "tune.direction = 'max'"),
+        "nothing": ("train.eval_data = None", "tune.objective = 'val_loss'"),
+        "model": ("tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}",),
     }
     commands = [
-        arguments(gin_file, tmp_path / name, "tune.max_trials = 3", "tune.direction = 'max'", parameter)
-        for name, (parameter, *_) in wrong.items()
+        arguments(gin_file, tmp_path / name, "tune.max_trials = 3", "train.epochs = 1", *parameters)
+        for name, parameters in wrong.items()
     ]
     finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
-    assert finished.stdout.count("status 2") == 2, finished.outputs()
+    assert finished.stdout.count("status 2") == 3, finished.outputs()
     assert "tune.objective is 'val_acuracy', which the trials do not report" in finished.stderr
     assert "They report val_loss, val_sparse_categorical_accuracy." in finished.stderr
+    assert "tune.objective is 'val_loss', and the trials evaluate nothing. Write train.eval_data" in finished.stderr
     assert "The first trial cannot be trained: tiny.linear() failed" in finished.stderr
     assert "tiny.linear.units = 'wide'" in finished.stderr
     assert Sweep(tmp_path / "model").ends == []
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
+    done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    sweep, before = Sweep(tmp_path / "sweep"), done["bayesian"]
+    shutil.copytree(before.directory, sweep.directory)
+    commands = [
+        arguments(gin_file, sweep.directory, *BAYESIAN),
+        arguments(gin_file, sweep.directory, *BAYESIAN, "tune.max_trials = 7"),
+        arguments(gin_file, sweep.directory, *BAYESIAN, "tune.objective = 'val_loss'"),
+        arguments(gin_file, sweep.directory, *BAYESIAN, "train.global_batch_size = 32"),
+    ]
+    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
+    statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
+    assert statuses == ["status 0", "status 0", "status 2", "status 2"], finished.outputs()
+    assert [e["num_trials"] for e in sweep.of("sweep_ended")] == [6, 6, 7]
+    assert {key: outcome for key, outcome in sweep.outcomes.items() if key[0] != "0006"} == before.outcomes
+    assert len(sweep.of("trial_started")) == 7 and sweep.result["num_trials"] == 7
+    assert "holds another sweep; the objective: there val_sparse_categorical_accuracy, here val_loss" in finished.stderr
+    assert "holds another sweep; the configuration: its settings differ" in finished.stderr

@@ -32,11 +32,13 @@ class Journal:
     Args:
       run_dir: of the sweep; it exists.
       on_event: is shown each new event after it was written.
+      still_ours: called before each event is written; raises when another chief has taken the directory.
     """
 
-    def __init__(self, run_dir: str, on_event: OnEvent) -> None:
+    def __init__(self, run_dir: str, on_event: OnEvent, still_ours: Callable[[], None] = lambda: None) -> None:
         self._path = files.join(run_dir, NAME)
         self._on_event = on_event
+        self._still_ours = still_ours
         self._sink: LogSink | None = None
 
     def read(self) -> list[dict[str, Any]]:
@@ -46,7 +48,8 @@ class Journal:
         return [event for line in files.read(self._path).decode().splitlines() if (event := _parsed(line)) is not None]
 
     def write(self, event: str, **details: Any) -> None:
-        """Adds an event."""
+        """Adds an event; raises what `still_ours` raises."""
+        self._still_ours()
         if self._sink is None:
             self._sink = files.open_log(self._path)
         entry = {"event": event, "time": time.time(), **details}

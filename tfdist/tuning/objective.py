@@ -44,6 +44,11 @@ class Objective:
     def missing(self, metrics: Mapping[str, Any]) -> UserError:
         """The error for metrics of its split that do not have it."""
         prefix = VALIDATION if self.split == "eval" else ""
+        if not metrics:
+            return UserError(
+                f"tune.objective is {self.name!r}, and the trials evaluate nothing. Write train.eval_data, or an "
+                "objective of training, such as 'loss'."
+            )
         known = [f"{prefix}{name}" for name, value in metrics.items() if isinstance(value, int | float)]
         return UserError(
             f"tune.objective is {self.name!r}, which the trials do not report.{suggest(self.name, known)} "

@@ -7,6 +7,7 @@ with a `Request` and the `Experiment`; everything else comes from the gin files.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -140,19 +141,25 @@ def tune(
     held = lease.acquire(plan.run_dir, owner="a sweep", wait_seconds=wait_seconds, notify=console.message)
     try:
         workers = Workers(experiment.nursery, num_workers, _gpus() if num_workers > 1 else ())
-        return _run(plan, identity, oracle, workers, experiment, on_event or teller(console.message))
+        journal = Journal(plan.run_dir, on_event or teller(console.message), held.check)
+        return _run(plan, identity, oracle, workers, experiment, journal)
     finally:
         held.release()
         console.close()
 
 
 def _run(
-    plan: Plan, identity: Identity, oracle: Any, workers: Workers, experiment: Experiment, on_event: OnEvent
+    plan: Plan, identity: Identity, oracle: Any, workers: Workers, experiment: Experiment, journal: Journal
 ) -> dict[str, Any]:
     started = time.monotonic()
-    journal = Journal(plan.run_dir, on_event)
     woken, wake = os.pipe()
-    asking = Asking(oracle, plan.objective.name, wake=lambda: os.write(wake, b"."))
+    os.set_blocking(wake, False)
+
+    def wake_up() -> None:
+        with contextlib.suppress(BlockingIOError):  # full of calls that nobody has heard yet
+            os.write(wake, b".")
+
+    asking = Asking(oracle, plan.objective.name, wake=wake_up)
     try:
         chief = Chief(plan, asking, journal, workers, woken)
         chief.run(_past(plan, identity, journal))

@@ -89,6 +89,9 @@ class SeedRun:
         Args:
           status: the exit status.
           log: what the process wrote.
+
+        Raises:
+          UserError: the run has ended well and does not have the objective.
         """
         if status == EXIT_DONE:
             self.status = DONE if files.exists(self.directory.result) else PAUSED
@@ -120,6 +123,8 @@ class SeedRun:
             value = objective.of(result[f"{objective.split}_metrics"])
             if value is not None:
                 return value
+            if not self.reports:
+                raise objective.missing(result[f"{objective.split}_metrics"])
         return self._last()
 
 
