@@ -49,6 +49,8 @@ class Asking:
         self._has_none = False
         self.asked = 0
         self.is_over = False
+        self._failure: BaseException | None = None
+        self._is_closing = False
         self._thread = threading.Thread(target=self._work, name="tfdist-oracle", daemon=True)
         self._thread.start()
 
@@ -116,8 +118,10 @@ class Asking:
         self._calls.put(call)
 
     def close(self) -> None:
-        """Lets the thread end."""
+        """Ends the thread, after the call that it is in: numerical code must not run while the interpreter ends."""
+        self._is_closing = True
         self._calls.put(None)
+        self._thread.join()
 
     def _ask(self) -> None:
         self.asked += 1
@@ -153,11 +157,9 @@ class Asking:
         if not self._thread.is_alive() and self._failure is not None:
             raise self._failure
 
-    _failure: BaseException | None = None
-
     def _work(self) -> None:
         try:
-            while (call := self._calls.get()) is not None:
+            while (call := self._calls.get()) is not None and not self._is_closing:
                 call()
         except BaseException as error:  # raised where the chief looks next
             self._failure = error
