@@ -304,7 +304,10 @@ def test_what_cannot_be_read_as_a_gin_file_is_refused(name: str):
         ("train.epochs = true", "True"),
         ("train.epochs =", "literal"),
         ("train.epochs", "NAME.PARAMETER = VALUE"),
-        ("train.model = @library.build(width=3)", "lines of their own"),
+        ("train.model = @library.build(3)", "lines of their own"),
+        ("train.model = @library.build(width)", "lines of their own"),
+        ("train.model = @library.build(width=3 depth=2)", "commas"),
+        ("train.model = @library.build(width=3, width=2)", "twice"),
         ("train.epochs = -%N", "Only a number"),
         ("%N = 3", "without the '%'"),
         ("train.options = {'a', 'b'}", "pairs"),
@@ -313,6 +316,40 @@ def test_what_cannot_be_read_as_a_gin_file_is_refused(name: str):
 def test_a_line_that_cannot_be_read_is_named_with_what_to_write(line: str, expected: str):
     text = message(f"train.seed = 1\n{line}\ntrain.epochs = 3\n")
     assert text.startswith("0.gin:2: ") and expected in text and line in text
+
+
+def test_arguments_may_stand_in_the_call():
+    loaded = load(
+        """
+        import library
+        train.model = @library.build_convnet(filters=[8, 16], head=@library.build_head(classes=%N), name='a')
+        train.options = {'wide': @library.build_mlp(width=64), 'narrow': @library.build_mlp(width=8,)}
+        N = 3
+        """
+    )
+    loaded.run("train")
+    assert CALLS[-1]["model"] == ("convnet", [8, 16], ("head", 3), "a")
+    assert CALLS[-1]["options"] == {"wide": ("mlp", 64), "narrow": ("mlp", 8)}
+    again = load(loaded.text())
+    again.run("train")
+    assert CALLS[-1] == CALLS[-2] and again.digest() == loaded.digest()
+
+
+def test_arguments_in_a_call_are_checked_like_any_setting():
+    text = message("import library\ntrain.model = @library.build_mlp(widht=3)\n")
+    assert text.startswith("0.gin:2: ") and "'widht'" in text and "Did you mean 'width'?" in text
+
+
+def test_a_call_with_arguments_takes_the_rest_from_its_own_scope():
+    loaded = load(
+        """
+        import library
+        train.model = @wide/library.build_convnet(filters=[64])
+        wide/library.build_convnet.name = 'wide'
+        """
+    )
+    loaded.run("train")
+    assert CALLS[-1]["model"] == ("convnet", [64], None, "wide")
 
 
 @pytest.mark.parametrize("line", ["train.callbacks = [1,", "train.callbacks = (", "train.x = '''"])

@@ -5,13 +5,15 @@ Invariant: a mistake of the user is a `UserError` that names the statement, and 
 `tfdist.main` and by tuning's trials.
 
 What differs from plain gin: dynamic registration is always on; the roots have plain names (`train.epochs`) in every
-file; a `--gin_param` may use whatever the files import; a setting that nothing uses is an error; an exception that
-called code raises keeps its type, message and traceback, and gin's account of the call becomes a note on it.
+file; a `--gin_param` may use whatever the files import; `@f(a=1)` gives a call its arguments in place; a setting that
+nothing uses is an error; an exception that called code raises keeps its type, message and traceback, and gin's account
+of the call becomes a note on it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,6 +47,7 @@ from tfdist.errors import UserError, suggest
 #   _REGISTRY, _INVERSE_REGISTRY, _CONSTANTS, _PARSE_CONTEXTS: what a name means;
 #   _make_configurable, _inverse_lookup, and what _Context takes from ParseContext.
 MAX_SETTINGS_SHOWN = 6
+INLINE = "with_"  # begins the scope that holds the arguments of `@f(a=1)`
 _ROOT = ("a root", "")  # stands where dynamic registration keeps the import that a function came by
 
 
@@ -215,6 +218,10 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class _Parser(config_parser.ConfigParser):
+    def __init__(self, text: str) -> None:
+        super().__init__(io.StringIO(text), _Delegate())
+        self.inline: list[Assignment] = []  # the arguments within the statement that was parsed last
+
     def _maybe_parse_basic_type(self) -> tuple[bool, Any]:
         negative = self.current_token.string == "-"
         success, value = super()._maybe_parse_basic_type()
@@ -222,10 +229,52 @@ class _Parser(config_parser.ConfigParser):
             self._raise_syntax_error("Only a number can follow '-'.")
         return success, value
 
+    def _maybe_parse_configurable_reference(self) -> tuple[bool, Any]:
+        """As gin's, and `@f(a=1)` too: `@scope/f()` in a scope of its own, with `scope/f.a = 1`."""
+        if self._current_token.string != "@":
+            return False, None
+        self._advance_one_token()
+        name = self._parse_selector(allow_periods_in_scope=True)
+        evaluate = self._current_token.string == "("
+        if evaluate:
+            self._advance()
+            name = self._with_arguments(name)
+        self._skip_whitespace_and_comments()
+        return True, self._delegate.configurable_reference(name, evaluate)
+
+    def _with_arguments(self, name: str) -> str:
+        """The name, in the scope that holds its arguments if it has any; leaves `)` behind."""
+        arguments: dict[str, Any] = {}
+        while self._current_token.string != ")":
+            if not self._current_token.string.isidentifier():
+                self._raise_syntax_error("Expected an argument.")
+            argument = self._current_token.string
+            if argument in arguments:
+                self._raise_syntax_error(f"The argument {argument!r} stands there twice.")
+            self._advance()
+            if self._current_token.string != "=":
+                self._raise_syntax_error("Expected an argument.")
+            self._advance()
+            arguments[argument] = self.parse_value()
+            if self._current_token.string == ",":
+                self._advance()
+            elif self._current_token.string != ")":
+                self._raise_syntax_error("Expected ')'.")
+        self._advance_one_token()
+        if not arguments:
+            return name
+        *outer, function = name.split("/")
+        scope = (*outer, f"{INLINE}{hashlib.sha256(repr((function, arguments)).encode()).hexdigest()[:8]}")
+        self.inline += [Assignment(scope, function, argument, value) for argument, value in arguments.items()]
+        return "/".join([*scope, function])
+
 
 def _parse(text: str) -> Iterator[tuple[Import | Include | Assignment, int, str]]:
-    parser = _Parser(io.StringIO(text), _Delegate())
+    parser = _Parser(text)
     while (parsed := parser.parse_statement()) is not None:
+        place = parsed.location.line_num, parsed.location.line_content
+        yield from ((argument, *place) for argument in parser.inline)
+        parser.inline.clear()
         if isinstance(parsed, config_parser.ImportStatement):
             content = Import(parsed.module, parsed.is_from, parsed.alias)
         elif isinstance(parsed, config_parser.IncludeStatement):
@@ -236,7 +285,7 @@ def _parse(text: str) -> Iterator[tuple[Import | Include | Assignment, int, str]
             content = Assignment(
                 scope, parsed.selector, None if is_head else parsed.arg_name, None if is_head else parsed.value
             )
-        yield content, parsed.location.line_num, parsed.location.line_content
+        yield content, *place
 
 
 class _Context(gin_config.ParseContext):

@@ -49,6 +49,7 @@ def train(
     eval_data: DataFunction | None = None,
     epochs: int | None = None,
     steps: int | None = None,
+    stop_after_epochs: int | None = None,
     seed: int = 0,
     deterministic: bool = False,
     precision: str = "float32",
@@ -80,6 +81,8 @@ def train(
       eval_data: gives the examples to evaluate on; None evaluates nothing.
       epochs: passes over the training examples; with `steps`, what comes first ends the run.
       steps: optimizer updates.
+      stop_after_epochs: saves and leaves after so many epochs of the run, if that is not its end; a later start with a
+        larger number, or without, goes on. Schedules are those of the whole run.
       seed: of weights, order and dropout.
       deterministic: makes two runs on the same number of workers bit-identical, at some cost in speed.
       precision: "float32", "bfloat16" or "float16" (with loss scaling); variables are float32 always.
@@ -101,8 +104,8 @@ def train(
       partial_restore: takes of a backup or of `start_from` what fits, and leaves out what does not.
 
     Returns:
-      What is written to result.json; None with `request.check_only` or `request.serve`, and for a run that was finished
-      before.
+      What is written to result.json; None with `request.check_only` or `request.serve`, for a run that was finished
+      before, and for one that `stop_after_epochs` left unfinished.
 
     Raises:
       UserError: something given is wrong.
@@ -114,6 +117,7 @@ def train(
         {
             "epochs": epochs,
             "steps": steps,
+            "stop_after_epochs": stop_after_epochs,
             "global_batch_size": global_batch_size,
             "num_microbatches": num_microbatches,
             "eval_batch_size": eval_batch_size,
@@ -147,6 +151,8 @@ def train(
     check_start_from(start_from)
     if epochs is None and steps is None:
         raise UserError("train needs an end: write train.epochs = 10 or train.steps = 1000.")
+    if stop_after_epochs is not None and policy is None:
+        raise UserError("train.stop_after_epochs saves the run to go on later, and train.backup is 'off'. Remove one.")
 
     def plan_for(num_examples: int, num_replicas: int) -> BatchPlan:
         return BatchPlan(
@@ -195,6 +201,7 @@ def train(
             steps_per_epoch=plan.steps_per_epoch,
             eval_every_steps=eval_every_steps,
             log_every_steps=log_every_steps,
+            pause_step=stop_after_epochs and stop_after_epochs * plan.steps_per_epoch,
         )
         with synchronized(learner.model, wanted=synchronize_batch_norm and run.topology.num_replicas > 1):
             step = assembly.build_step(run, learner, task, source, plan, xla=xla, deterministic=deterministic)
@@ -212,11 +219,22 @@ def train(
                 outcome, seconds = assembly.run_loop(
                     run, learner, step, evaluator, source, plan, boundaries, callbacks, steps_per_call, recovery, start
                 )
-                assembly.finish_weights(learner, evaluator, outcome)
-                assembly.export_model(run, learner.model)
+                if not outcome.paused:
+                    assembly.finish_weights(learner, evaluator, outcome)
+                    assembly.export_model(run, learner.model)
             if evaluator is not None:
                 evaluator.close()
+        if outcome.paused:
+            return _paused(run, outcome)
         return _conclude(run, plan, outcome, seconds, start.step if start else None)
+
+
+def _paused(run: Run, outcome: Outcome) -> None:
+    run.events.info(
+        "run_paused",
+        step=outcome.step,
+        message=f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}",
+    )
 
 
 def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float, resumed_from_step: int | None) -> RunResult:

@@ -20,6 +20,7 @@ from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_READER, Preempted
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
     "evaluate": "evaluate the trained model of --run_dir",
+    "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
 REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
@@ -110,18 +111,42 @@ def run(flags: argparse.Namespace) -> None:
     from tfdist.storage import gcs
 
     gcs.limit_retries(os.environ)
-    loaded = config.load(
-        gin_files=flags.gin_file,
-        gin_params=flags.gin_param,
-        roots=lambda: load_roots(flags.verbose),
-        read_url=read_url,
-    )
+    nurseries: list[Any] = []
+
+    def load(parameters: Sequence[str] = ()) -> Any:
+        return config.load(
+            gin_files=flags.gin_file,
+            gin_params=[*flags.gin_param, *parameters],
+            roots=lambda: load_roots(flags.verbose, nurseries if flags.mode == "tune" else None),
+            read_url=read_url,
+        )
+
+    try:
+        run_mode(flags, load(), load, nurseries)
+    finally:
+        for nursery in nurseries:
+            nursery.close()
+
+
+def run_mode(
+    flags: argparse.Namespace, loaded: Any, load: Callable[[Sequence[str]], Any], nurseries: Sequence[Any]
+) -> None:
+    """Calls the mode's function with the configuration that was loaded."""
     from tfdist.experiment import Request
+    from tfdist.tuning.sweep import Experiment
 
     run_dir = flags.run_dir or os.path.join("runs", pathlib.PurePath(flags.gin_file[0]).stem)
+    given = [f"--gin_file={name}" for name in flags.gin_file] + [f"--gin_param={text}" for text in flags.gin_param]
+    experiment = Experiment(
+        arguments=[*given, *(["--verbose"] if flags.verbose else [])],
+        load=load,
+        nursery=nurseries[0] if nurseries else None,
+    )
     try:
         if flags.mode == "validate":
-            validate(loaded, Request(run_dir=run_dir, check_only=True))
+            validate(loaded, Request(run_dir=run_dir, check_only=True, settings=loaded.settings), experiment)
+        elif flags.mode == "tune":
+            loaded.run("tune", request=Request(run_dir=run_dir, settings=loaded.settings), experiment=experiment)
         else:
             request = Request(run_dir=run_dir, config_text=loaded.operative_text, settings=loaded.settings)
             loaded.run(flags.mode, request=request)
@@ -134,22 +159,25 @@ def run(flags: argparse.Namespace) -> None:
         raise users from error
 
 
-def validate(loaded: Any, request: Any) -> None:
+def validate(loaded: Any, request: Any, experiment: Any) -> None:
     """Says what is configured, and checks every mode that is."""
     print(loaded.explain().rstrip(), flush=True)
     configured = {binding.key.split(".")[0] for binding in loaded.bindings}
-    for mode in [mode for mode in ("train", "evaluate") if mode == "train" or mode in configured]:
+    for mode in [mode for mode in ("train", "evaluate", "tune") if mode == "train" or mode in configured]:
         print(f"\n--mode={mode}", flush=True)
-        loaded.run(mode, request=request)
+        loaded.run(mode, request=request, **({"experiment": experiment} if mode == "tune" else {}))
     print("\nvalid", flush=True)
 
 
-def load_roots(verbose: bool) -> Mapping[str, Callable[..., Any]]:
-    """The gin roots by name; imports TensorFlow."""
+def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str, Callable[..., Any]]:
+    """The gin roots by name; imports TensorFlow, and then opens the first of `nurseries`, if they are wanted."""
     import_tensorflow(verbose)
     from tfdist import experiment
+    from tfdist.tuning import nursery, sweep
 
-    return {"train": experiment.train, "evaluate": experiment.evaluate}
+    if nurseries is not None and not nurseries:
+        nurseries.append(nursery.open_nursery(main))
+    return {"train": experiment.train, "evaluate": experiment.evaluate, "tune": sweep.tune}
 
 
 def read_url(url: str) -> str:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from equivalence.cases import dense_model, digits, ema_sgd, sparse_loss
 from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
-from tfdist.errors import EXIT_DIVERGED, DivergedError
+from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.boundaries import Boundaries
 
@@ -238,3 +238,27 @@ def test_nothing_of_the_training_is_in_the_exported_model(tmp_path: pathlib.Path
     assert (tmp_path / "export" / "model.keras").stat().st_size == pytest.approx(
         (tmp_path / "bare.keras").stat().st_size, abs=200
     )
+
+
+def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pathlib.Path) -> None:
+    def decaying() -> keras.optimizers.Optimizer:
+        rate = keras.optimizers.schedules.CosineDecay(0.5, 3 * STEPS_PER_EPOCH)
+        return keras.optimizers.SGD(rate, momentum=0.9)
+
+    settings = {"epochs": 3, "optimizer": decaying, "model": dropout_model, "backup": "auto", "deterministic": True}
+    settings["steps_per_call"] = STEPS_PER_EPOCH  # it decides how the logged loss is added up
+    whole = run(tmp_path / "whole", **settings)
+    for epochs in (1, 1, 2):
+        part = run(tmp_path / "parts", stop_after_epochs=epochs, **settings)
+        assert part.result is None and not (tmp_path / "parts/result.json").exists()
+        assert [p["step"] for p in part.points("eval")] == [STEPS_PER_EPOCH * e for e in range(1, epochs + 1)]
+    last = run(tmp_path / "parts", stop_after_epochs=3, **settings)
+    assert last.result.steps == whole.result.steps and last.result.resumed_from_step == 2 * STEPS_PER_EPOCH
+    assert last.points("eval") == whole.points("eval") and last.points("train") == whole.points("train")
+    for ours, theirs in zip(last.exported().get_weights(), whole.exported().get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_stopping_after_some_epochs_needs_backups(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match=r"train\.backup is 'off'"):
+        run(tmp_path, epochs=3, stop_after_epochs=1, backup="off")

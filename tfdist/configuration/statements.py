@@ -165,7 +165,9 @@ def _syntax_hint(message: str, line: str) -> str:
             return f"cannot read the value {word}. Did you mean {word.capitalize()}?"
         return f"cannot read the value {word}. Text has quotes, {word!r}; a function is @{word}, a macro %{word}."
     hints = {
-        "Expected ')'.": "The arguments of a function have lines of their own, such as module.function.size = 3.",
+        "Expected ')'.": "Between the arguments of a function stand commas: @module.function(size=3, depth=2).",
+        "Expected an argument.": "Arguments have names, as in @module.function(size=3), or lines of their own, such as "
+        "module.function.size = 3.",
         "Expected newline.": "One statement a line, and gin does not calculate: 0.001, not 1 / 1000.",
         "Expected ':'.": "Between braces stand pairs, 'key': value; a list has brackets, [].",
         "Unable to parse value.": "A value is a literal such as 3, 'text' or [1, 2], @module.function, or %MACRO.",

@@ -17,6 +17,11 @@ def current() -> Mapping[str, str]:
     return os.environ
 
 
+def change(values: Mapping[str, str]) -> None:
+    """Sets variables of this process."""
+    os.environ.update(values)
+
+
 def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | None:
     """The first of `names` that the environment sets to something."""
     return next((name for name in names if environment.get(name)), None)

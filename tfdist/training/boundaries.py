@@ -17,16 +17,23 @@ class Boundaries:
       steps_per_epoch: of the training data.
       eval_every_steps: None evaluates at the end of each epoch.
       log_every_steps: None logs at the end of each epoch only.
+      pause_step: the step at which the run is saved and left for another time; the end of an epoch.
     """
 
     total_steps: int
     steps_per_epoch: int
     eval_every_steps: int | None = None
     log_every_steps: int | None = None
+    pause_step: int | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The step at which this process ends."""
+        return self.total_steps if self.pause_step is None else min(self.total_steps, self.pause_step)
 
     def next_after(self, step: int) -> int:
         periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
-        return min(self.total_steps, *((step // period + 1) * period for period in periods if period))
+        return min(self.last_step, *((step // period + 1) * period for period in periods if period))
 
     def ends_epoch(self, step: int) -> bool:
         return step % self.steps_per_epoch == 0 or step == self.total_steps

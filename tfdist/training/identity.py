@@ -19,13 +19,14 @@ MAY_CHANGE = (
     "train.backup",
     "train.epochs",
     "train.steps",
+    "train.stop_after_epochs",
     "train.steps_per_call",
     "train.log_every_steps",
     "train.xla",
     "train.accept_changes",
     "train.partial_restore",
 )
-MAY_CHANGE_BELOW = ("tfdist.strategies.", "tfdist.backup.", "evaluate.")
+MAY_CHANGE_BELOW = ("tfdist.strategies.", "tfdist.backup.", "tfdist.tuning.", "evaluate.", "tune.")
 MOST_SHOWN = 20
 
 
@@ -57,6 +58,11 @@ def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str]) 
             + "\nGive another --run_dir, or write train.accept_changes = True to go on from its newest backup with "
             "these settings."
         )
+
+
+def lasting(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings that say what is trained."""
+    return {name: text for name, text in settings.items() if not _may_change(name)}
 
 
 def _difference(name: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:

@@ -112,13 +112,16 @@ class Loop:
         self._callbacks.train_begin()
         if self._start is not None:
             self._continue_from(self._start)
-        while outcome.step < boundaries.total_steps and not outcome.stopped_early:
+        while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
             self._train_until(boundaries.next_after(outcome.step))
             self._at_boundary()
         if self._recovery is not None and not self._recovery.has_saved(outcome.step):
             self._save()  # what follows can be done again from here
+        if outcome.step < boundaries.total_steps and not outcome.stopped_early:
+            self._recovery.pause()
+            return dataclasses.replace(outcome, paused=True)
         changed = self._callbacks.train_end(dict(outcome.train_metrics))
         if self._strategy.any_worker(changed):  # EarlyStopping may have put back the best weights
             outcome.evaluated_at = -1

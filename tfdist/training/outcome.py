@@ -20,6 +20,7 @@ class Outcome:
     train_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     eval_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     evaluated_at: int = -1
+    paused: bool = False
 
 
 @dataclasses.dataclass

@@ -109,11 +109,15 @@ class Recovery:
         """Whether the last backup is of this step."""
         return self._saved_step == step
 
-    def leave(self, step: int) -> NoReturn:
-        """Waits until all is stored, on all workers; raises PreemptedError."""
+    def pause(self) -> None:
+        """Waits until all is stored, on all workers."""
         if self._keeper is not None:
             self._keeper.wait()
         self._strategy.any_worker(False)  # nobody goes before the chief has stored it
+
+    def leave(self, step: int) -> NoReturn:
+        """`pause`, and raises PreemptedError."""
+        self.pause()
         reason = self._preemption.reason or "another worker has to leave"
         raise PreemptedError(
             f"Left at step {step:,} after saving, because {reason}. The same command goes on from there.",

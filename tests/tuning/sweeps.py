@@ -1,0 +1,183 @@
+"""A small experiment to sweep, and what is read of a sweep afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psutil
+import support
+
+MODULE = """\
+import pathlib
+import keras
+import numpy as np
+
+FILE = pathlib.Path(__file__).with_name("digits.npz")
+
+def linear(units=0):
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(units, "relu")(inputs) if units else inputs
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+def digits(first=0, last=960):
+    with np.load(FILE) as held:
+        return held["images"][first:last], held["labels"][first:last]
+"""
+EXPERIMENT = """\
+import keras
+import tiny
+from tfdist.strategies import one_device
+from tfdist.tasks import supervised
+from tfdist.tuning import search
+from tfdist.tuning import space
+
+train.model = @tiny.linear
+train.optimizer = @keras.optimizers.SGD
+train.task = @supervised.Supervised()
+train.train_data = @tiny.digits
+train.eval_data = @held_out/tiny.digits
+train.strategy = @one_device.OneDevice(device='CPU:0')
+train.epochs = 4
+train.global_batch_size = 64
+train.deterministic = True
+keras.optimizers.SGD.learning_rate = 0.1
+held_out/tiny.digits.first = 960
+held_out/tiny.digits.last = 1500
+supervised.Supervised.loss = @keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+supervised.Supervised.metrics = [@keras.metrics.SparseCategoricalAccuracy]
+tune.objective = 'val_sparse_categorical_accuracy'
+tune.search = @search.Random()
+tune.space = {'keras.optimizers.SGD.learning_rate': @space.log_uniform(low=1e-3, high=1.0)}
+"""
+ACCURACY = "val_sparse_categorical_accuracy"
+
+
+def write_experiment(directory: pathlib.Path) -> pathlib.Path:
+    """The gin file, with its module and data beside it."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    np.savez(directory / "digits.npz", images=(images / 16).astype(np.float32), labels=labels.astype(np.int32))
+    (directory / "tiny.py").write_text(MODULE)
+    path = directory / "tiny.gin"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def arguments(gin_file: pathlib.Path, run_dir: pathlib.Path, *parameters: str, mode: str = "tune") -> list[str]:
+    """Of the command."""
+    given = [f"--gin_param={parameter}" for parameter in parameters]
+    return [f"--gin_file={gin_file}", *given, f"--run_dir={run_dir}", f"--mode={mode}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What a sweep left behind."""
+
+    directory: pathlib.Path
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        path = self.directory / "sweep.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def of(self, kind: str, **wanted: Any) -> list[dict[str, Any]]:
+        """The events of a kind that have these details."""
+        return [e for e in self.events if e["event"] == kind and all(e.get(k) == v for k, v in wanted.items())]
+
+    @property
+    def ends(self) -> list[dict[str, Any]]:
+        """The ends that count."""
+        return [e for e in self.of("trial_ended") if e["status"] != "interrupted"]
+
+    @property
+    def outcomes(self) -> dict[tuple[str, int], tuple[Any, ...]]:
+        """Values, status and objective of each trial and rung."""
+        values = {(e["trial"], e["rung"]): e["values"] for e in self.of("trial_started")}
+        return {
+            (e["trial"], e["rung"]): (values[e["trial"], e["rung"]], e["status"], e["objective"], e["epochs"])
+            for e in self.ends
+        }
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return json.loads((self.directory / "result.json").read_text())
+
+    def metrics(self, trial: str, split: str = "eval") -> list[dict[str, Any]]:
+        lines = (self.directory / "trials" / trial / "metrics.jsonl").read_text().splitlines()
+        return [point for point in map(json.loads, lines) if point["split"] == split]
+
+    def pid(self, trial: str) -> int | None:
+        """Of the process that trains it now."""
+        try:
+            return json.loads((self.directory / "trials" / trial / ".lease").read_text())["pid"]
+        except (FileNotFoundError, ValueError):
+            return None
+
+
+class Running:
+    """A chief that a test signals."""
+
+    def __init__(self, command: Sequence[str], log: pathlib.Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self._log = log
+        environment = support.clean_environment() | {support.MARK: self.mark}
+        with log.open("a") as output:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "tfdist.main", *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def until(self, holds: Callable[[], Any], *, timeout: float = 90.0) -> Any:
+        """Waits for something to hold, as long as the chief runs."""
+        deadline = time.monotonic() + timeout
+        while not (found := holds()):
+            assert self._popen.poll() is None, f"ended with {self._popen.returncode}\n{self.output}"
+            assert time.monotonic() < deadline, f"not within {timeout} s\n{self.output}"
+            time.sleep(0.01)
+        return found
+
+    def signal(self, number: int) -> None:
+        os.kill(self._popen.pid, number)
+
+    def end(self, *, timeout: float = 120.0) -> int:
+        """Waits for its end; the exit status."""
+        return self._popen.wait(timeout)
+
+    def wait_until_all_gone(self, *, timeout: float = 20.0) -> None:
+        """Waits until nothing that it started is left."""
+        deadline = time.monotonic() + timeout
+        while left := [process for process in psutil.process_iter() if support._bears(process, self.mark)]:
+            assert time.monotonic() < deadline, f"outlived their chief: {left}"
+            time.sleep(0.01)
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], log: pathlib.Path) -> Iterator[Running]:
+    """A chief; nothing of it is left afterwards."""
+    chief = Running(command, log)
+    try:
+        yield chief
+    finally:
+        support.kill_marked(chief.mark)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            chief.end(timeout=10)

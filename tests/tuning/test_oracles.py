@@ -1,0 +1,164 @@
+"""The oracles, asked and told without any training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfdist.errors import UserError
+from tfdist.tuning import asha, search, space
+from tfdist.tuning.objective import Objective, build_objective
+from tfdist.tuning.oracles import EPOCHS, PARENT, ROUND
+from tfdist.tuning.terms import Terms
+
+OBJECTIVE = Objective("val_accuracy", "max")
+
+
+def build(chosen: search.Search, *, max_trials: int | None = None, epochs: int = 9, seed: int = 0) -> Any:
+    made = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
+    return chosen.build(Terms(made.hyperparameters(), OBJECTIVE, max_trials, epochs, seed))
+
+
+def end(oracle: Any, trial: Any, score: float | None, *, epoch: int = 1) -> None:
+    """Ends a trial with a score, or as infeasible."""
+    if score is None:
+        trial.status, trial.message = "FAILED", "diverged"
+    else:
+        oracle.update_trial(trial.trial_id, {OBJECTIVE.name: score}, step=epoch)
+        trial.status = "COMPLETED"
+    oracle.end_trial(trial)
+
+
+def run(oracle: Any, *, fails: tuple[int, ...] = ()) -> list[tuple[int, int, str | None]]:
+    """One worker's sweep in which a larger rate is better: round, epochs and parent of each training."""
+    done: list[tuple[int, int, str | None]] = []
+    while (trial := oracle.create_trial(f"ask-{len(done)}")).status == "RUNNING":
+        values = trial.hyperparameters.values
+        done.append((values.get(ROUND, 0), values.get(EPOCHS, 0), values.get(PARENT)))
+        end(oracle, trial, None if len(done) - 1 in fails else values["a.rate"])
+    assert trial.status == "STOPPED" and len(done) < 500
+    return done
+
+
+def test_asha_lets_about_a_third_of_each_rung_go_on_and_the_best_among_them() -> None:
+    oracle = build(search.Asha(factor=3), max_trials=27)
+    done = run(oracle)
+    counts = [sum(rung == r for rung, _, _ in done) for r in (0, 1, 2)]
+    # A third at the least, and a few that were among the best third only for a while.
+    assert counts[0] == 27 and 9 <= counts[1] <= 14 and counts[1] // 3 <= counts[2] <= 6
+    assert {epochs for rung, epochs, _ in done if rung == 2} == {9}
+    parents = [parent for _, _, parent in done if parent is not None]
+    assert len(parents) == len(set(parents))  # nobody goes on twice
+    rates = {name: trial.hyperparameters.values["a.rate"] for name, trial in oracle.trials.items()}
+    final = [name for name, trial in oracle.trials.items() if trial.hyperparameters.values[ROUND] == 2]
+    assert max(rates[name] for name in final) == max(rates.values())
+
+
+def test_asha_asks_nobody_to_wait_while_new_values_may_be_tried() -> None:
+    oracle = build(search.Asha(factor=3), max_trials=8)
+    started = [oracle.create_trial(f"worker-{index}") for index in range(8)]
+    assert [trial.status for trial in started] == ["RUNNING"] * 8
+    assert oracle.create_trial("worker-8").status == "IDLE"  # the rungs are open as long as a trial runs
+    for trial in started[:3]:
+        end(oracle, trial, trial.hyperparameters.values["a.rate"])
+    promoted = oracle.create_trial("worker-9").hyperparameters.values
+    best = max(started[:3], key=lambda trial: trial.hyperparameters.values["a.rate"])
+    assert promoted[PARENT] == best.trial_id and promoted[ROUND] == 1 and promoted[EPOCHS] == 3
+
+
+def test_asha_passes_over_what_is_infeasible() -> None:
+    oracle = build(search.Asha(factor=3), max_trials=9)
+    done = run(oracle, fails=(0, 1, 2))
+    parents = {parent for _, _, parent in done if parent is not None}
+    assert len(parents) >= 2 and not parents & {"0000", "0001", "0002"}
+    assert all(oracle.trials[parent].status == "COMPLETED" for parent in parents)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"), [((1, 9, 3), [1, 3, 9]), ((2, 9, 3), [2, 6, 9]), ((1, 1, 3), [1]), ((5, 3, 2), [3])]
+)
+def test_the_last_rung_is_the_whole_training(limits: tuple[int, int, int], expected: list[int]) -> None:
+    assert asha.rungs(*limits) == expected
+
+
+def test_hyperbands_trials_go_on_and_failed_ones_do_not_block_it() -> None:
+    done = run(build(search.Hyperband(factor=3)), fails=(0, 3))
+    assert {epochs for _, epochs, _ in done} == {1, 3, 9} and any(parent for _, _, parent in done)
+
+
+def test_median_stopping_ends_what_is_worse_than_the_median_and_nothing_before_it_knows() -> None:
+    oracle = build(search.MedianStopping(min_trials=3), max_trials=10)
+
+    def report(trial: Any, epoch: int, value: float) -> str:
+        return oracle.update_trial(trial.trial_id, {OBJECTIVE.name: value}, step=epoch).status
+
+    finished = [oracle.create_trial(f"worker-{index}") for index in range(3)]
+    for trial, score in zip(finished, (0.5, 0.6, 0.7), strict=True):
+        assert report(trial, 1, 0.01) == "RUNNING"
+        assert report(trial, 2, 2 * score) == "RUNNING"
+        trial.status = "COMPLETED"
+        oracle.end_trial(trial)
+    poor, good = oracle.create_trial("poor"), oracle.create_trial("good")
+    assert report(poor, 1, 0.02) == "RUNNING"  # the others had 0.01 by then
+    assert report(poor, 2, 0.60) == "STOPPED"  # the median of their means is 0.605
+    assert report(good, 1, 0.62) == "RUNNING" and report(good, 2, 0.3) == "RUNNING"  # its best counts
+
+
+def test_the_grid_does_not_wait_for_trials_to_end() -> None:
+    made = space.Space({"a": space.choice(values=[1, 2, 3]), "b": space.boolean()})
+    oracle = search.Grid().build(Terms(made.hyperparameters(), OBJECTIVE, None, None, 0))
+    started = [oracle.create_trial(f"worker-{index}") for index in range(6)]
+    assert len({str(made.decoded(trial.hyperparameters.values)) for trial in started}) == 6
+    for trial in started:
+        end(oracle, trial, 0.5)
+    assert oracle.create_trial("worker-6").status == "STOPPED"
+
+
+@pytest.mark.parametrize("chosen", [search.Random(), search.Bayesian(num_initial_points=2)])
+def test_the_same_calls_get_the_same_answers_and_no_file_is_written(
+    chosen: search.Search, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = build(chosen, max_trials=5), build(chosen, max_trials=5)
+    run(first), run(second)
+    assert [t.hyperparameters.values for t in first.trials.values()] == [
+        t.hyperparameters.values for t in second.trials.values()
+    ]
+    other = build(chosen, max_trials=5, seed=1)
+    run(other)
+    assert other.trials["0"].hyperparameters.values != first.trials["0"].hyperparameters.values
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"), [("val_accuracy", "max"), ("val_loss", "min"), ("mean_squared_error", "min"), ("AUC", "max")]
+)
+def test_the_name_of_an_objective_tells_its_direction(name: str, direction: str) -> None:
+    assert build_objective(name, None).direction == direction
+
+
+def test_an_objective_that_tells_none_needs_one() -> None:
+    with pytest.raises(UserError, match=r"tune\.direction = 'max' or 'min'"):
+        build_objective("val_quality", None)
+    assert build_objective("val_quality", "max").cost(2.0) < build_objective("val_quality", "max").cost(1.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "limits", "expected"),
+    [
+        (search.Random(), {"max_trials": None, "epochs": 3}, "tune.max_trials = 20"),
+        (search.Asha(), {"max_trials": 3, "epochs": None}, "train.epochs"),
+        (search.Hyperband(), {"max_trials": 3, "epochs": 3}, "Remove tune.max_trials = 3"),
+    ],
+)
+def test_a_search_says_what_it_lacks(chosen: search.Search, limits: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        chosen.check(**limits)
+
+
+def test_a_search_that_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(UserError, match="factor must be a whole number of at least 2; received 1"):
+        search.Asha(factor=1)
+    with pytest.raises(UserError, match=r"@search\.Random"):
+        search.check_search("random")

@@ -1,0 +1,254 @@
+"""Sweeps with real processes: every way to search, kills of the chief and of workers, and what cannot be trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
+import statistics
+from collections.abc import Callable
+
+import pytest
+import support
+from tuning.sweeps import ACCURACY, Sweep, arguments, running
+
+RATE = "keras.optimizers.SGD.learning_rate"
+SEVERAL = """\
+import sys
+from tfdist.main import main
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    print(f"status {main(arguments)}", flush=True)
+"""
+BAYESIAN = ("tune.search = @search.Bayesian(num_initial_points=3)", "tune.max_trials = 6")
+SLOW = ("train.epochs = 40", "train.steps_per_call = 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """The sweeps that one process made, by name."""
+
+    directory: pathlib.Path
+    output: str
+
+    def __getitem__(self, name: str) -> Sweep:
+        return Sweep(self.directory / name)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Done:
+    """One sweep of each kind, one after the other in one process."""
+    directory = tmp_path_factory.mktemp("sweeps")
+    grid = {RATE: "@space.choice(values=[0.1, 1e30])", "train.global_batch_size": "@space.choice(values=[32, 64])"}
+    median = f"{{'{RATE}': @space.choice(values=[0.5, 0.4, 0.3, 1e-5, 2e-5, 3e-5])}}"
+    kinds = {
+        "random": ("tune.max_trials = 3", "tune.seeds_per_trial = 2", "tune.num_workers = 2", "train.epochs = 1"),
+        "grid": (
+            f"tune.space = {{{', '.join(f'{k!r}: {v}' for k, v in grid.items())}}}",
+            "tune.search = @search.Grid()",
+            "tiny.linear.units = 8",
+        ),
+        "bayesian": BAYESIAN,
+        "hyperband": ("tune.search = @search.Hyperband(factor=2)", "tune.num_workers = 2"),
+        "asha": ("tune.search = @search.Asha(factor=2)", "tune.max_trials = 4", "tune.num_workers = 2"),
+        "median": (
+            "tune.search = @search.MedianStopping(min_trials=2)",
+            "tune.max_trials = 6",
+            f"tune.space = {median}",
+            *SLOW,
+        ),
+        "budget": ("tune.max_trials = 9", "tune.max_epochs = 11"),
+    }
+    commands = [arguments(gin_file, directory / name, *parameters) for name, parameters in kinds.items()]
+    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=400).check()
+    assert finished.stdout.count("status 0") == len(kinds), finished.outputs()
+    return Done(directory, finished.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "trials"), [("random", 3), ("grid", 4), ("bayesian", 6), ("hyperband", None), ("asha", 4), ("median", 6)]
+)
+def test_each_search_comes_to_its_end_and_names_its_best(done: Done, name: str, trials: int | None) -> None:
+    sweep = done[name]
+    first, last = sweep.events[0], sweep.events[-1]
+    assert first["event"] == "sweep_started" and first["objective"] == ACCURACY and first["direction"] == "max"
+    assert last["event"] == "sweep_ended" and len({e["trial"] for e in sweep.ends}) == last["num_trials"]
+    assert trials is None or last["num_trials"] == trials
+    keys = [(e["trial"], e["rung"]) for e in sweep.ends]
+    assert len(keys) == len(set(keys)) == len(sweep.of("trial_started"))
+    finished = {e["trial"]: e["objective"] for e in sweep.ends if e["status"] == "done"}
+    assert sweep.result["best"] == last["best"] == max(finished, key=finished.get)
+    assert sweep.result["best_objective"] == last["best_objective"] == max(finished.values())
+    for number, trial in enumerate(sorted({e["trial"] for e in sweep.ends})):
+        assert trial == f"{number:04d}" and (sweep.directory / "trials" / trial / "config.gin").exists()
+
+
+@pytest.mark.slow
+def test_the_objective_is_that_of_the_finished_run_and_the_reports_are_its_evaluations(done: Done) -> None:
+    sweep = done["bayesian"]
+    for event in sweep.ends:
+        result = json.loads((sweep.directory / "trials" / event["trial"] / "result.json").read_text())
+        assert event["objective"] == result["eval_metrics"]["sparse_categorical_accuracy"]
+        reports = sweep.of("trial_reported", trial=event["trial"])
+        points = sweep.metrics(event["trial"])
+        assert [e["epoch"] for e in reports] == [1, 2, 3, 4] == [p["epoch"] for p in points]
+        assert [e["objective"] for e in reports] == [p["sparse_categorical_accuracy"] for p in points]
+        assert all(e["metrics"]["val_loss"] == p["loss"] for e, p in zip(reports, points, strict=True))
+
+
+@pytest.mark.slow
+def test_several_seeds_count_by_their_mean(done: Done) -> None:
+    sweep = done["random"]
+    for event in sweep.ends:
+        directories = [sweep.directory / "trials" / f"{event['trial']}{suffix}" for suffix in ("", "-seed-1")]
+        results = [json.loads((directory / "result.json").read_text()) for directory in directories]
+        scores = [result["eval_metrics"]["sparse_categorical_accuracy"] for result in results]
+        assert event["objective"] == pytest.approx(statistics.fmean(scores))
+        assert results[0]["train_metrics"]["loss"] != results[1]["train_metrics"]["loss"]
+
+
+@pytest.mark.slow
+def test_a_trial_that_diverges_is_infeasible_and_the_sweep_goes_on(done: Done) -> None:
+    ends = {json.dumps(values): status for values, status, *_ in done["grid"].outcomes.values()}
+    assert len(ends) == 4
+    assert all(status == ("infeasible" if "1e+30" in values else "done") for values, status in ends.items())
+    messages = [e["message"] for e in done["grid"].ends if e["status"] == "infeasible"]
+    assert all("Training diverged" in message for message in messages)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hyperband", "asha"])
+def test_a_trial_that_goes_on_continues_from_its_backup(done: Done, name: str) -> None:
+    sweep = done[name]
+    finished = [e for e in sweep.ends if e["status"] == "done" and e["rung"] > 0]
+    assert finished
+    for event in finished:
+        trial = event["trial"]
+        epochs = [e["epochs"] for e in sweep.of("trial_started", trial=trial)]
+        assert epochs == sorted(set(epochs)) and epochs[-1] == 4
+        assert [e["epoch"] for e in sweep.of("trial_reported", trial=trial)] == [1, 2, 3, 4]
+        result = json.loads((sweep.directory / "trials" / trial / "result.json").read_text())
+        assert result["resumed_from_step"] == 15 * epochs[-2] and result["steps"] == 60
+    assert {e["status"] for e in sweep.ends} == {"done", "paused"}
+
+
+@pytest.mark.slow
+def test_poor_trials_are_stopped_early(done: Done) -> None:
+    outcomes = done["median"].outcomes.values()
+    stopped = [(values[RATE], epochs) for values, status, _, epochs in outcomes if status == "stopped"]
+    assert stopped and all(rate < 1e-4 and epochs < 40 for rate, epochs in stopped)
+    assert all(status == "done" for values, status, *_ in outcomes if values[RATE] > 0.1)
+
+
+@pytest.mark.slow
+def test_no_trial_begins_that_the_budget_of_epochs_does_not_hold(done: Done) -> None:
+    sweep = done["budget"]
+    assert len(sweep.ends) == 2 and sweep.events[-1]["event"] == "sweep_ended"
+
+
+@pytest.mark.slow
+def test_the_best_can_be_trained_by_its_file(
+    done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path, run_python: Callable[..., support.Finished]
+) -> None:
+    sweep = done["bayesian"]
+    best = tmp_path / "best.gin"
+    best.write_text((sweep.directory / "best.gin").read_text())  # wherever it lies
+    command = ["-m", "tfdist.main", *arguments(best, tmp_path / "again", mode="train")]
+    run_python(command, env={"PYTHONPATH": f"{support.REPOSITORY}:{gin_file.parent}"}).check()
+    result = json.loads((tmp_path / "again" / "result.json").read_text())
+    assert result["eval_metrics"]["sparse_categorical_accuracy"] == sweep.result["best_objective"]
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_chief_is_killed_twice_equals_the_uninterrupted_one(
+    done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    sweep, log = Sweep(tmp_path / "sweep"), tmp_path / "log"
+    command = arguments(gin_file, sweep.directory, *BAYESIAN)
+    with running(command, log) as chief:
+        chief.until(lambda: len(sweep.ends) == 2 and sweep.of("trial_started", trial="0002") and sweep.pid("0002"))
+        chief.signal(signal.SIGKILL)
+        chief.end()
+        chief.wait_until_all_gone()
+    assert not sweep.of("trial_ended", trial="0002")
+    with running(command, log) as chief:
+        chief.until(lambda: len(sweep.ends) == 4 and sweep.of("trial_started", trial="0004") and sweep.pid("0004"))
+        chief.signal(signal.SIGTERM)
+        assert chief.end() == 143
+        assert "The same command goes on" in chief.output
+    assert not (sweep.directory / "result.json").exists()
+    with running(command, log) as chief:
+        assert chief.end() == 0, chief.output
+    assert sweep.outcomes == done["bayesian"].outcomes
+    assert sweep.of("trial_ended", trial="0002", status="interrupted")
+    assert len(sweep.ends) == 6 and sweep.result["best"] == done["bayesian"].result["best"]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    parameters = (
+        "tune.max_trials = 3",
+        "tune.num_workers = 2",
+        *SLOW,
+        "train.backup = @policy.BackupPolicy(every_epochs=1)",
+    )
+    command = arguments(gin_file, sweep.directory, "from tfdist.backup import policy", *parameters)
+    with running(command, tmp_path / "log") as chief:
+        chief.until(lambda: len(sweep.of("trial_reported", trial="0001")) > 3)
+        os.kill(sweep.pid("0001"), signal.SIGKILL)
+        assert chief.end() == 0, chief.output
+    assert sweep.of("trial_ended", trial="0001", status="interrupted")[0]["message"].endswith("status 137")
+    assert sorted(e["trial"] for e in sweep.ends) == ["0000", "0001", "0002"]
+    assert all(e["status"] == "done" for e in sweep.ends)
+    assert [e["epoch"] for e in sweep.of("trial_reported", trial="0001")] == [*range(1, 41)]
+    result = json.loads((sweep.directory / "trials" / "0001" / "result.json").read_text())
+    assert result["resumed_from_step"] > 0
+
+
+@pytest.mark.slow
+def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    wrong = {
+        "objective": ("tune.objective = 'val_acuracy'", "tune.direction = 'max'"),
+        "nothing": ("train.eval_data = None", "tune.objective = 'val_loss'"),
+        "model": ("tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}",),
+    }
+    commands = [
+        arguments(gin_file, tmp_path / name, "tune.max_trials = 3", "train.epochs = 1", *parameters)
+        for name, parameters in wrong.items()
+    ]
+    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
+    assert finished.stdout.count("status 2") == 3, finished.outputs()
+    assert "tune.objective is 'val_acuracy', which the trials do not report" in finished.stderr
+    assert "They report val_loss, val_sparse_categorical_accuracy." in finished.stderr
+    assert "tune.objective is 'val_loss', and the trials evaluate nothing. Write train.eval_data" in finished.stderr
+    assert "The first trial cannot be trained: tiny.linear() failed" in finished.stderr
+    assert "tiny.linear.units = 'wide'" in finished.stderr
+    assert Sweep(tmp_path / "model").ends == []
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
+    done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    sweep, before = Sweep(tmp_path / "sweep"), done["bayesian"]
+    shutil.copytree(before.directory, sweep.directory)
+    commands = [
+        arguments(gin_file, sweep.directory, *BAYESIAN),
+        arguments(gin_file, sweep.directory, *BAYESIAN, "tune.max_trials = 7"),
+        arguments(gin_file, sweep.directory, *BAYESIAN, "tune.objective = 'val_loss'"),
+        arguments(gin_file, sweep.directory, *BAYESIAN, "train.global_batch_size = 32"),
+    ]
+    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
+    statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
+    assert statuses == ["status 0", "status 0", "status 2", "status 2"], finished.outputs()
+    assert [e["num_trials"] for e in sweep.of("sweep_ended")] == [6, 6, 7]
+    assert {key: outcome for key, outcome in sweep.outcomes.items() if key[0] != "0006"} == before.outcomes
+    assert len(sweep.of("trial_started")) == 7 and sweep.result["num_trials"] == 7
+    assert "holds another sweep; the objective: there val_sparse_categorical_accuracy, here val_loss" in finished.stderr
+    assert "holds another sweep; the configuration: its settings differ" in finished.stderr

@@ -1,0 +1,103 @@
+"""What is wrong in a sweep's settings is said at once, in one message, in --mode=validate too."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from tuning.sweeps import arguments
+
+from tfdist import main as command
+from tfdist.storage import lease
+
+RATE = "keras.optimizers.SGD.learning_rate"
+UNIFORM = "@space.uniform(low=0.1, high=1.0)"
+
+
+@pytest.fixture
+def answer(
+    gin_file: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Calls `main` in this process: the status, and what went to standard error."""
+    environment, path = dict(os.environ), list(sys.path)
+
+    def call(*parameters: str, mode: str = "validate") -> tuple[int, str]:
+        capfd.readouterr()
+        status = command.main(arguments(gin_file, tmp_path / "run", *parameters, mode=mode))
+        return status, capfd.readouterr().err
+
+    yield call
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    sys.modules.pop("tiny", None)
+
+
+def test_a_sweep_that_is_right_is_valid_and_trains_nothing(
+    answer: Callable[..., tuple[int, str]], tmp_path: pathlib.Path
+) -> None:
+    assert answer("tune.max_trials = 3") == (0, "")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        (f"tune.space = {{'keras.optimizers.SGD.learning_rat': {UNIFORM}}}", "Did you mean 'learning_rate'?"),
+        (f"tune.space = {{'train.global_batch': {UNIFORM}}}", "Did you mean 'global_batch_size'?"),
+        (f"tune.space = {{'tiny.liner.units': {UNIFORM}}}", "Did you mean 'linear'?"),
+        (f"tune.space = {{'OPTIMISER': {UNIFORM}}}", "nothing that is used refers to %OPTIMISER"),
+        (f"tune.space = {{'keras.optimizers.Adam.beta_1': {UNIFORM}}}", "nothing that is used refers to"),
+        ("tune.space = {'train.optimizer': @space.choice(values=['@keras.optimizers.Adem'])}", "Did you mean 'Adam"),
+        (f"tune.space = {{'{RATE}': @space.uniform(low=1.0, high=0.1)}}", f"tune.space['{RATE}']: the range is empty"),
+        (f"tune.space = {{'{RATE}': @space.unifrom(low=1.0, high=0.1)}}", "Did you mean 'uniform'"),
+        (f"tune.space = {{'{RATE}': @space.uniform(lo=1.0, high=0.1)}}", "no parameter 'lo'"),
+        (f"tune.space = {{'{RATE}': 0.1}}", "received 0.1"),
+        (f"tune.space = {{'train.stop_after_epochs': {UNIFORM}}}", "cannot be searched"),
+        ("tune.search = @search.Rand()", "Did you mean 'Random'"),
+        ("tune.search = 'random'", "@search.Random()"),
+        ("tune.search = @search.Asha(factor=1)", "at least 2"),
+        ("tune.search = @search.Hyperband()", "Remove tune.max_trials = 3"),
+        ("tune.objective = 'val_quality'", "tune.direction"),
+        ("tune.direction = 'up'", "'min' or 'max'; received 'up'"),
+        ("tune.num_workers = 0", "tune.num_workers"),
+        ("tune.max_seconds = -1", "above 0"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_status_2(
+    answer: Callable[..., tuple[int, str]], parameter: str, expected: str
+) -> None:
+    status, said = answer("tune.max_trials = 3", parameter)
+    assert status == 2 and said.startswith("error: ") and said.count("error: ") == 1, said
+    assert expected in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("KERASTUNER_TUNER_ID", "chief"),
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'),
+    ],
+)
+def test_a_sweep_over_a_cluster_is_refused(
+    answer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    status, said = answer("tune.max_trials = 3", mode="tune")
+    assert status == 2 and variable in said and "are not there yet" in said, said
+
+
+def test_a_directory_that_another_sweep_uses_is_refused(
+    answer: Callable[..., tuple[int, str]], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    held = lease.acquire(tmp_path / "run", owner="a sweep", wait_seconds=0.0, notify=print)
+    try:
+        status, said = answer("tune.max_trials = 3", mode="tune")
+    finally:
+        held.release()
+    assert status == 2 and "is in use by a sweep" in said, said

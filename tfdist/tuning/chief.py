@@ -1,0 +1,424 @@
+"""The chief of a sweep: hands values to free workers, tells the oracle how they went, and can be killed at any moment.
+
+Invariant: what the journal holds is all that a chief knows; one that is started again reads it, gives the oracle the
+same calls in the same order, and goes on with the trials that ran. A trial ends once. Nothing here trains or imports
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from tfdist.errors import PreemptedError, TfdistError, UserError
+from tfdist.storage import files
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning import journal as journals
+from tfdist.tuning.asking import Asking, Suggestion
+from tfdist.tuning.journal import Journal
+from tfdist.tuning.objective import Objective
+from tfdist.tuning.search import Search
+from tfdist.tuning.space import Space, statements
+from tfdist.tuning.trial import DONE, FAILED, SCORED, STOPPED, Report, SeedRun, Trial
+from tfdist.tuning.workers import Ended, Job, Workers
+
+POLL_SECONDS = 0.1
+REMOTE_POLL_SECONDS = 5.0
+PARENT, EPOCHS, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/round"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+      epochs: of a whole training; None where `train.steps` ends it.
+      seed: `train.seed`; the trial's further seeds are the numbers behind it.
+      arguments: of the command that trains, but for what differs between trials.
+      max_trials, max_epochs, max_seconds: the budgets; None: without.
+      max_failures: failed trials in a row that end the sweep.
+    """
+
+    run_dir: str
+    space: Space
+    objective: Objective
+    search: Search
+    arguments: Sequence[str]
+    epochs: int | None
+    seed: int
+    max_trials: int | None
+    max_epochs: int | None
+    max_seconds: float | None
+    seeds_per_trial: int
+    max_failures: int
+
+
+class Chief:
+    """One sweep.
+
+    Args:
+      plan: what is to be done.
+      asking: the oracle.
+      journal: of the run directory.
+      workers: where trials run.
+      woken: a file descriptor that becomes readable when the oracle has something new.
+    """
+
+    def __init__(self, plan: Plan, asking: Asking, journal: Journal, workers: Workers, woken: int) -> None:
+        self._plan = plan
+        self._asking = asking
+        self._journal = journal
+        self._workers = workers
+        self._woken = woken
+        self._pending: collections.deque[Job] = collections.deque()
+        self._trials: dict[str, Trial] = {}
+        self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
+        self._epochs_planned = 0
+        self._failures = 0
+        self._signal: int | None = None
+        self._is_closing = False
+        self._started = time.monotonic()
+        self._next_look = 0.0
+        self._poll_seconds = REMOTE_POLL_SECONDS if files.is_remote(plan.run_dir) else POLL_SECONDS
+
+    @property
+    def trials(self) -> list[Trial]:
+        """In the order in which they were started."""
+        return list(self._trials.values())
+
+    def best(self) -> Trial | None:
+        """The best trained to its end; where none was, the best of those that were stopped or paused."""
+        scored = [trial for trial in self.trials if trial.status in SCORED]
+        finished = [trial for trial in scored if trial.status == DONE] or scored
+        return min(finished, key=lambda trial: self._plan.objective.cost(trial.objective), default=None)
+
+    def run(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """From what the journal holds to the end.
+
+        Raises:
+          UserError: the first trial cannot be trained, for a reason that is the user's.
+          PreemptedError, KeyboardInterrupt: this process was told to leave; the trials have saved.
+          TfdistError: too many trials failed.
+        """
+        self._replay(events)
+        with self._noting_signals():
+            while True:
+                self._fill()
+                if not self._workers.running and not self._is_more_to_come():
+                    break
+                self._wait()
+                for ended in self._workers.ended():
+                    self._process_ended(ended)
+                self._look_at_reports()
+                self._check_time()
+        self._leave_if_told()
+
+    # What was before
+
+    def _replay(self, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            kind, name = event["event"], event.get("trial", "")
+            if kind == journals.TRIAL_STARTED:
+                self._replay_start(event)
+                self._trials[name].is_told = True
+            elif kind == journals.TRIAL_REPORTED:
+                self._replay_report(event)
+            elif kind == journals.TRIAL_ENDED and event["status"] == journals.INTERRUPTED:
+                self._trials[name].is_told = False
+            elif kind == journals.TRIAL_ENDED:
+                self._asking.ask_until(event["asked"])
+                trial = self._trials[name]
+                trial.status, trial.objective = event["status"], event["objective"]
+                trial.is_open = trial.is_told = False
+                self._tell_end(trial, event["message"])
+        self._asking.settle()
+        self._note_stops()
+        for trial in self.trials:
+            if trial.is_open:
+                if trial.is_told:
+                    self._write_end(trial, journals.INTERRUPTED, None, "the sweep was interrupted")
+                self._queue(trial)
+
+    def _replay_start(self, event: Mapping[str, Any]) -> None:
+        name, rung = event["trial"], event["rung"]
+        known = self._trials.get(name)
+        if known is not None and known.rung == rung and known.is_open:
+            return  # it went on after an interruption
+        self._asking.ask_until(event["asked"])
+        suggestion = self._asking.take()
+        if suggestion is None:
+            raise TfdistError(
+                f"{self._plan.run_dir}: the oracle does not give trial {name} again. Was the sweep made by other "
+                "versions of tfdist or KerasTuner? Give another --run_dir."
+            )
+        values = self._plan.space.restored(event["values"])
+        self._asking.adopt(suggestion.name, self._plan.space.encoded(values))
+        self._open(suggestion, values)
+
+    def _replay_report(self, event: Mapping[str, Any]) -> None:
+        trial = self._trials[event["trial"]]
+        value = float(event["objective"])
+        report = Report(event["epoch"], event["step"], value, event["metrics"])
+        for run in trial.runs:
+            run.reports[report.step] = report
+        if self._plan.search.takes_reports:
+            self._asking.ask_until(event["asked"])
+            self._asking.report(trial.suggestion, value, report.epoch)
+
+    # What is to be started
+
+    def _is_more_to_come(self) -> bool:
+        if self._is_closing:
+            return False
+        return bool(self._pending) or not self._asking.is_over
+
+    def _fill(self) -> None:
+        while not self._is_closing:
+            ahead = self._plan.search.asks_ahead
+            if not self._pending:
+                self._asking.want(self._workers.num_free + ahead)
+            if not self._workers.num_free or (job := self._next_job()) is None:
+                return
+            self._start(job)
+
+    def _next_job(self) -> Job | None:
+        while True:
+            while self._pending:
+                job = self._pending.popleft()
+                if job.trial.is_open and job.run.status is None:
+                    return job
+            suggestion = self._asking.take()
+            if suggestion is None or not self._is_within_budget(suggestion):
+                return None
+            self._queue(self._open(suggestion, self._plan.space.decoded(suggestion.values)))
+            self._asking.want(self._workers.num_free + self._plan.search.asks_ahead)
+
+    def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
+        """The trial that a suggestion begins or lets go on."""
+        parent = suggestion.values.get(PARENT)
+        rung = suggestion.values.get(ROUND, 0)
+        epochs = suggestion.values.get(EPOCHS, values.get("train.epochs", self._plan.epochs))
+        self._epochs_planned += self._cost(suggestion)
+        if parent is None:
+            name = f"{len(self._trials):04d}"
+            runs = [
+                SeedRun(self._plan.seed + index, self._directory(name, index))
+                for index in range(self._plan.seeds_per_trial)
+            ]
+            trial = self._trials[name] = Trial(name, values, runs, suggestion.name, rung, epochs)
+        else:
+            trial = self._trials[self._names[parent]]
+            trial.go_on(suggestion.name, rung, epochs)
+        trial.is_partial = EPOCHS in suggestion.values and epochs < self._plan.epochs
+        self._names[suggestion.name] = trial.name
+        return trial
+
+    def _directory(self, name: str, index: int) -> RunDirectory:
+        return RunDirectory(files.join(self._plan.run_dir, "trials", f"{name}-seed-{index}" if index else name))
+
+    def _queue(self, trial: Trial) -> None:
+        self._pending.extend(Job(trial, run) for run in trial.runs if run.status is None)
+
+    def _cost(self, suggestion: Suggestion) -> int:
+        """The epochs that a suggestion takes."""
+        epochs = suggestion.values.get(EPOCHS, self._plan.epochs or 0)
+        return (epochs - suggestion.values.get("tuner/initial_epoch", 0)) * self._plan.seeds_per_trial
+
+    def _is_within_budget(self, suggestion: Suggestion) -> bool:
+        limit = self._plan.max_epochs
+        if limit is not None and self._epochs_planned + self._cost(suggestion) > limit:
+            self._is_closing = True
+        return not self._is_closing
+
+    def _start(self, job: Job) -> None:
+        trial, plan = job.trial, self._plan
+        if job.run.stop_asked and job.run.reports:  # the oracle had said so before the chief was killed
+            job.run.status, job.run.objective = STOPPED, job.run.reports[max(job.run.reports)].objective
+            self._conclude(trial)
+            return
+        settings = statements(trial.values)
+        if job.run.seed != plan.seed:
+            settings.append(f"train.seed = {job.run.seed}")
+        if trial.is_partial:
+            settings.append(f"train.stop_after_epochs = {trial.epochs}")
+        parameters = [f"--gin_param={setting}" for setting in settings]
+        self._workers.start(job, [*plan.arguments, *parameters, f"--run_dir={job.run.directory.path}"])
+        trial.worker = job.worker
+        if not trial.is_told:
+            trial.is_told = True
+            self._journal.write(
+                journals.TRIAL_STARTED,
+                trial=trial.name,
+                values=trial.values,
+                rung=trial.rung,
+                epochs=trial.epochs,
+                worker=trial.worker,
+                asked=self._asking.asked,
+            )
+
+    # What comes back
+
+    def _wait(self) -> None:
+        ready = select.select([self._workers, self._woken], [], [], POLL_SECONDS)[0]
+        if self._woken in ready:
+            os.read(self._woken, 1 << 12)
+
+    def _process_ended(self, ended: Ended) -> None:
+        run, trial = ended.job.run, ended.job.trial
+        trial.active_seconds += ended.seconds
+        self._take_reports(ended.job)
+        if not trial.is_open:
+            return
+        if not run.end(ended.status, ended.log, self._plan.objective):
+            self._write_end(trial, journals.INTERRUPTED, None, run.message or "it was told to leave, and has saved")
+            self._pending.appendleft(Job(trial, run))
+            return
+        if run.status == FAILED and ended.status == UserError.exit_status and not self._has_trained():
+            self._stop_all()
+            raise UserError(f"The first trial cannot be trained: {run.message}\n{_listed(trial.values)}")
+        self._conclude(trial)
+
+    def _has_trained(self) -> bool:
+        """Whether any trial has got as far as an evaluation."""
+        return any(run.reports for trial in self.trials for run in trial.runs)
+
+    def _conclude(self, trial: Trial) -> None:
+        """Ends the trial if nothing of it is left to run."""
+        if trial.has_failed:
+            for job in self._workers.running:
+                if job.trial is trial:
+                    self._workers.stop(job)
+        elif any(run.status is None for run in trial.runs):
+            return
+        status, objective, message = trial.conclude()
+        trial.status, trial.objective, trial.is_open = status, objective, False
+        self._write_end(trial, status, objective, message)
+        self._tell_end(trial, message)
+        self._failures = self._failures + 1 if status == FAILED else 0
+        if self._failures >= self._plan.max_failures:
+            self._stop_all()
+            raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {message}")
+
+    def _write_end(self, trial: Trial, status: str, objective: float | None, message: str) -> None:
+        self._journal.write(
+            journals.TRIAL_ENDED,
+            trial=trial.name,
+            rung=trial.rung,
+            status=status,
+            objective=objective,
+            epochs=trial.epochs_done,
+            seconds=round(trial.active_seconds, 3),
+            message=message,
+            asked=self._asking.asked,
+        )
+        trial.active_seconds, trial.is_told = 0.0, False
+
+    def _tell_end(self, trial: Trial, message: str) -> None:
+        self._asking.end(trial.suggestion, trial.objective, trial.epochs or trial.epochs_done, message)
+
+    def _look_at_reports(self) -> None:
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self._poll_seconds
+            for job in self._workers.running:
+                self._take_reports(job)
+        self._note_stops()
+
+    def _note_stops(self) -> None:
+        for name in self._asking.stopped():
+            trial = self._trials[self._names[name]]
+            for run in trial.runs:
+                run.stop_asked = run.stop_asked or trial.suggestion == name
+            for job in self._workers.running:
+                if job.trial is trial and job.run.stop_asked:
+                    self._workers.stop(job)
+
+    def _take_reports(self, job: Job) -> None:
+        trial = job.trial
+        for new in job.run.new_reports(self._plan.objective):
+            report = trial.mean_report(new.step)
+            if report is None or not trial.is_open:
+                continue
+            self._journal.write(
+                journals.TRIAL_REPORTED,
+                trial=trial.name,
+                epoch=report.epoch,
+                step=report.step,
+                objective=report.objective,
+                metrics=report.metrics,
+                asked=self._asking.asked,
+            )
+            if self._plan.search.takes_reports:
+                self._asking.report(trial.suggestion, report.objective, report.epoch)
+
+    # Leaving
+
+    def _check_time(self) -> None:
+        limit = self._plan.max_seconds
+        is_late = limit is not None and time.monotonic() - self._started > limit
+        if (is_late or self._signal is not None) and not self._is_closing:
+            self._is_closing = True
+            for job in self._workers.running:
+                self._workers.stop(job)
+
+    def _stop_all(self) -> None:
+        self._is_closing = True
+        for trial in {job.trial.name: job.trial for job in self._workers.running}.values():
+            self._write_end(trial, journals.INTERRUPTED, None, "the sweep ended")
+
+    @contextlib.contextmanager
+    def _noting_signals(self) -> Iterator[None]:
+        def note(number: int, _frame: FrameType | None) -> None:
+            if self._signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt  # who presses Ctrl-C twice does not want to wait
+            self._signal = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _leave_if_told(self) -> None:
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._signal is not None:
+            raise PreemptedError("Left after the running trials had saved. The same command goes on from there.")
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return "\n".join(f"    {line}" for line in ["with the trial's values:", *statements(values)])
+
+
+def write_result(plan: Plan, chief: Chief, text_of: Callable[[Sequence[str]], str], seconds: float) -> dict[str, Any]:
+    """best.gin, the configuration with the best values, and result.json, which names the best; the latter last."""
+    best = chief.best()
+    counts = collections.Counter(trial.status for trial in chief.trials)
+    result: dict[str, Any] = {
+        "status": "done",
+        "mode": "tune",
+        "objective": plan.objective.name,
+        "direction": plan.objective.direction,
+        "best": best and best.name,
+        "best_objective": best and best.objective,
+        "best_values": best and best.values,
+        "best_run_dir": best and best.runs[0].directory.path,
+        "num_trials": len(chief.trials),
+        "trials_by_status": dict(counts),
+        "wall_seconds": seconds,
+    }
+    if best is not None:
+        head = f"# The best of {len(chief.trials)} trials: {best.name}, {plan.objective.name} {best.objective:.6g}.\n"
+        head += "".join(f"#   {line}\n" for line in statements(best.values))
+        files.write_atomic(files.join(plan.run_dir, "best.gin"), head + text_of(statements(best.values)))
+    files.write_atomic(RunDirectory(plan.run_dir).result, to_json(result, indent=2) + "\n")
+    return result

@@ -1,0 +1,232 @@
+"""Starts trials in no time: a process that has TensorFlow imported already becomes each of them by a fork.
+
+Invariant: the process that forks has one job and no thread of Python's besides, has imported nothing of the user's,
+and has not used TensorFlow; each trial imports the rest and sets up its devices itself. No trial outlives the nursery,
+and the nursery does not outlive the chief, however that ends. Linux and other systems with `fork` only.
+
+`main.py` starts it, between importing TensorFlow and reading what the configuration names; `chief.py` uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from tfdist.errors import EXIT_BUG, TfdistError
+from tfdist.strategies import environment
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A process to be started.
+
+    Attributes:
+      name: what its end will be reported under.
+      arguments: of the command.
+      log: the file that gets what it writes, behind what is there.
+      environment: variables to set.
+      cpus: that it may use; none: all.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    log: str
+    environment: Mapping[str, str]
+    cpus: Sequence[int] = ()
+
+
+class Nursery:
+    """The chief's end of it."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self._pid = pid
+        self._rest = b""
+
+    def fileno(self) -> int:
+        """Becomes readable when a process has ended."""
+        return self._connection.fileno()
+
+    def start(self, start: Start) -> None:
+        """Starts a process."""
+        self._send({"start": dataclasses.asdict(start)})
+
+    def signal(self, name: str, number: int) -> None:
+        """Signals a process; SIGKILL goes to all that it started too. Does nothing when it has ended."""
+        self._send({"signal": number, "name": name})
+
+    def ended(self) -> Iterator[tuple[str, int]]:
+        """Name and exit status (128 + N for signal N) of the processes that ended since; does not wait.
+
+        Raises:
+          TfdistError: the nursery itself is gone.
+        """
+        while select.select([self._connection], [], [], 0)[0]:
+            data = self._connection.recv(1 << 16)
+            if not data:
+                raise TfdistError(
+                    "The process that starts the trials was killed. What the trials saved is kept: the same command "
+                    "goes on from there."
+                )
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                yield message["name"], message["status"]
+
+    def close(self) -> None:
+        """Ends it and all that it started."""
+        self._connection.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+    def _send(self, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `ended` says so
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def open_nursery(run: Callable[[Sequence[str]], int]) -> Nursery:
+    """Forks the nursery from this process.
+
+    Args:
+      run: becomes a trial: takes the command's arguments and returns the exit status.
+    """
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    chief = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Nursery(ours, pid)
+    ours.close()
+    with _leaving():
+        _die_with(chief)
+        os.setsid()  # Ctrl-C is the chief's to deal with
+        gc.freeze()  # what the trials share with us stays shared
+        _Server(theirs, run).serve()
+    os._exit(0)
+
+
+class _Server:
+    """The nursery itself."""
+
+    def __init__(self, connection: socket.socket, run: Callable[[Sequence[str]], int]) -> None:
+        self._connection = connection
+        self._run = run
+        self._names: dict[int, str] = {}
+        self._woken, self._wake = socket.socketpair()
+        for each in (self._woken, self._wake):
+            each.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Until the chief hangs up."""
+        rest = b""
+        while True:
+            ready = select.select([self._connection, self._woken], [], [])[0]
+            if self._woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(1 << 12)
+                self._reap()
+            if self._connection in ready:
+                data = self._connection.recv(1 << 16)
+                if not data:
+                    return self._kill_all()
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "start" in message:
+            self._start(Start(**message["start"]))
+            return
+        for pid, name in self._names.items():
+            if name == message["name"]:
+                _send_signal(pid, message["signal"])
+
+    def _start(self, start: Start) -> None:
+        nursery = os.getpid()
+        pid = os.fork()
+        if pid:
+            self._names[pid] = start.name
+            return
+        with _leaving():
+            self._become(start, nursery)
+        os._exit(EXIT_BUG)
+
+    def _become(self, start: Start, nursery: int) -> NoReturn:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in (self._connection, self._woken, self._wake):
+            each.close()
+        _die_with(nursery)
+        os.setsid()
+        log = os.open(start.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        if start.cpus and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, start.cpus)
+        environment.change(start.environment)
+        status = self._run(start.arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    def _reap(self) -> None:
+        for pid in [pid for pid in self._names if _has_ended(pid)]:
+            _send_signal(pid, signal.SIGKILL)  # what it left behind; before it is reaped its number is its own
+            _, status = os.waitpid(pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+            line = {"name": self._names.pop(pid), "status": 128 - code if code < 0 else code}
+            self._connection.sendall(json.dumps(line).encode() + b"\n")
+
+    def _kill_all(self) -> None:
+        for pid in self._names:
+            _send_signal(pid, signal.SIGKILL)
+        for pid in self._names:
+            os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def _leaving() -> Iterator[None]:
+    """Never lets a forked process run on into what its parent was about to do."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(EXIT_BUG)
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(EXIT_BUG)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _send_signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if number == signal.SIGKILL:
+            os.killpg(pid, number)
+        os.kill(pid, number)

@@ -1,0 +1,72 @@
+"""KerasTuner's oracles, as the sweep uses them: asked and told by one thread, with the journal as their only memory.
+
+Invariant: an oracle that gets the same calls in the same order gives the same answers, and it writes no file. This
+module, asha.py and median.py are all that imports KerasTuner's oracles; `search.py` imports them when one is chosen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras_tuner
+from keras_tuner import oracles
+
+from tfdist.tuning.terms import Terms
+
+UNLIMITED = 10**9
+PARENT, EPOCHS, INITIAL_EPOCH, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/initial_epoch", "tuner/round"
+
+
+def common(terms: Terms) -> dict[str, Any]:
+    """The arguments that all oracles take."""
+    return {
+        "objective": keras_tuner.Objective(terms.objective.name, terms.objective.direction),
+        "hyperparameters": terms.hyperparameters,
+        "seed": terms.seed + 1,  # KerasTuner takes 0 for none
+        "allow_new_entries": False,
+        "tune_new_entries": True,
+        "max_consecutive_failed_trials": UNLIMITED,  # the sweep counts them
+    }
+
+
+class Journaled:
+    """Takes the files and the printing out of an oracle, and makes its score the last value that was told."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.verbose = 0
+
+    def save(self) -> None:
+        pass
+
+    def _save_trial(self, trial: keras_tuner.engine.trial.Trial) -> None:
+        pass
+
+    def score_trial(self, trial: keras_tuner.engine.trial.Trial) -> None:
+        last = trial.metrics.get_history(self.objective.name)[-1]
+        trial.score, trial.best_step = last.mean(), last.step
+
+
+class Random(Journaled, oracles.RandomSearchOracle):
+    """Random search."""
+
+
+class Bayesian(Journaled, oracles.BayesianOptimizationOracle):
+    """Bayesian optimization."""
+
+
+class Hyperband(Journaled, oracles.HyperbandOracle):
+    """Hyperband."""
+
+
+class Grid(Journaled, oracles.GridSearchOracle):
+    """Grid search that does not wait for a trial to end before it names the next combination.
+
+    KerasTuner's waits because a trial might reveal new parameters; here the space is known from the start.
+    """
+
+    def populate_space(self, trial_id: str) -> dict[str, Any]:
+        answer = super().populate_space(trial_id)
+        if answer["status"] == "RUNNING" and trial_id not in self._populate_next:
+            self._populate_next.append(trial_id)
+        return answer

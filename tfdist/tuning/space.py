@@ -1,0 +1,358 @@
+"""What a sweep varies: a range of values for each of some settings of the configuration.
+
+Invariant: the keys of a `Space` are binding paths, its values come out as plain Python literals that gin reads back as
+they are, and a value whose parent has another choice is not there at all. Gin files write the functions below; knows
+nothing of gin and imports KerasTuner only to make its HyperParameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import UserError, is_whole_number, missing_extra, suggest
+from tfdist.telemetry.json_text import to_json
+
+if TYPE_CHECKING:
+    import keras_tuner
+
+SAMPLINGS = ("linear", "log", "reverse_log")
+REFERENCES = ("@", "%")  # a text that begins so is a gin reference, not a text
+NO_CONDITIONS: Mapping[str, Sequence[Any]] = {}
+FUNCTIONS = "space.uniform, log_uniform, reverse_log_uniform, integer, choice or boolean"
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included.
+
+    Attributes:
+      kind: "float" or "integer".
+      step: between two values; with sampling "log" or "reverse_log" the factor between them. None: all values.
+      sampling: which values are as likely as which: "linear", "log" (each factor) or "reverse_log" (the same, mirrored,
+        so that values near `high` are told apart finely).
+      under: the value exists only while each setting that is named here has one of the values.
+    """
+
+    kind: str
+    low: float
+    high: float
+    step: float | None = None
+    sampling: str = "linear"
+    under: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+
+    def check(self, path: str) -> None:
+        """Raises UserError where the range cannot be meant."""
+        for name in ("low", "high", "step"):
+            value = getattr(self, name)
+            if name == "step" and value is None:
+                continue
+            if self.kind == "integer" and not is_whole_number(value, least=-(2**63)):
+                raise _wrong(path, f"{name} must be a whole number; received {value!r}.")
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                raise _wrong(path, f"{name} must be a number; received {value!r}.")
+        if self.sampling not in SAMPLINGS:
+            raise _wrong(path, f"there is no sampling {self.sampling!r}; write one of {', '.join(SAMPLINGS)}.")
+        if self.low >= self.high:
+            raise _wrong(path, f"the range is empty: low = {self.low!r} is not below high = {self.high!r}.")
+        if self.sampling != "linear" and self.low <= 0:
+            raise _wrong(path, f"low must be above 0 with sampling {self.sampling!r}; received {self.low!r}.")
+        if self.step is not None and self.step <= (0 if self.sampling == "linear" else 1):
+            least = "above 0" if self.sampling == "linear" else "a factor above 1"
+            raise _wrong(path, f"step must be {least}; received {self.step!r}.")
+
+    @property
+    def samples(self) -> tuple[Any, ...]:
+        """The values to check a configuration with."""
+        return (self.low,)
+
+    def build(self, path: str, conditions: list[Any]) -> Any:
+        """KerasTuner's HyperParameter."""
+        from keras_tuner.engine import hyperparameters as kinds
+
+        make = kinds.Int if self.kind == "integer" else kinds.Float
+        limits = {"min_value": self.low, "max_value": self.high, "step": self.step, "sampling": self.sampling}
+        return make(path, **limits, conditions=conditions)
+
+    def decoded(self, value: Any) -> Any:
+        """The Python value for KerasTuner's."""
+        return int(value) if self.kind == "integer" else float(value)
+
+    def encoded(self, value: Any) -> Any:
+        """KerasTuner's value for it."""
+        return value
+
+    def restored(self, value: Any) -> Any:
+        """The value that JSON has so."""
+        return self.decoded(value)
+
+    def describe(self) -> dict[str, Any]:
+        """For the journal."""
+        return _described(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of some values of any kind; a text that begins with `@` or `%` is the reference that it would be in a file.
+
+    KerasTuner takes numbers and texts, of one kind only; what it does not take goes by its place in the list.
+    """
+
+    values: tuple[Any, ...]
+    kind: str = "choice"
+    under: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+
+    def check(self, path: str) -> None:
+        """Raises UserError where the choice cannot be meant."""
+        if not isinstance(self.values, list | tuple) or not self.values:
+            raise _wrong(path, f"values must be a list of at least one value; received {self.values!r}.")
+        for index, value in enumerate(self.values):
+            if not _is_literal(value):
+                raise _wrong(
+                    path,
+                    f"{value!r} is no literal. A function or macro is written as text: '@module.function', '%NAME'.",
+                )
+            if any(_same(value, other) for other in self.values[:index]):
+                raise _wrong(path, f"the value {value!r} stands there twice.")
+
+    @property
+    def samples(self) -> tuple[Any, ...]:
+        """The values to check a configuration with."""
+        return tuple(self.values)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether KerasTuner takes the values as they are."""
+        return len({type(value) for value in self.values}) == 1 and isinstance(self.values[0], int | float | str)
+
+    def build(self, path: str, conditions: list[Any]) -> Any:
+        """KerasTuner's HyperParameter."""
+        from keras_tuner.engine import hyperparameters as kinds
+
+        if self.is_native:
+            return kinds.Choice(path, values=list(self.values), conditions=conditions)
+        return kinds.Choice(path, values=list(range(len(self.values))), ordered=False, conditions=conditions)
+
+    def decoded(self, value: Any) -> Any:
+        """The Python value for KerasTuner's."""
+        return next(each for each in self.values if each == value) if self.is_native else self.values[int(value)]
+
+    def encoded(self, value: Any) -> Any:
+        """KerasTuner's value for one of `values`."""
+        place = next(index for index, each in enumerate(self.values) if _same(each, value))
+        return self.values[place] if self.is_native else place
+
+    def restored(self, value: Any) -> Any:
+        """The value that JSON has so."""
+        same = [each for each in self.values if _same(each, value)]
+        return same[0] if same else next(each for each in self.values if to_json(each) == to_json(value))
+
+    def describe(self) -> dict[str, Any]:
+        """For the journal."""
+        return _described(self)
+
+
+Parameter = Range | Choice
+
+
+def uniform(
+    low: float, high: float, step: float | None = None, under: Mapping[str, Sequence[Any]] = NO_CONDITIONS
+) -> Range:
+    """Numbers from `low` to `high`, each as likely; with a step `low`, `low + step`, … only."""
+    return Range("float", low, high, step, "linear", under)
+
+
+def log_uniform(
+    low: float, high: float, step: float | None = None, under: Mapping[str, Sequence[Any]] = NO_CONDITIONS
+) -> Range:
+    """Numbers from `low` to `high`, each order of magnitude as likely; with a step `low`, `low · step`, … only."""
+    return Range("float", low, high, step, "log", under)
+
+
+def reverse_log_uniform(
+    low: float, high: float, step: float | None = None, under: Mapping[str, Sequence[Any]] = NO_CONDITIONS
+) -> Range:
+    """`log_uniform` mirrored: fine near `high`, coarse near `low`; for momentum and the like."""
+    return Range("float", low, high, step, "reverse_log", under)
+
+
+def integer(
+    low: int,
+    high: int,
+    step: int | None = None,
+    sampling: str = "linear",
+    under: Mapping[str, Sequence[Any]] = NO_CONDITIONS,
+) -> Range:
+    """Whole numbers from `low` to `high`; `sampling` is "linear", "log" or "reverse_log"."""
+    return Range("integer", low, high, step, sampling, under)
+
+
+def choice(values: Sequence[Any], under: Mapping[str, Sequence[Any]] = NO_CONDITIONS) -> Choice:
+    """One of `values`: numbers, texts, True, None, lists …, or references as text: '@module.function', '%NAME'."""
+    return Choice(tuple(values) if isinstance(values, list | tuple) else values, under=under)
+
+
+def boolean(under: Mapping[str, Sequence[Any]] = NO_CONDITIONS) -> Choice:
+    """True or False."""
+    return Choice((False, True), kind="boolean", under=under)
+
+
+class Space:
+    """The settings that a sweep varies, each after those that it depends on.
+
+    Args:
+      parameters: a range by binding path, such as `train.global_batch_size` or the macro `OPTIMIZER`.
+
+    Raises:
+      UserError: it is empty, or something in it cannot be meant.
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
+        if not isinstance(parameters, Mapping) or not parameters:
+            raise UserError(
+                "tune.space must name at least one setting: tune.space = {'train.global_batch_size': "
+                f"@space.choice(values=[32, 64])}}. Received {parameters!r}."
+            )
+        for path, parameter in parameters.items():
+            if not isinstance(path, str):
+                raise UserError(f"tune.space: a key is the path of a setting, as text; received {path!r}.")
+            if not isinstance(parameter, Parameter):
+                raise _wrong(path, f"received {parameter!r}; write {FUNCTIONS}, called with its arguments.")
+            parameter.check(path)
+        for path, parameter in parameters.items():
+            _check_conditions(path, parameter, parameters)
+        self._parameters = {path: parameters[path] for path in _parents_first(parameters)}
+
+    def check_paths(self, load: Callable[[Sequence[str]], Any]) -> None:
+        """Loads the configuration with values of each parameter.
+
+        Args:
+          load: raises UserError where these gin statements are no part of the configuration.
+
+        Raises:
+          UserError: a path names nothing in the configuration, or a value refers to nothing.
+        """
+        for path, parameter in self._parameters.items():
+            for sample in parameter.samples:
+                values = self._parents_of(path) | {path: sample}
+                try:
+                    load(statements(values))
+                except UserError as error:
+                    text = str(error).removeprefix(f"--gin_param {statements(values)[-1]!r}: ")
+                    raise _wrong(path, text) from error
+
+    def hyperparameters(self) -> keras_tuner.HyperParameters:
+        """The same as KerasTuner has it.
+
+        Raises:
+          UserError: KerasTuner is not installed.
+        """
+        try:
+            import keras_tuner
+        except ModuleNotFoundError as error:
+            if error.name != "keras_tuner":
+                raise
+            raise missing_extra("keras-tuner", "tuner", "--mode=tune") from error
+        made = keras_tuner.HyperParameters()
+        made.merge([parameter.build(path, self._conditions(parameter)) for path, parameter in self._parameters.items()])
+        return made
+
+    def _conditions(self, parameter: Parameter) -> list[Any]:
+        """KerasTuner's words for `under`. Its public `conditional_scope` takes no two parents that differ in theirs."""
+        from keras_tuner.src.engine.conditions import Parent
+
+        return [
+            Parent(parent, [self._parameters[parent].encoded(value) for value in values])
+            for parent, values in parameter.under.items()
+        ]
+
+    def decoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by path, of those in KerasTuner's words; what is not of the space (`tuner/…`) is left out."""
+        return {path: p.decoded(values[path]) for path, p in self._parameters.items() if path in values}
+
+    def encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`decoded`, the other way."""
+        return {path: self._parameters[path].encoded(value) for path, value in values.items()}
+
+    def restored(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values that have been JSON, whose tuples are lists then."""
+        return {path: self._parameters[path].restored(value) for path, value in values.items()}
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """What the journal keeps of it."""
+        return {path: parameter.describe() for path, parameter in self._parameters.items()}
+
+    def _parents_of(self, path: str) -> dict[str, Any]:
+        """Values with which the parameter exists."""
+        values: dict[str, Any] = {}
+        for parent, allowed in self._parameters[path].under.items():
+            values |= self._parents_of(parent) | {parent: allowed[0]}
+        return values
+
+
+def statements(values: Mapping[str, Any]) -> list[str]:
+    """A gin statement for each value."""
+    return [f"{path} = {gin_text(value)}" for path, value in values.items()]
+
+
+def gin_text(value: Any) -> str:
+    """A literal as a gin file has it; a text that begins with `@` or `%` is a reference."""
+    return value if isinstance(value, str) and value.startswith(REFERENCES) else repr(value)
+
+
+def _wrong(path: str, message: str) -> UserError:
+    return UserError(f"tune.space[{path!r}]: {message}")
+
+
+def _described(parameter: Parameter) -> dict[str, Any]:
+    return {
+        field.name: getattr(parameter, field.name)
+        for field in dataclasses.fields(parameter)
+        if getattr(parameter, field.name) not in (None, {})
+    }
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_literal, value))
+    if isinstance(value, dict):
+        return all(map(_is_literal, [*value, *value.values()]))
+    return value is None or (isinstance(value, bool | int | float | str) and value == value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other and type(one) is type(other)
+
+
+def _check_conditions(path: str, parameter: Parameter, parameters: Mapping[str, Parameter]) -> None:
+    if not isinstance(parameter.under, Mapping):
+        raise _wrong(path, f"under must be like {{'model.kind': ['mlp']}}; received {parameter.under!r}.")
+    for parent, values in parameter.under.items():
+        known = parameters.get(parent)
+        if not isinstance(known, Choice):
+            choices = [name for name, each in parameters.items() if isinstance(each, Choice) and name != path]
+            raise _wrong(path, f"under names {parent!r}, which is no choice of the space.{suggest(parent, choices)}")
+        if not isinstance(values, list | tuple) or not values:
+            raise _wrong(path, f"under[{parent!r}] must be a list of its values; received {values!r}.")
+        for value in values:
+            if not any(_same(value, each) for each in known.values):
+                raise _wrong(path, f"under[{parent!r}] has {value!r}; {parent} may be {list(known.values)!r}.")
+
+
+def _parents_first(parameters: Mapping[str, Parameter]) -> list[str]:
+    """The paths in their order, but each behind those that it depends on."""
+    placed: list[str] = []
+
+    def place(path: str, below: tuple[str, ...]) -> None:
+        if path in below:
+            raise _wrong(path, f"it depends on itself: {' → '.join((*below, path))}.")
+        if path not in placed:
+            for parent in parameters[path].under:
+                place(parent, (*below, path))
+            placed.append(path)
+
+    for path in parameters:
+        place(path, ())
+    return placed

@@ -1,0 +1,254 @@
+"""The gin root `tune`: what `--mode=tune` runs.
+
+Invariant: nothing is trained before all that can be seen to be wrong without training has been said. Called by main.py
+with a `Request` and the `Experiment`; everything else comes from the gin files.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.storage import files, lease
+from tfdist.strategies import cluster, environment
+from tfdist.telemetry.console import open_console
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training import arguments as checks
+from tfdist.training.identity import lasting
+from tfdist.training.place import LOCAL_WAIT_SECONDS, REMOTE_WAIT_SECONDS
+from tfdist.training.run import Request
+from tfdist.tuning import journal as journals
+from tfdist.tuning.asking import Asking
+from tfdist.tuning.chief import Chief, Plan, write_result
+from tfdist.tuning.journal import Identity, Journal, OnEvent
+from tfdist.tuning.nursery import Nursery
+from tfdist.tuning.objective import build_objective
+from tfdist.tuning.search import Search, check_search
+from tfdist.tuning.space import Parameter, Space
+from tfdist.tuning.telling import teller
+from tfdist.tuning.terms import Terms
+from tfdist.tuning.workers import Workers
+
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """The command line, as trials need it.
+
+    Attributes:
+      arguments: flags that name the configuration.
+      load: loads the configuration with more gin statements behind it; raises UserError.
+      nursery: starts trials; None where nothing is to be started.
+    """
+
+    arguments: Sequence[str]
+    load: Callable[[Sequence[str]], Any]
+    nursery: Nursery | None = None
+
+
+def tune(
+    *,
+    request: Request,
+    experiment: Experiment,
+    space: Mapping[str, Parameter],
+    search: Search,
+    objective: str,
+    direction: str | None = None,
+    max_trials: int | None = None,
+    max_epochs: int | None = None,
+    max_seconds: float | None = None,
+    num_workers: int = 1,
+    seeds_per_trial: int = 1,
+    seed: int = 0,
+    max_failures: int = 3,
+    on_event: OnEvent | None = None,
+) -> dict[str, Any] | None:
+    """Searches for the best values of some settings, by one training for each set of values.
+
+    Args:
+      request: from the command line.
+      experiment: from there, too.
+      space: ranges by the path of a setting, made by the functions of `tuning/space.py`.
+      search: how the values are chosen, one of `tuning/search.py`.
+      objective: a metric of the evaluation, `val_NAME`, or of training, NAME. That of a finished trial is the one in
+        its result.json.
+      direction: "max" or "min"; None tells it by the objective's name.
+      max_trials: how many sets of values are tried.
+      max_epochs: that all trials together train for; none begins that would take more.
+      max_seconds: after so long, counted from this start, running trials are saved and the sweep ends. The same command
+        with more goes on.
+      num_workers: trials at once, which share this machine's processors and GPUs.
+      seeds_per_trial: trainings of each set of values, with `train.seed` and the numbers behind it; the mean counts.
+      seed: of the search.
+      max_failures: so many trials in a row that fail by an error that is neither divergence nor lack of memory end the
+        sweep.
+      on_event: is shown each event of the journal; None prints a line for each.
+
+    Returns:
+      What is written to result.json; None with `request.check_only`.
+
+    Raises:
+      UserError: something given is wrong.
+      TfdistError: too many trials failed.
+      PreemptedError: the process was told to leave; the running trials have saved.
+    """
+    counts = {"max_trials": max_trials, "max_epochs": max_epochs, "num_workers": num_workers}
+    checks.check_counts("tune", counts | {"seeds_per_trial": seeds_per_trial, "max_failures": max_failures})
+    checks.check_seed("tune.seed", seed)
+    if max_seconds is not None and not (isinstance(max_seconds, int | float) and max_seconds > 0):
+        raise UserError(f"tune.max_seconds must be a number above 0; received {max_seconds!r}.")
+    _check_alone()
+    epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
+    check_search(search).check(max_trials=max_trials, epochs=epochs)
+    if max_epochs is not None and epochs is None:
+        raise UserError("tune.max_epochs counts epochs: write train.epochs = 10, not train.steps.")
+    plan = Plan(
+        run_dir=RunDirectory(request.run_dir).path,
+        space=Space(space),
+        objective=build_objective(objective, direction),
+        search=search,
+        arguments=experiment.arguments,
+        epochs=epochs,
+        seed=train_seed,
+        max_trials=max_trials,
+        max_epochs=max_epochs,
+        max_seconds=max_seconds,
+        seeds_per_trial=seeds_per_trial,
+        max_failures=max_failures,
+    )
+    _check_own_settings(plan, space)
+    plan.space.check_paths(experiment.load)
+    terms = Terms(plan.space.hyperparameters(), plan.objective, max_trials, epochs, seed)
+    if request.check_only:
+        request.tell(f"a sweep of {', '.join(space)} by {search!r}: {plan.objective.direction} {plan.objective.name}")
+        return None
+    console = open_console(is_chief=True)
+    identity = _identity(plan, request, seed)
+    oracle = search.build(terms)
+    RunDirectory(plan.run_dir).create()
+    wait_seconds = REMOTE_WAIT_SECONDS if files.is_remote(plan.run_dir) else LOCAL_WAIT_SECONDS
+    held = lease.acquire(plan.run_dir, owner="a sweep", wait_seconds=wait_seconds, notify=console.message)
+    try:
+        workers = Workers(experiment.nursery, num_workers, _gpus() if num_workers > 1 else ())
+        journal = Journal(plan.run_dir, on_event or teller(console.message), held.check)
+        return _run(plan, identity, oracle, workers, experiment, journal)
+    finally:
+        held.release()
+        console.close()
+
+
+def _run(
+    plan: Plan, identity: Identity, oracle: Any, workers: Workers, experiment: Experiment, journal: Journal
+) -> dict[str, Any]:
+    started = time.monotonic()
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+
+    def wake_up() -> None:
+        with contextlib.suppress(BlockingIOError):  # full of calls that nobody has heard yet
+            os.write(wake, b".")
+
+    asking = Asking(oracle, plan.objective.name, wake=wake_up)
+    try:
+        chief = Chief(plan, asking, journal, workers, woken)
+        chief.run(_past(plan, identity, journal))
+        best = chief.best()
+        journal.write(
+            journals.ENDED,
+            best=best and best.name,
+            best_objective=best and best.objective,
+            num_trials=len(chief.trials),
+        )
+        return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
+    finally:
+        workers.close()
+        asking.close()
+        journal.close()
+
+
+def _past(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
+    """The journal's events of this sweep; a journal in which nothing has come of anything is begun anew."""
+    events = journal.read()
+    began = {journals.TRIAL_REPORTED, journals.TRIAL_ENDED} & {
+        event["event"] for event in events if event.get("status") != journals.INTERRUPTED
+    }
+    if events and not began:
+        files.remove(files.join(plan.run_dir, journals.NAME))
+        files.remove_tree(files.join(plan.run_dir, "trials"))
+        events = []
+    if not events:
+        journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
+        return []
+    identity.check(events[0], plan.run_dir)
+    return events
+
+
+def _identity(plan: Plan, request: Request, seed: int) -> Identity:
+    settings = [lasting(request.settings()), plan.epochs, plan.seeds_per_trial, seed]
+    return Identity(
+        objective=plan.objective.name,
+        direction=plan.objective.direction,
+        search=repr(plan.search),
+        space=plan.space.describe(),
+        configuration=hashlib.sha256(to_json(settings).encode()).hexdigest(),
+    )
+
+
+def _check_alone() -> None:
+    """Raises UserError where this process is one of several."""
+    variables = environment.current()
+    member = cluster.read_tf_config(variables)
+    if member is not None and member.num_workers > 1:
+        raise UserError(
+            "A sweep runs on one machine, and TF_CONFIG names several workers. Trials that are spread over workers, "
+            "and sweeps over a cluster, are not there yet: start --mode=tune once, without TF_CONFIG."
+        )
+    names = [name for name in variables if name.startswith("KERASTUNER_")]
+    mark = environment.first_set((*names, *environment.HOROVOD_MARKS), variables)
+    if mark is not None:
+        raise UserError(
+            f"A sweep runs on one machine, and {mark} is set. Sweeps over a cluster are not there yet: start "
+            "--mode=tune once, without it; tune.num_workers says how many trials run at once."
+        )
+
+
+def _check_own_settings(plan: Plan, space: Mapping[str, Parameter]) -> None:
+    """Raises UserError where the space varies what the sweep sets itself."""
+    taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
+    if not plan.search.asks_ahead or plan.max_epochs is not None:
+        taken["train.epochs"] = "tune.search or tune.max_epochs"
+    if plan.seeds_per_trial > 1:
+        taken["train.seed"] = "tune.seeds_per_trial"
+    for path in space:
+        if path in taken or path.startswith("tune."):
+            raise UserError(
+                f"tune.space[{path!r}]: this is set by {taken.get(path, 'the sweep itself')} and cannot be searched. "
+                "Remove it from the space."
+            )
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.settings().get(name, "None")
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs that TensorFlow sees."""
+    count = len(tf.config.list_physical_devices("GPU"))
+    named = (environment.current().get(GPU_VARIABLE) or "").split(",")
+    return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]

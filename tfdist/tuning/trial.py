@@ -1,0 +1,225 @@
+"""One trial: its values, its runs (one a seed), what they have reported, and how they ended.
+
+Invariant: a trial is a normal run directory (of its first seed; the other seeds' lie beside it), and what is said of it
+here can be read there. Starts nothing; `chief.py` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist.errors import EXIT_BUG, EXIT_DIVERGED, EXIT_DONE, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.storage import files
+from tfdist.storage.contents import FileVersion
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.objective import VALIDATION, Objective
+
+DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeasible", "failed"
+SCORED = (DONE, PAUSED, STOPPED)
+MOST_DEATHS = 3  # of one run without an evaluation in between
+_OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
+_SHOWN_BYTES = 1 << 14
+EXIT_KILLED = 137  # 128 + SIGKILL
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """An evaluation; the metrics bear `val_` where they are of the evaluation."""
+
+    epoch: int
+    step: int
+    objective: float
+    metrics: dict[str, Any]
+
+
+@dataclasses.dataclass
+class SeedRun:
+    """The run of one seed.
+
+    Attributes:
+      status: how it ended in this rung; None while it is to be run.
+      deaths: how often its process died since the last evaluation.
+    """
+
+    seed: int
+    directory: RunDirectory
+    reports: dict[int, Report] = dataclasses.field(default_factory=dict)
+    status: str | None = None
+    objective: float | None = None
+    message: str = ""
+    deaths: int = 0
+    stop_asked: bool = False
+    _seen: FileVersion | None = None
+
+    def new_reports(self, objective: Objective) -> Iterator[Report]:
+        """The evaluations since, each step once, whatever a resumed run does again.
+
+        Raises:
+          UserError: they do not have the objective.
+        """
+        try:
+            version = files.stat(self.directory.metrics)
+            if version == self._seen:
+                return
+            lines = files.read(self.directory.metrics).decode().split("\n")[:-1]
+        except FileNotFoundError:
+            return
+        self._seen = version
+        for point in map(json.loads, filter(None, lines)):
+            if point["split"] != objective.split or point["step"] in self.reports:
+                continue
+            metrics = {k: v for k, v in point.items() if k not in ("step", "epoch", "split", "learning_rate")}
+            value = objective.of(metrics)
+            if value is None:
+                raise objective.missing(metrics)
+            prefix = VALIDATION if objective.split == "eval" else ""
+            named = {f"{prefix}{name}": each for name, each in metrics.items()}
+            report = self.reports[point["step"]] = Report(point["epoch"], point["step"], value, named)
+            self.deaths = 0
+            yield report
+
+    def end(self, status: int, log: str, objective: Objective) -> bool:
+        """Takes the end of the process; whether it ended the run, rather than interrupt it.
+
+        Args:
+          status: the exit status.
+          log: what the process wrote.
+
+        Raises:
+          UserError: the run has ended well and does not have the objective.
+        """
+        if status == EXIT_DONE:
+            self.status = DONE if files.exists(self.directory.result) else PAUSED
+            self.objective = self._final(objective)
+            if self.objective is None or not math.isfinite(self.objective):
+                self.status, self.message = INFEASIBLE, f"{objective.name} is {self.objective} at the end"
+        elif self.stop_asked and status in (EXIT_PREEMPTED, EXIT_KILLED) and self.reports:
+            self.status, self.objective = STOPPED, self._last()
+        elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(log)):
+            self.status, self.message = INFEASIBLE, last_words(log)
+        elif status in (EXIT_BUG, EXIT_USER_ERROR):
+            self.status, self.message = FAILED, last_words(log)
+        elif status in (EXIT_PREEMPTED, EXIT_PEER_LOST):
+            return False
+        else:
+            self.deaths += 1
+            self.message = f"its process died with status {status}"
+            if self.deaths < MOST_DEATHS:
+                return False
+            self.status, self.message = INFEASIBLE, f"its process died {self.deaths} times, with status {status}"
+        return True
+
+    def _last(self) -> float | None:
+        return self.reports[max(self.reports)].objective if self.reports else None
+
+    def _final(self, objective: Objective) -> float | None:
+        if self.status == DONE:
+            result = json.loads(files.read(self.directory.result))
+            value = objective.of(result[f"{objective.split}_metrics"])
+            if value is not None:
+                return value
+            if not self.reports:
+                raise objective.missing(result[f"{objective.split}_metrics"])
+        return self._last()
+
+
+@dataclasses.dataclass
+class Trial:
+    """A set of values under trial.
+
+    Attributes:
+      name: of its directory, "0007".
+      values: by binding path.
+      suggestion: its name in the oracle, another in each rung.
+      rung: counted from 0; 0 where the search has none.
+      epochs: that its runs are to have done at the end of the rung; None: until they end by themselves.
+      worker: where it was last started.
+      is_partial: whether its training does not come to its end in this rung.
+      is_told: whether the journal has it as running.
+      is_open: whether something of the rung is still to be run.
+      active_seconds: that its processes ran in this rung.
+    """
+
+    name: str
+    values: dict[str, Any]
+    runs: list[SeedRun]
+    suggestion: str
+    rung: int = 0
+    epochs: int | None = None
+    worker: int = 0
+    is_partial: bool = False
+    is_told: bool = False
+    is_open: bool = True
+    active_seconds: float = 0.0
+    objective: float | None = None
+    status: str | None = None
+
+    def go_on(self, suggestion: str, rung: int, epochs: int | None) -> None:
+        """Begins the next rung."""
+        self.suggestion, self.rung, self.epochs = suggestion, rung, epochs
+        self.is_open, self.active_seconds = True, 0.0
+        for run in self.runs:
+            run.status, run.objective, run.message = None, None, ""
+
+    def mean_report(self, step: int) -> Report | None:
+        """The mean over the seeds of an evaluation, once all have come there."""
+        reports = [run.reports.get(step) for run in self.runs]
+        if None in reports:
+            return None
+        names = [name for name, value in reports[0].metrics.items() if isinstance(value, int | float)]
+        if len(reports) == 1:
+            return reports[0]
+        return Report(
+            reports[0].epoch,
+            step,
+            statistics.fmean(report.objective for report in reports),
+            {name: statistics.fmean(report.metrics[name] for report in reports) for name in names},
+        )
+
+    @property
+    def epochs_done(self) -> int:
+        """That all seeds have reported."""
+        return min(max((report.epoch for report in run.reports.values()), default=0) for run in self.runs)
+
+    def conclude(self) -> tuple[str, float | None, str]:
+        """Status, objective and message of the rung, once no run is left to do."""
+        by_status = {run.status: run for run in reversed(self.runs)}
+        for status in (FAILED, INFEASIBLE):
+            if status in by_status:
+                return status, None, by_status[status].message
+        status = next(each for each in (STOPPED, PAUSED, DONE) if each in by_status)
+        return status, statistics.fmean(run.objective for run in self.runs), ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a seed has ended without an objective; the others need not run then."""
+        return any(run.status in (FAILED, INFEASIBLE) for run in self.runs)
+
+
+def last_words(log: str) -> str:
+    """What a process said last: its error message, or the last line of a traceback."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
+    if starts:
+        return "\n".join(lines[starts[-1] :]).removeprefix("error: ")
+    return lines[-1] if lines else "it said nothing"
+
+
+def read_log(path: str) -> str:
+    """The end of what a process wrote."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _SHOWN_BYTES))
+            return log.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _ran_out_of_memory(log: str) -> bool:
+    return any(words in log for words in _OUT_OF_MEMORY)
