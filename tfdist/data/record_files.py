@@ -125,6 +125,7 @@ class RecordFileSource(RecordSource):
         super().__init__([part.take for part in parts], block_records=block_records)
         self.parts = tuple(parts)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
+        self.reads_singly = not self.waits
         self._most_corrupt = max_corrupt_records
         self._corrupt: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
