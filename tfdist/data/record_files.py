@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import functools
 import threading
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ LEAST_BLOCK_RECORDS = 8
 MOST_BLOCK_RECORDS = 256
 # Enough to hold the runs of every window in use and of the batches read ahead.
 RECENT_RUNS = 1024
+MOST_SCRATCH_BYTES = 1 << 22
+_SCRATCH = threading.local()
 
 
 class RecordFile:
@@ -75,15 +78,32 @@ class RecordFile:
         """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
         offsets = self.index.offsets[first : first + count + 1]
         begin, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-        data = self._compressed.read(begin, size) if self._compressed else read_range(self.path, begin, size)
+        data = self._bytes(begin, size)
         if len(data) < size:
             raise UserError(f"{self.path} became shorter while it was read, at record {first}. Make it again.")
         starts, stops = offsets[:-1] - begin + HEADER_BYTES, offsets[1:] - begin - FOOTER_BYTES
-        records = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        records = [bytes(data[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         computed = masked(np.fromiter(map(google_crc32c.value, records), np.uint32, count))
         footers = np.frombuffer(data, np.uint8)[stops[:, np.newaxis] + np.arange(FOOTER_BYTES)]
         wrong = np.nonzero(footers.view("<u4")[:, 0] != computed)[0]
         return records, (wrong + first).tolist()
+
+    def _bytes(self, begin: int, size: int) -> memoryview:
+        """So many bytes of what the file holds, or fewer where it ends; valid until the thread reads again."""
+        if self._compressed is not None:
+            return memoryview(self._compressed.read(begin, size))
+        if files.is_remote(self.path) or size > MOST_SCRATCH_BYTES:
+            return memoryview(read_range(self.path, begin, size))
+        # Memory that was in use a moment ago: fresh memory for each run costs more than reading into it.
+        if len(held := getattr(_SCRATCH, "bytes", b"")) < size:
+            held = _SCRATCH.bytes = bytearray(min(MOST_SCRATCH_BYTES, 2 * size))
+        try:
+            files.read_into(self.path, memoryview(held)[:size], first=begin)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(read_range(self.path, begin, size))
+        return memoryview(held)[:size]
 
 
 @dataclasses.dataclass(frozen=True)
