@@ -28,7 +28,7 @@ from tfdist.data.record_index import (
     load_index,
     masked,
 )
-from tfdist.data.record_source import RecordSource
+from tfdist.data.record_source import RecordSource, checked_block_records
 from tfdist.errors import TfdistError, UserError, is_whole_number
 from tfdist.storage import files
 from tfdist.telemetry import notices
@@ -134,14 +134,10 @@ class RecordFileSource(RecordSource):
         max_corrupt_records: int = 0,
         block_records: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ("max_corrupt_records", max_corrupt_records, 0),
-            ("block_records", block_records, 1),
-        ):
-            if not is_whole_number(value, least=least) and value is not None:
-                raise UserError(f"{name} is a whole number of at least {least}; received {value!r}.")
-        if block_records is None:
-            block_records = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
+        if not is_whole_number(max_corrupt_records, least=0):
+            raise UserError(f"max_corrupt_records is a whole number of at least 0; received {max_corrupt_records!r}.")
+        fitting = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
+        block_records = checked_block_records(block_records, otherwise=fitting)
         super().__init__([part.take for part in parts], block_records=block_records)
         self.parts = tuple(parts)
         self.waits = any(files.is_remote(part.file.path) for part in parts)

@@ -18,6 +18,7 @@ from tfdist.data.block_order import BlockOrder
 from tfdist.data.failures import noted
 from tfdist.data.record_windows import WindowReader, as_array, consecutive
 from tfdist.data.source import Order, Reader, Source, Staged
+from tfdist.errors import UserError, is_whole_number
 
 BLOCK_RECORDS = 256
 
@@ -97,6 +98,15 @@ class RecordSource(Source):
             records += self.read_run(file, first - int(self._file_starts[file]), here)
             first, count = first + here, count - here
         return records
+
+
+def checked_block_records(given: int | None, *, otherwise: int) -> int:
+    """The user's `block_records`, or `otherwise`; raises UserError where it is no whole number of at least 1."""
+    if given is None:
+        return otherwise
+    if not is_whole_number(given):
+        raise UserError(f"block_records is a whole number of at least 1; received {given!r}.")
+    return given
 
 
 def numbers_of_blocks(blocks: BlockOrder | None) -> Reader:
