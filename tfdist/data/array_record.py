@@ -40,7 +40,7 @@ class ArrayRecordSource(RecordSource):
       UserError: block_records is no whole number of at least 1.
     """
 
-    reads_singly = True
+    most_read_again = 0.002  # of records that cost more than twice their size
 
     def __init__(
         self,

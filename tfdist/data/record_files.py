@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import errno
 import functools
 import threading
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from tfdist.data.byte_ranges import file_version, read_range
+from tfdist.data.byte_ranges import file_version, read_into, read_range
 from tfdist.data.compressed_file import CompressedFile
 from tfdist.data.failures import watch
 from tfdist.data.record_index import (
@@ -89,7 +88,7 @@ class RecordFile:
         return records, (wrong + first).tolist()
 
     def _bytes(self, begin: int, size: int) -> memoryview:
-        """So many bytes of what the file holds, or fewer where it ends; valid until the thread reads again."""
+        """So many bytes of what the file holds, or fewer where it ends before; valid until the thread reads again."""
         if self._compressed is not None:
             return memoryview(self._compressed.read(begin, size))
         if files.is_remote(self.path) or size > MOST_SCRATCH_BYTES:
@@ -97,13 +96,8 @@ class RecordFile:
         # Memory that was in use a moment ago: fresh memory for each run costs more than reading into it.
         if len(held := getattr(_SCRATCH, "bytes", b"")) < size:
             held = _SCRATCH.bytes = bytearray(min(MOST_SCRATCH_BYTES, 2 * size))
-        try:
-            files.read_into(self.path, memoryview(held)[:size], first=begin)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return memoryview(read_range(self.path, begin, size))
-        return memoryview(held)[:size]
+        view = memoryview(held)[:size]
+        return view if read_into(self.path, view, first=begin) else view[:0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +135,7 @@ class RecordFileSource(RecordSource):
         super().__init__([part.take for part in parts], block_records=block_records)
         self.parts = tuple(parts)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
-        self.reads_singly = not self.waits
+        self.most_read_again = 0.0 if self.waits else 0.005
         self._most_corrupt = max_corrupt_records
         self._corrupt: set[tuple[str, int]] = set()
         self._lock = threading.Lock()

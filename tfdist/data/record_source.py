@@ -33,8 +33,9 @@ class RecordSource(Source):
     """
 
     calls_python = True
-    reads_singly = False
-    """Whether to read a record by itself costs little beside reading a window of them."""
+    most_read_again = 0.0
+    """The share of an epoch that a run may read twice, so that its first batch need not wait for more than its own
+    records; 0 where to read one by itself costs much."""
 
     def __init__(self, file_sizes: Sequence[int], *, block_records: int = BLOCK_RECORDS) -> None:
         self.file_sizes = tuple(int(size) for size in file_sizes)
@@ -78,7 +79,7 @@ class RecordSource(Source):
         return WindowReader(
             blocks,
             read_runs=lambda runs: [record for run in runs for record in self._read(*run)],
-            begins_singly=self.reads_singly,
+            most_again=self.most_read_again,
         )
 
     def _block_sizes(self) -> tuple[int, ...]:

@@ -45,14 +45,14 @@ class WindowReader:
     Args:
       blocks: where which record stands.
       read_runs: reads runs of neighbouring records, (first, count) each, one after the other.
-      begins_singly: whether the first batch is read record by record, so that it does not wait for whole windows,
-        at whatever step it stands.
+      most_again: where the first batch is no more than this share of an epoch, it is read record by record, and again
+        with its windows, so that it does not wait for whole windows, at whatever step it stands.
     """
 
-    def __init__(self, blocks: BlockOrder, *, read_runs: ReadRuns, begins_singly: bool = False) -> None:
+    def __init__(self, blocks: BlockOrder, *, read_runs: ReadRuns, most_again: float = 0.0) -> None:
         self._blocks = blocks
         self._read_runs = read_runs
-        self._begins_singly = begins_singly
+        self._begins_singly = blocks.batch_size <= most_again * blocks.num_records
         self._windows = WindowCache(self._read_window)
         self._cursors = [_NOT_BEGUN] * MOST_STREAMS
         self._shares = functools.lru_cache(maxsize=256)(blocks.shares)
