@@ -118,12 +118,20 @@ def figures_of(module: str, part: str, *, launch: Sequence[str] = ()) -> list[Fi
         return [Figure(**{**one, "quartiles": tuple(one["quartiles"])}) for one in json.loads(path.read_text())]
 
 
-def report(description: str, measure: Callable[[], Sequence[Figure]]) -> None:
-    """The command of a benchmark: measures, prints the table and writes what --json asks for."""
+def report(description: str, measure: Callable[..., Sequence[Figure]], *, parts: Sequence[str] = ()) -> None:
+    """The command of a benchmark: measures, prints the table and writes what --json asks for.
+
+    Args:
+      description: for --help.
+      measure: makes the figures; where there are `parts`, of the parts in the list that it is given.
+      parts: of which --part chooses one.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="also write {figure: {value, goal, met, unit}} there")
-    path = parser.parse_args().json
-    figures = measure()
+    if parts:
+        parser.add_argument("--part", choices=parts, help="measure this alone")
+    given = parser.parse_args()
+    figures = measure([given.part] if given.part else parts) if parts else measure()
     print(as_table(figures))
-    if path:
-        Path(path).write_text(as_json(figures))
+    if given.json:
+        Path(given.json).write_text(as_json(figures))
