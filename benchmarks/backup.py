@@ -5,32 +5,39 @@ is the share of an undisturbed run's steps that is left when the process is kill
 times as often as one every two minutes, with all else at its full size, which is harder. Takes six minutes
 or more.
 
-    python benchmarks/backup.py [--quick] [--json=FILE]
+    python benchmarks/backup.py [--part=PART] [--quick] [--json=FILE]
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from goodput import goodput
 from measuring import Figure, as_table, figures_of, report
 
 
-def measure() -> list[Figure]:
-    return [*_costs(stall=11, writing=6, restoring=9), *goodput(mean_seconds=20, num_kills=2, alone_seconds=20)]
+PARTS = ("stall", "writing", "restoring", "goodput")
 
 
-def measure_quickly() -> list[Figure]:
-    return [*_costs(stall=5, writing=3, restoring=5), *goodput(mean_seconds=16, num_kills=1, alone_seconds=12)]
-
-
-def _costs(*, stall: int, writing: int, restoring: int) -> list[Figure]:
-    parts = [("stall", stall), ("writing", writing, 2), ("writing", writing, 1), ("restoring", restoring)]
+def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
     found = []
     for part in parts:
-        figures = figures_of("backup_parts", *part)
+        figures = _figures(part, quick=quick)
         print(as_table(figures), flush=True)  # the whole takes long, and may be cut off
         found += figures
     return found
 
 
+def _figures(part: str, *, quick: bool) -> list[Figure]:
+    if part == "goodput":
+        if quick:
+            return goodput(mean_seconds=16, num_kills=1, alone_seconds=12)
+        return goodput(mean_seconds=20, num_kills=2, alone_seconds=20)
+    rounds = {"stall": 5, "writing": 3, "restoring": 5} if quick else {"stall": 11, "writing": 6, "restoring": 9}
+    if part == "writing":
+        return [f for threads in (2, 1) for f in figures_of("backup_parts", part, rounds[part], threads)]
+    return figures_of("backup_parts", part, rounds[part])
+
+
 if __name__ == "__main__":
-    report(__doc__, measure, measure_quickly=measure_quickly)
+    report(__doc__, measure, parts=PARTS, has_quick=True)

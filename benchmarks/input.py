@@ -5,19 +5,21 @@ iterators that have been running for a while, ours and the peer's in turn; a pee
 found in the call. The state is what a run has to keep in order to go on with the next batch. Takes some five minutes on
 two cores.
 
-    python benchmarks/input.py [--json=FILE]
+    python benchmarks/input.py [--json=FILE] [--part=PART]
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from measuring import Figure, figures_of, report
 
 PARTS = ("memory", "records", "photo_records", "photo_folder", "state", "first_batch", "bytes_per_worker")
 
 
-def measure() -> list[Figure]:
-    return [figure for part in PARTS for figure in figures_of("input_parts", part)]
+def measure(parts: Sequence[str]) -> list[Figure]:
+    return [figure for part in parts for figure in figures_of("input_parts", part)]
 
 
 if __name__ == "__main__":
-    report(__doc__, measure)
+    report(__doc__, measure, parts=PARTS)

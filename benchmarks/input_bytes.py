@@ -80,7 +80,8 @@ def sources(directory: Path) -> dict[str, Callable[[], Source]]:
     def array_record() -> Source:
         spec = tf.TensorSpec([None], tf.string)
         path = str(directory / "array_record" / "part-0")
-        return ArrayRecordSource([(path, 0, NUM_RECORDS)], decode, (spec, spec))
+        record_bytes = Path(path).stat().st_size / NUM_RECORDS
+        return ArrayRecordSource([(path, 0, NUM_RECORDS)], decode, (spec, spec), record_bytes=record_bytes)
 
     def tfrecord() -> Source:
         columns = Columns(inputs="image", targets="label")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 import json
@@ -32,16 +33,16 @@ from tfdist.strategies.base import Topology
 
 ALONE = Topology(worker_index=0, num_workers=1, num_local_replicas=1)
 NUM_IMAGES = 60_000
-NUM_PHOTOS = 2_000
+NUM_PHOTOS = 1_000
 RESIZED = (96, 96)
 BATCH = 256
 PHOTO_BATCH = 64
 SHUFFLE_BUFFER = 10_000  # records
 WARM_BATCHES = 20
 SAMPLE_SECONDS = 0.4
-ROUNDS = 11
+ROUNDS = 9
 STEP = 1_000_000
-FIRST_BATCH_ROUNDS = 9
+FIRST_BATCH_ROUNDS = 15
 AUTO = tf.data.AUTOTUNE
 FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
 PHOTO_FEATURES = {"image": ("fixed", (), "string"), "label": ("fixed", (), "int64")}
@@ -215,17 +216,22 @@ def bytes_per_worker() -> list[Figure]:
     """Bytes that the workers of 2, 4 and 8 read of an epoch; of each format the worker with the largest part."""
     here = Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        directory, out = Path(scratch) / "data", Path(scratch) / "out.json"
-        directory.mkdir()
+        directory, out = Path(scratch) / "data", Path(scratch) / "out"
+        directory.mkdir(), out.mkdir()
         input_bytes.write(directory)
         totals = {name: input_bytes.total_bytes(directory, name) for name in input_bytes.FORMATS}
         environment = {**os.environ, "XDG_CACHE_HOME": str(Path(scratch) / "cache")}
-        found: dict[str, list[int]] = {}
-        for worker in range(input_bytes.WORKERS[-1]):
-            command = [sys.executable, str(here / "input_bytes.py"), str(worker), str(directory), str(out)]
+
+        def read_by(worker: int) -> dict[str, int]:
+            path = out / f"{worker}.json"
+            command = [sys.executable, str(here / "input_bytes.py"), str(worker), str(directory), str(path)]
             subprocess.run(command, env=environment, check=True)
-            for name, count in json.loads(out.read_text()).items():
-                found.setdefault(name, []).append(count)
+            return json.loads(path.read_text())
+
+        counts = [read_by(0)]  # which leaves the indices of the files in the cache
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            counts += pool.map(read_by, range(1, input_bytes.WORKERS[-1]))
+        found = {name: [count[name] for count in counts if name in count] for name in counts[0]}
         return [_bytes_figure(name, read, totals[name.split(",")[0]]) for name, read in found.items()]
 
 

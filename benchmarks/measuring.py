@@ -130,17 +130,28 @@ def figures_of(module: str, part: str, *arguments: object, launch: Sequence[str]
 
 def report(
     description: str,
-    measure: Callable[[], Sequence[Figure]],
+    measure: Callable[..., Sequence[Figure]],
     *,
-    measure_quickly: Callable[[], Sequence[Figure]] | None = None,
+    parts: Sequence[str] = (),
+    has_quick: bool = False,
 ) -> None:
-    """The command of a benchmark: measures, prints the table and writes what --json asks for."""
+    """The command of a benchmark: measures, prints the table and writes what --json asks for.
+
+    Args:
+      description: for --help.
+      measure: makes the figures; where there are `parts`, of those in the list that it is given.
+      parts: of which --part chooses one.
+      has_quick: whether there is --quick, which `measure` then gets as `quick`.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="also write {figure: {value, goal, met, unit}} there")
-    if measure_quickly is not None:
+    if parts:
+        parser.add_argument("--part", choices=parts, help="measure this alone")
+    if has_quick:
         parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: indicative at most")
-    chosen = parser.parse_args()
-    figures = measure_quickly() if measure_quickly and chosen.quick else measure()
+    given = parser.parse_args()
+    chosen = [[given.part] if given.part else parts] if parts else []
+    figures = measure(*chosen, **({"quick": given.quick} if has_quick else {}))
     print(as_table(figures))
-    if chosen.json:
-        Path(chosen.json).write_text(as_json(figures))
+    if given.json:
+        Path(given.json).write_text(as_json(figures))

@@ -1,4 +1,8 @@
-"""Records of ArrayRecord files, any of which can be read by its number."""
+"""Records of ArrayRecord files by their number: a run of neighbours is one read.
+
+The library's reader goes on to the next multiple of 4,096 bytes, so that small records read one by one cost several
+times their size; runs cost their size, and each file its own table of where records lie, some 6 bytes a record.
+"""
 
 from __future__ import annotations
 
@@ -6,81 +10,84 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.data.byte_ranges import file_version
-from tfdist.data.failures import noted
 from tfdist.data.identity import digest
-from tfdist.data.source import RandomAccessSource
+from tfdist.data.record_source import RecordSource, checked_block_records
 from tfdist.errors import UserError, missing_extra
 
-# One record a read, without its neighbours (though up to the next multiple of 4,096 bytes, which cannot be set), and of
-# the footer what is needed in place of a megabyte a file.
-READER_OPTIONS = "readahead_buffer_size:0,footer_prefetch_bytes:0"
+# A run is read in pieces of so many bytes, and nothing beyond its end. Of the footer only what is needed, in place of a
+# megabyte a file.
+READER_OPTIONS = "readahead_buffer_size:262144,footer_prefetch_bytes:0"
+# What a block may go beyond its end is 1 % of this.
+BLOCK_BYTES = 1 << 18
+MOST_BLOCK_RECORDS = 256
 
 
-class ArrayRecordSource(RandomAccessSource):
-    """Records of several files, each permuted among all others.
+class ArrayRecordSource(RecordSource):
+    """Records of several files, permuted by blocks; large records are blocks of their own.
 
     Args:
       parts: path, first record and number of records, file by file.
       decode: from string [n] records to the nest of a batch.
       structure: of that nest.
+      record_bytes: about the size of a record.
       decoded_by: what `decode` depends on, for `identity`.
+      block_records: as in `RecordSource`; None takes what makes a quarter of a megabyte, 256 at most.
+
+    Raises:
+      UserError: block_records is no whole number of at least 1.
     """
 
-    calls_python = True
+    most_read_again = 0.002  # of records that cost more than twice their size
 
     def __init__(
         self,
         parts: Sequence[tuple[str, int, int]],
         decode: Callable[[tf.Tensor], Any],
         structure: Any,
+        *,
+        record_bytes: float,
         decoded_by: Any = None,
+        block_records: int | None = None,
     ) -> None:
+        fitting = min(MOST_BLOCK_RECORDS, max(1, round(BLOCK_BYTES / max(1.0, record_bytes))))
+        super().__init__(
+            [take for _, _, take in parts], block_records=checked_block_records(block_records, otherwise=fitting)
+        )
         self._parts = tuple(parts)
-        self._starts = np.concatenate([[0], np.cumsum([take for _, _, take in parts])]).astype(np.int64)
         self._decode = decode
         self._decoded_by = decoded_by
         self._readers: dict[int, Any] = {}
         self._lock = threading.Lock()
-        self.num_examples = int(self._starts[-1])
         self.structure = structure
 
-    def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        safe = noted(lambda indices: np.asarray(self._read(indices), dtype=object))
+    def decode(self, records: tf.Tensor) -> Any:
+        return self._decode(records)
 
-        def gather(indices: tf.Tensor) -> Any:
-            records = tf.numpy_function(safe, [indices], tf.string)
-            return self._decode(tf.ensure_shape(records, [None]))
+    def read_run(self, file: int, first: int, count: int) -> list[bytes]:
+        """Records first … first + count - 1 of a part.
 
-        return gather
+        Raises:
+          UserError: the file is cut short or corrupt, or the library is missing.
+        """
+        path, skip, _ = self._parts[file]
+        begin, end = skip + first, skip + first + count
+        try:
+            with self._lock:  # a reader keeps a position of its own
+                return self._reader(file).read(begin, end)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise UserError(
+                f"{path} is cut short or corrupt: records {begin} … {end - 1} do not read: {error}"
+            ) from error
 
     def identity(self) -> str:
         versions = [(file_version(path), skip, take) for path, skip, take in self._parts]
         return digest("array_record", versions, self._decoded_by, None if self._decoded_by else self._decode)
 
     def describe(self) -> list[str]:
-        return [f"{len(self._parts):,} ArrayRecord files, {self.num_examples:,} records, read one by one"]
-
-    def _read(self, indices: np.ndarray) -> list[bytes]:
-        files = np.searchsorted(self._starts, indices, side="right") - 1
-        records: list[bytes] = [b""] * len(indices)
-        for file in np.unique(files).tolist():
-            path, skip, _ = self._parts[file]
-            places = np.nonzero(files == file)[0]
-            numbers = (indices[places] - self._starts[file] + skip).tolist()
-            try:
-                with self._lock:  # a reader keeps a position of its own
-                    found = self._reader(file).read(numbers)
-            except (RuntimeError, ValueError, IndexError) as error:
-                raise UserError(
-                    f"{path} is cut short or corrupt: records {numbers[:3]} … do not read: {error}"
-                ) from error
-            for place, record in zip(places.tolist(), found, strict=True):
-                records[place] = record
-        return records
+        return [f"{len(self._parts):,} ArrayRecord files, {self.num_examples:,} records"]
 
     def _reader(self, file: int) -> Any:
         if file not in self._readers:

@@ -10,9 +10,11 @@ Invariant: position → record is a bijection on 0 … N - 1 that depends on (bl
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +24,22 @@ MOST_WINDOW_RECORDS = 1 << 16  # a permutation of more would take more memory th
 
 Window = tuple[int, int]
 Taken = tuple[Window, slice, np.ndarray]
+
+
+class Share(NamedTuple):
+    """What a stream gives to a run of neighbouring places of a batch.
+
+    Attributes:
+      begin, end: places in the run.
+      each: records that the stream gives to a whole batch.
+      skipped: those of them that stand before the run.
+    """
+
+    stream: int
+    begin: int
+    end: int
+    each: int
+    skipped: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,12 +65,13 @@ class BlockOrder:
     def records(self, positions: np.ndarray, epoch: int) -> np.ndarray:
         """int64 [n] record numbers at int64 [n] positions of an epoch."""
         found = np.empty_like(positions)
-        for window, places, offsets in self.windows(positions, epoch):
-            found[places] = self.numbers(window, offsets, epoch)
+        for window, places, ranks in self.windows(positions):
+            found[places] = self.numbers(window, ranks, epoch)
         return found
 
-    def numbers(self, window: Window, offsets: np.ndarray, epoch: int) -> np.ndarray:
-        """int64 [n] record numbers at int64 [n] offsets in a window."""
+    def numbers(self, window: Window, ranks: np.ndarray, epoch: int) -> np.ndarray:
+        """int64 [n] record numbers at int64 [n] ranks of a window."""
+        offsets = self.mixing(window, epoch)[ranks]
         firsts, counts = np.array(self.runs(window, epoch), np.int64).T
         ends = np.cumsum(counts)
         run = np.searchsorted(ends, offsets, side="right")
@@ -63,22 +82,39 @@ class BlockOrder:
         """The first position at which the batch's places are no longer those of the streams."""
         return self._num_even_batches * self.batch_size
 
-    def windows(self, positions: np.ndarray, epoch: int) -> list[Taken]:
-        """The windows that the positions lie in: (window, places in `positions`, int64 offsets in the window).
+    def windows(self, positions: np.ndarray) -> list[Taken]:
+        """The windows that the positions lie in: (window, places in `positions`, int64 ranks in the window).
 
         Neighbouring positions of one window come together; one that is left and entered again comes twice.
         """
         stream, offset = self._stream_places(positions)
-        window, within = np.divmod(offset + self._phases[stream], self._width)
+        window = self._windows_at(stream, offset)
         found = []
         for places in stretches(stream * (int(window.max(initial=0)) + 1) + window):
-            s, w = int(stream[places.start]), int(window[places.start])
-            begin, end = self._window_range(s, w)
-            skipped = self._edges[s] + w * self._width - self._shifts[s]
-            offsets = within[places] - (begin - skipped)
-            if self.seed is not None:
-                offsets = _permutation(end - begin, (self.seed, epoch, s, w))[offsets]
-            found.append(((s, w), places, offsets))
+            key = int(stream[places.start]), int(window[places.start])
+            found.append((key, places, offset[places] - self.extent(key)[0]))
+        return found
+
+    def mixing(self, window: Window, epoch: int) -> np.ndarray:
+        """By rank, the offset of the record that has it: a permutation of a window, int64 [size]."""
+        begin, end = self.extent(window)
+        if self.seed is None:
+            return np.arange(end - begin)
+        return _permutation(end - begin, (self.seed, epoch, *window))
+
+    def extent(self, window: Window) -> tuple[int, int]:
+        """Where in its stream a window begins and ends."""
+        begin, end = self._window_range(*window)
+        return begin - self._edges[window[0]], end - self._edges[window[0]]
+
+    def shares(self, slot: int, count: int) -> list[Share]:
+        """What each stream gives to places slot … slot + count - 1 of every batch before `first_left_over`."""
+        edges, end = self._slots.tolist(), slot + count
+        streams = range(bisect.bisect_right(edges, slot) - 1, bisect.bisect_left(edges, end))
+        found = []
+        for s in streams:
+            first, last = max(slot, edges[s]), min(end, edges[s + 1])
+            found.append(Share(s, first - slot, last - slot, edges[s + 1] - edges[s], first - edges[s]))
         return found
 
     def runs(self, window: Window, epoch: int) -> list[tuple[int, int]]:
@@ -93,7 +129,11 @@ class BlockOrder:
             begin, block = stop, block + 1
         return found
 
-    def _window_range(self, stream: int, window: int) -> Window:
+    def _windows_at(self, stream: np.ndarray, offset: np.ndarray) -> np.ndarray:
+        """The window in which each offset of a stream lies."""
+        return (offset + self._phases[stream]) // self._width
+
+    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
         """Where a window begins and ends on the epoch's line. The first windows of streams differ in length, so that
         not all streams come to a new one in the same step."""
         origin = self._edges[stream] - self._shifts[stream]

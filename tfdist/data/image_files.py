@@ -83,7 +83,8 @@ class ImageReader:
         try:
             with image_module.open(io.BytesIO(data)) as image:
                 image.load()
-                return self._fitted(image.convert(MODES[self.channels]))
+                mode = MODES[self.channels]
+                return self._fitted(image if image.mode == mode else image.convert(mode))
         except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error) as error:
             raise CorruptImageError(str(error) or type(error).__name__) from error
         except image_module.DecompressionBombError as error:

@@ -23,6 +23,8 @@ from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.storage import files
 from tfdist.telemetry import notices
 
+IMAGES_AT_A_TIME = 8  # by one thread: to hand over each by itself costs a tenth of decoding it
+
 
 class ImageFolder(RandomAccessSource):
     """`(image, label)` of the images below a directory: float32 [height, width, channels] and int32. For a gin file:
@@ -136,9 +138,16 @@ class ImageFolder(RandomAccessSource):
         shape = [*self._images.size, self._images.channels]
 
         def load(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            found = list(threads.map(self._read, indices.tolist()))
-            images = np.stack([image for image, _ in found]) if found else np.zeros([0, *shape], np.uint8)
-            return images, self.labels[np.array([index for _, index in found], np.int64)]
+            images = np.empty([len(indices), *shape], np.uint8)
+            found = indices.tolist()
+
+            def fill(first: int) -> None:
+                for place in range(first, min(first + IMAGES_AT_A_TIME, len(indices))):
+                    images[place], found[place] = self._read(found[place])
+
+            for _ in threads.map(fill, range(0, len(indices), IMAGES_AT_A_TIME)):
+                pass
+            return images, self.labels[np.array(found, np.int64)]
 
         safe = noted(load)
 

@@ -14,7 +14,7 @@ import functools
 
 import numpy as np
 
-from tfdist.data.block_order import MOST_STREAMS, BlockOrder, Taken, Window, _permutation, stretches
+from tfdist.data.block_order import MOST_STREAMS, BlockOrder, Window, _permutation
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,34 +29,30 @@ class LengthOrder(BlockOrder):
     lengths: np.ndarray
     window_batches: int
 
-    def windows(self, positions: np.ndarray, epoch: int) -> list[Taken]:
-        stream, offset = self._stream_places(positions)
-        shares = np.diff(self._slots)
-        batch, place = np.divmod(offset, shares[stream])
-        window = np.where(batch < self._num_even_batches, batch // self.window_batches, self._last_window)
-        keys = stream * (self._last_window + 1) + window
-        found = []
-        for chosen in stretches(keys):
-            s, w = divmod(int(keys[chosen.start]), self._last_window + 1)
-            if w == self._last_window:
-                offsets = offset[chosen] - self._num_even_batches * shares[s]
-            else:
-                first, last = self._batches(w)
-                dealt = _permutation(last - first, (self.seed, epoch, MOST_STREAMS, w))[batch[chosen] - first]
-                offsets = _by_length(self, epoch, s, w)[dealt * shares[s] + place[chosen]]
-            found.append(((s, w), chosen, offsets))
-        return found
+    def mixing(self, window: Window, epoch: int) -> np.ndarray:
+        stream, number = window
+        if number == self._last_window:
+            begin, end = self.extent(window)
+            return np.arange(end - begin)
+        first, last = self._batches(number)
+        share = int(np.diff(self._slots)[stream])
+        dealt = _permutation(last - first, (self.seed, epoch, MOST_STREAMS, number))
+        return _by_length(self, epoch, stream, number).reshape(-1, share)[dealt].reshape(-1)
+
+    def _windows_at(self, stream: np.ndarray, offset: np.ndarray) -> np.ndarray:
+        batch = offset // np.diff(self._slots)[stream]
+        return np.where(batch < self._num_even_batches, batch // self.window_batches, self._last_window)
 
     @property
     def _last_window(self) -> int:
         """The number of the window that holds what is left over."""
         return -(-self._num_even_batches // self.window_batches)
 
-    def _batches(self, window: int) -> Window:
+    def _batches(self, window: int) -> tuple[int, int]:
         first = min(window * self.window_batches, self._num_even_batches)
         return first, min(first + self.window_batches, self._num_even_batches)
 
-    def _window_range(self, stream: int, window: int) -> Window:
+    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
         share, origin = int(np.diff(self._slots)[stream]), int(self._bounds[stream])
         first, last = self._batches(window)
         end = int(self._bounds[stream + 1]) if window == self._last_window else origin + last * share

@@ -22,7 +22,7 @@ from tfdist.strategies.base import Topology
 
 PREFETCHED_STEPS = 8
 PARALLEL_READS = 4
-PARALLEL_DECODES = max(2, os.cpu_count() or 1)
+PARALLEL_DECODES = max(4, os.cpu_count() or 1)  # more than cores: parts of a decoding keep one core only
 
 
 def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:

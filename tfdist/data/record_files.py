@@ -16,7 +16,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from tfdist.data.byte_ranges import file_version, read_range
+from tfdist.data.byte_ranges import file_version, read_into, read_range
 from tfdist.data.compressed_file import CompressedFile
 from tfdist.data.failures import watch
 from tfdist.data.record_index import (
@@ -27,7 +27,7 @@ from tfdist.data.record_index import (
     load_index,
     masked,
 )
-from tfdist.data.record_source import RecordSource
+from tfdist.data.record_source import RecordSource, checked_block_records
 from tfdist.errors import TfdistError, UserError, is_whole_number
 from tfdist.storage import files
 from tfdist.telemetry import notices
@@ -38,6 +38,8 @@ LEAST_BLOCK_RECORDS = 8
 MOST_BLOCK_RECORDS = 256
 # Enough to hold the runs of every window in use and of the batches read ahead.
 RECENT_RUNS = 1024
+MOST_SCRATCH_BYTES = 1 << 22
+_SCRATCH = threading.local()
 
 
 class RecordFile:
@@ -75,15 +77,27 @@ class RecordFile:
         """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
         offsets = self.index.offsets[first : first + count + 1]
         begin, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-        data = self._compressed.read(begin, size) if self._compressed else read_range(self.path, begin, size)
+        data = self._bytes(begin, size)
         if len(data) < size:
             raise UserError(f"{self.path} became shorter while it was read, at record {first}. Make it again.")
         starts, stops = offsets[:-1] - begin + HEADER_BYTES, offsets[1:] - begin - FOOTER_BYTES
-        records = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        records = [bytes(data[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         computed = masked(np.fromiter(map(google_crc32c.value, records), np.uint32, count))
         footers = np.frombuffer(data, np.uint8)[stops[:, np.newaxis] + np.arange(FOOTER_BYTES)]
         wrong = np.nonzero(footers.view("<u4")[:, 0] != computed)[0]
         return records, (wrong + first).tolist()
+
+    def _bytes(self, begin: int, size: int) -> memoryview:
+        """So many bytes of what the file holds, or fewer where it ends before; valid until the thread reads again."""
+        if self._compressed is not None:
+            return memoryview(self._compressed.read(begin, size))
+        if files.is_remote(self.path) or size > MOST_SCRATCH_BYTES:
+            return memoryview(read_range(self.path, begin, size))
+        # Memory that was in use a moment ago: fresh memory for each run costs more than reading into it.
+        if len(held := getattr(_SCRATCH, "bytes", b"")) < size:
+            held = _SCRATCH.bytes = bytearray(min(MOST_SCRATCH_BYTES, 2 * size))
+        view = memoryview(held)[:size]
+        return view if read_into(self.path, view, first=begin) else view[:0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,17 +128,14 @@ class RecordFileSource(RecordSource):
         max_corrupt_records: int = 0,
         block_records: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ("max_corrupt_records", max_corrupt_records, 0),
-            ("block_records", block_records, 1),
-        ):
-            if not is_whole_number(value, least=least) and value is not None:
-                raise UserError(f"{name} is a whole number of at least {least}; received {value!r}.")
-        if block_records is None:
-            block_records = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
+        if not is_whole_number(max_corrupt_records, least=0):
+            raise UserError(f"max_corrupt_records is a whole number of at least 0; received {max_corrupt_records!r}.")
+        fitting = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
+        block_records = checked_block_records(block_records, otherwise=fitting)
         super().__init__([part.take for part in parts], block_records=block_records)
         self.parts = tuple(parts)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
+        self.most_read_again = 0.0 if self.waits else 0.005
         self._most_corrupt = max_corrupt_records
         self._corrupt: set[tuple[str, int]] = set()
         self._lock = threading.Lock()

@@ -8,24 +8,19 @@ window is in use. Formats derive from `RecordSource` and say how to read a run a
 from __future__ import annotations
 
 import abc
-import collections
-import itertools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.block_order import MOST_STREAMS, BlockOrder, Window
+from tfdist.data.block_order import BlockOrder
 from tfdist.data.failures import noted
+from tfdist.data.record_windows import WindowReader, as_array, consecutive
 from tfdist.data.source import Order, Reader, Source, Staged
+from tfdist.errors import UserError, is_whole_number
 
 BLOCK_RECORDS = 256
-# Every stream has one window in use and, at a border, a second one.
-MOST_WINDOWS = 2 * MOST_STREAMS + 8
-
-Run = tuple[int, int]
 
 
 class RecordSource(Source):
@@ -38,6 +33,9 @@ class RecordSource(Source):
     """
 
     calls_python = True
+    most_read_again = 0.0
+    """The share of an epoch that a run may read twice, so that its first batch need not wait for more than its own
+    records; 0 where to read one by itself costs much."""
 
     def __init__(self, file_sizes: Sequence[int], *, block_records: int = BLOCK_RECORDS) -> None:
         self.file_sizes = tuple(int(size) for size in file_sizes)
@@ -72,26 +70,17 @@ class RecordSource(Source):
     def _in_order(self, positions: np.ndarray, epoch: int) -> np.ndarray:
         del epoch
         records: list[bytes] = []
-        for begin, end in _consecutive(positions):
-            records += self._read(int(positions[begin]), end - begin)
-        return _as_array(records)
+        for run in consecutive(positions):
+            records += self._read(int(positions[run.start]), run.stop - run.start)
+        return as_array(records)
 
-    def _permuted(self, order: Order) -> Callable[[np.ndarray, int], np.ndarray]:
+    def _permuted(self, order: Order) -> WindowReader:
         blocks = self.block_order(order)
-        windows = WindowCache(lambda window, epoch: self._read_window(blocks, window, epoch))
-
-        def fetch(positions: np.ndarray, epoch: int) -> np.ndarray:
-            records = np.empty(len(positions), object)
-            for window, places, offsets in blocks.windows(positions, epoch):
-                if positions[places.start] >= blocks.first_left_over and not windows.holds(window, epoch):
-                    # Another worker's stream: only these few records of it are wanted here.
-                    numbers = blocks.numbers(window, offsets, epoch).tolist()
-                    records[places] = _as_array([record for n in numbers for record in self._read(n, 1)])
-                else:
-                    records[places] = windows.get(window, epoch)[offsets]
-            return records
-
-        return fetch
+        return WindowReader(
+            blocks,
+            read_runs=lambda runs: [record for run in runs for record in self._read(*run)],
+            most_again=self.most_read_again,
+        )
 
     def _block_sizes(self) -> tuple[int, ...]:
         """Every file in blocks of as equal a size as can be, at most `block_records`."""
@@ -100,9 +89,6 @@ class RecordSource(Source):
             count = -(-size // self._block_records)
             sizes += [size * (i + 1) // count - size * i // count for i in range(count)]
         return tuple(sizes)
-
-    def _read_window(self, blocks: BlockOrder, window: Window, epoch: int) -> np.ndarray:
-        return _as_array([record for run in blocks.runs(window, epoch) for record in self._read(*run)])
 
     def _read(self, first: int, count: int) -> list[bytes]:
         """Records by their number in the whole source."""
@@ -115,6 +101,15 @@ class RecordSource(Source):
         return records
 
 
+def checked_block_records(given: int | None, *, otherwise: int) -> int:
+    """The user's `block_records`, or `otherwise`; raises UserError where it is no whole number of at least 1."""
+    if given is None:
+        return otherwise
+    if not is_whole_number(given):
+        raise UserError(f"block_records is a whole number of at least 1; received {given!r}.")
+    return given
+
+
 def numbers_of_blocks(blocks: BlockOrder | None) -> Reader:
     """`Source.numbers` of a source in files: None keeps the examples in their own order."""
     if blocks is None:
@@ -125,46 +120,3 @@ def numbers_of_blocks(blocks: BlockOrder | None) -> Reader:
         return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.int64, stateful=False), [None])
 
     return numbers
-
-
-class WindowCache:
-    """The windows in use. Each is read once, by the thread that asks first; others wait for it."""
-
-    def __init__(self, read: Callable[[Window, int], np.ndarray]) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._held: collections.OrderedDict[tuple[Window, int], _Slot] = collections.OrderedDict()
-
-    def holds(self, window: Window, epoch: int) -> bool:
-        return (window, epoch) in self._held
-
-    def get(self, window: Window, epoch: int) -> np.ndarray:
-        with self._lock:
-            slot = self._held.get((window, epoch)) or self._held.setdefault((window, epoch), _Slot())
-            self._held.move_to_end((window, epoch))
-            while len(self._held) > MOST_WINDOWS:
-                self._held.popitem(last=False)
-        if slot.records is None:
-            with slot.lock:
-                if slot.records is None:
-                    slot.records = self._read(window, epoch)
-        return slot.records
-
-
-class _Slot:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.records: np.ndarray | None = None
-
-
-def _as_array(records: Sequence[bytes]) -> np.ndarray:
-    """Objects, [n]; `np.asarray` would look at every byte."""
-    held = np.empty(len(records), object)
-    held[:] = records
-    return held
-
-
-def _consecutive(positions: np.ndarray) -> list[Run]:
-    """Where runs of consecutive numbers begin and end."""
-    edges = np.concatenate([[0], np.nonzero(np.diff(positions) != 1)[0] + 1, [len(positions)]])
-    return [(int(begin), int(end)) for begin, end in itertools.pairwise(edges)]

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.array_record import ArrayRecordSource
+from tfdist.data.byte_ranges import file_version
 from tfdist.data.columns import Columns
 from tfdist.data.identity import digest
 from tfdist.data.record_files import FilePart, RecordFile, RecordFileSource
@@ -32,7 +33,7 @@ def load_tfds(
 ) -> Source:
     """A split of a TensorFlow data set.
 
-    TFRecord files are read by ranges (see `tfrecord.py`), each block by one worker; ArrayRecord files record by record.
+    TFRecord and ArrayRecord files are read by ranges, each block by one worker (see `block_order.py`).
 
     Args:
       name: "mnist", "mnist:3.0.1", "glue/cola".
@@ -43,7 +44,8 @@ def load_tfds(
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on.
       max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
-      block_records: how many neighbours stay together when the order is permuted; None takes what makes a megabyte.
+      block_records: how many neighbours stay together when the order is permuted; None takes what
+        makes a megabyte of a TFRecord file, a quarter of one of an ArrayRecord file.
 
     Raises:
       UserError: it is not prepared, has no such split or columns, or is in a format that cannot be read so.
@@ -62,8 +64,15 @@ def load_tfds(
         raise UserError(f"The split {split!r} of {name!r} holds no examples. Write a larger one.")
     file_format = builder.info.file_format.value
     if file_format == "array_record":
-        places = [(str(part.filename), part.skip, part.take) for part in parts]
-        return ArrayRecordSource(places, decode, decoded_structure(decode), [repr(features), decoding])
+        sizes = {str(part.filename): part.examples_in_shard for part in parts}
+        return ArrayRecordSource(
+            [(str(part.filename), part.skip, part.take) for part in parts],
+            decode,
+            decoded_structure(decode),
+            record_bytes=sum(file_version(path).num_bytes for path in sizes) / sum(sizes.values()),
+            decoded_by=[repr(features), decoding],
+            block_records=block_records,
+        )
     if file_format != "tfrecord":
         raise UserError(
             f"The data set {name!r} is prepared as {file_format!r} files; tfdist reads 'tfrecord' and 'array_record'. "

@@ -70,6 +70,8 @@ class TFRecordSource(RecordFileSource):
         for part in parts:
             if part.file.index.tail_bytes:
                 self.pass_over(part.file, part.take, f"it is cut short, {part.file.index.tail_bytes:,} bytes of it")
+        if any(file.compression for file in found):
+            self.most_read_again = 0.0
         first = next((number for number, size in enumerate(self.file_sizes) if size), None)
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
