@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from goodput import goodput
 from measuring import Figure, as_table, figures_of, report
 
-
 PARTS = ("stall", "writing", "restoring", "goodput")
 
 

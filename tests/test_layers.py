@@ -36,7 +36,11 @@ MAY_IMPORT = {
 }
 PACKAGE = "tfdist"
 # Modules (or packages) that alone may import a library.
-ONLY_IMPORTERS = {"gin": {"config"}, "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker"}}
+ONLY_IMPORTERS = {
+    "gin": {"config"},
+    "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker"},
+    "keras_tuner": {"tuning"},
+}
 # strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
 ENVIRONMENT_READERS = {"main", "data_service", "launch", "strategies.cluster", "strategies.environment"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}

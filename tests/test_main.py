@@ -158,7 +158,7 @@ def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> No
     ("arguments", "words"),
     [
         ([], ["No experiment given", "--gin_file=configs/experiments/digits.gin"]),
-        ([DIGITS, "--mode=trian"], ["--mode=trian", "train, evaluate, validate", "Did you mean 'train'?"]),
+        ([DIGITS, "--mode=trian"], ["--mode=trian", "train, evaluate, tune, validate", "Did you mean 'train'?"]),
         ([DIGITS, "--mode"], ["--mode", "expected one argument"]),
         ([DIGITS, "--gin_params=train.epochs = 1"], ["--gin_params", "Did you mean '--gin_param'?"]),
         ([DIGITS, "--run-dir=x"], ["--run-dir", "'--run_dir'"]),

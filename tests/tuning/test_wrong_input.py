@@ -14,6 +14,8 @@ from tfdist import main as command
 from tfdist.storage import lease
 
 RATE = "keras.optimizers.SGD.learning_rate"
+UNDER_ADAM = "{'train.optimizer': ['@keras.optimizers.Adam']}"
+UNDER_SGD = "{'train.optimizer': ['@keras.optimizers.SGD']}"
 UNIFORM = "@space.uniform(low=0.1, high=1.0)"
 
 
@@ -41,6 +43,16 @@ def test_a_sweep_that_is_right_is_valid_and_trains_nothing(
 ) -> None:
     assert answer("tune.max_trials = 3") == (0, "")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Callable[..., tuple[int, str]]) -> None:
+    ranges = {
+        "train.optimizer": "@space.choice(values=['@keras.optimizers.SGD', '@keras.optimizers.Adam'])",
+        "keras.optimizers.Adam.beta_1": f"@space.uniform(low=0.5, high=0.9, under={UNDER_ADAM})",
+        RATE: UNIFORM.replace(")", f", under={UNDER_SGD})"),
+    }
+    space = ", ".join(f"{path!r}: {text}" for path, text in ranges.items())
+    assert answer("tune.max_trials = 3", f"tune.space = {{{space}}}") == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""How the end of a trial's process is judged, with the files that it leaves."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from tfdist.errors import UserError
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.objective import Objective
+from tfdist.tuning.trial import SeedRun, Trial
+from tfdist.tuning.workers import shares
+
+OBJECTIVE = Objective("val_accuracy", "max")
+
+
+def point(epoch: int, accuracy: Any, split: str = "eval") -> str:
+    head = {"step": 10 * epoch, "epoch": epoch, "split": split, "learning_rate": 0.1}
+    return json.dumps(head | {"loss": 1.0, "accuracy": accuracy}) + "\n"
+
+
+def seed_run(directory: pathlib.Path, *, points: int = 0, result: dict[str, Any] | None = None) -> SeedRun:
+    (directory / "metrics.jsonl").write_text("".join(point(1 + index, 0.1 * index) for index in range(points)))
+    if result is not None:
+        (directory / "result.json").write_text(json.dumps(result))
+    return SeedRun(0, RunDirectory(str(directory)))
+
+
+def result(accuracy: Any) -> dict[str, Any]:
+    return {"eval_metrics": {"accuracy": accuracy}, "train_metrics": {"loss": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "expected", "message"),
+    [
+        (3, "error: Training diverged at step 7.\n", "infeasible", "Training diverged at step 7."),
+        (1, "Traceback …\nResourceExhaustedError: OOM when allocating tensor\n", "infeasible", "OOM when allocating"),
+        (1, "Traceback …\nKeyError: 'x'\n", "failed", "KeyError: 'x'"),
+        (2, "epoch 1\nerror: the batch cannot be split.\n    more\n", "failed", "the batch cannot be split.\n    more"),
+        (2, "", "failed", "it said nothing"),
+    ],
+)
+def test_an_end_without_an_objective_has_its_reason(
+    tmp_path: pathlib.Path, status: int, log: str, expected: str, message: str
+) -> None:
+    run = seed_run(tmp_path)
+    assert run.end(status, log, OBJECTIVE) and run.status == expected and message in run.message
+    trial = Trial("0000", {}, [run], "0")
+    assert trial.has_failed and trial.conclude() == (expected, None, run.message)
+
+
+@pytest.mark.parametrize("status", [4, 143])
+def test_a_run_that_left_is_not_over(tmp_path: pathlib.Path, status: int) -> None:
+    run = seed_run(tmp_path)
+    assert not run.end(status, "", OBJECTIVE) and run.status is None and run.deaths == 0
+
+
+def test_a_run_that_dies_again_and_again_is_infeasible_but_not_if_it_gets_further(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path)
+    assert not run.end(137, "", OBJECTIVE) and not run.end(139, "", OBJECTIVE)
+    (tmp_path / "metrics.jsonl").write_text(point(1, 0.5))
+    assert len(list(run.new_reports(OBJECTIVE))) == 1
+    assert not run.end(137, "", OBJECTIVE) and not run.end(137, "", OBJECTIVE)
+    assert run.end(137, "", OBJECTIVE) and run.status == "infeasible" and "died 3 times" in run.message
+
+
+def test_a_finished_run_has_the_objective_of_its_result_and_a_paused_one_its_last(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path, points=3)
+    assert [report.objective for report in run.new_reports(OBJECTIVE)] == pytest.approx([0.0, 0.1, 0.2])
+    assert run.end(0, "", OBJECTIVE) and (run.status, run.objective) == ("paused", 0.2)
+    run = seed_run(tmp_path, points=3, result=result(0.7))
+    assert run.end(0, "", OBJECTIVE) and (run.status, run.objective) == ("done", 0.7)
+
+
+def test_a_run_that_ends_with_no_number_is_infeasible(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path, result=result("nan"))
+    assert run.end(0, "", OBJECTIVE) and run.status == "infeasible" and "nan at the end" in run.message
+
+
+def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path, points=3)
+    assert [report.epoch for report in run.new_reports(OBJECTIVE)] == [1, 2, 3]
+    (tmp_path / "metrics.jsonl").write_text(point(1, 0.0) + point(2, 0.1))  # taken back
+    assert list(run.new_reports(OBJECTIVE)) == []
+    (tmp_path / "metrics.jsonl").write_text("".join(point(1 + index, 0.1 * index) for index in range(5)))
+    assert [(report.epoch, report.step) for report in run.new_reports(OBJECTIVE)] == [(4, 40), (5, 50)]
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path)
+    whole = point(1, 0.5)
+    (tmp_path / "metrics.jsonl").write_text(whole + whole[:20])
+    assert len(list(run.new_reports(OBJECTIVE))) == 1
+
+
+def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path, points=1)
+    with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*They report val_loss, val_accuracy"):
+        list(run.new_reports(Objective("val_acuracy", "max")))
+
+
+def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few() -> None:
+    assert shares(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
+    assert shares(["5", "7", "9"], 2) == [["5"], ["7"]]
+    assert shares(["0"], 2) == [["0"], ["0"]]
