@@ -11,6 +11,7 @@ import signal
 import statistics
 from collections.abc import Callable
 
+import psutil
 import pytest
 import support
 from tuning.sweeps import ACCURACY, Sweep, arguments, running
@@ -252,3 +253,33 @@ def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
     assert len(sweep.of("trial_started")) == 7 and sweep.result["num_trials"] == 7
     assert "holds another sweep; the objective: there val_sparse_categorical_accuracy, here val_loss" in finished.stderr
     assert "holds another sweep; the configuration: its settings differ" in finished.stderr
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_after_the_nursery_was_killed_and_after_ctrl_c(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    sweep, log = Sweep(tmp_path / "sweep"), tmp_path / "log"
+    command = arguments(gin_file, sweep.directory, "tune.max_trials = 2", *SLOW)
+
+    def pid_of(trial: str) -> int | None:
+        return sweep.pid(trial) if sweep.of("trial_reported", trial=trial) else None
+
+    with running(command, log) as chief:
+        trial = psutil.Process(chief.until(lambda: pid_of("0000")))
+        trial.parent().kill()
+        assert chief.end() == 1
+        assert "The process that starts the trials was killed" in chief.output and "Traceback" not in chief.output
+        chief.wait_until_all_gone()
+    with running(command, log) as chief:
+        chief.until(lambda: pid_of("0001"))
+        chief.signal(signal.SIGINT)
+        assert chief.end() == 130
+    with running(command, log) as chief:
+        assert chief.end() == 0, chief.output
+    assert [(e["trial"], e["status"]) for e in sweep.ends] == [("0000", "done"), ("0001", "done")]
+    for name in ("0000", "0001"):
+        assert [e["epoch"] for e in sweep.of("trial_reported", trial=name)] == [*range(1, 41)]
+    interrupted = sweep.of("trial_ended", status="interrupted")
+    assert [e["trial"] for e in interrupted] == ["0000", "0001"]
+    assert json.loads((sweep.directory / "trials/0001/result.json").read_text())["resumed_from_step"] > 0
