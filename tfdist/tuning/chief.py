@@ -71,14 +71,24 @@ class Chief:
       journal: of the run directory.
       workers: where trials run.
       woken: a file descriptor that becomes readable when the oracle has something new.
+      on_wait: called some times a second while nothing happens.
     """
 
-    def __init__(self, plan: Plan, asking: Asking, journal: Journal, workers: Workers, woken: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        asking: Asking,
+        journal: Journal,
+        workers: Workers,
+        woken: int,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self._plan = plan
         self._asking = asking
         self._journal = journal
         self._workers = workers
         self._woken = woken
+        self._on_wait = on_wait
         self._pending: collections.deque[Job] = collections.deque()
         self._trials: dict[str, Trial] = {}
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
@@ -271,6 +281,7 @@ class Chief:
         ready = select.select([self._workers, self._woken], [], [], POLL_SECONDS)[0]
         if self._woken in ready:
             os.read(self._woken, 1 << 12)
+        self._on_wait()
 
     def _process_ended(self, ended: Ended) -> None:
         run, trial = ended.job.run, ended.job.trial

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies import cluster, environment
-from tfdist.telemetry.console import open_console
+from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import arguments as checks
@@ -30,12 +30,13 @@ from tfdist.training.run import Request
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking
 from tfdist.tuning.chief import Chief, Plan, write_result
-from tfdist.tuning.journal import Identity, Journal, OnEvent
+from tfdist.tuning.journal import Identity, Journal
 from tfdist.tuning.nursery import Nursery
 from tfdist.tuning.objective import build_objective
+from tfdist.tuning.report import write_report
 from tfdist.tuning.search import Search, check_search
 from tfdist.tuning.space import Parameter, Space
-from tfdist.tuning.telling import teller
+from tfdist.tuning.table import SweepTable, open_table
 from tfdist.tuning.terms import Terms
 from tfdist.tuning.workers import Workers
 
@@ -72,7 +73,6 @@ def tune(
     seeds_per_trial: int = 1,
     seed: int = 0,
     max_failures: int = 3,
-    on_event: OnEvent | None = None,
 ) -> dict[str, Any] | None:
     """Searches for the best values of some settings, by one training for each set of values.
 
@@ -93,7 +93,6 @@ def tune(
       seed: of the search.
       max_failures: so many trials in a row that fail by an error that is neither divergence nor lack of memory end the
         sweep.
-      on_event: is shown each event of the journal; None prints a line for each.
 
     Returns:
       What is written to result.json; None with `request.check_only`.
@@ -141,17 +140,34 @@ def tune(
     held = lease.acquire(plan.run_dir, owner="a sweep", wait_seconds=wait_seconds, notify=console.message)
     try:
         workers = Workers(experiment.nursery, num_workers, _gpus() if num_workers > 1 else ())
-        journal = Journal(plan.run_dir, on_event or teller(console.message), held.check)
-        return _run(plan, identity, oracle, workers, experiment, journal)
+        with contextlib.closing(open_table()) as table:
+            result = _run(plan, identity, oracle, workers, experiment, table, held.check)
+        _report(plan.run_dir, console)
+        return result
     finally:
         held.release()
         console.close()
 
 
+def _report(run_dir: str, console: Console) -> None:
+    """Draws what is to be seen of the sweep; a sweep is no worse without."""
+    try:
+        console.message(f"report: {write_report(run_dir)}")
+    except (UserError, OSError) as error:
+        console.message(f"The report was not written: {error}", "warning")
+
+
 def _run(
-    plan: Plan, identity: Identity, oracle: Any, workers: Workers, experiment: Experiment, journal: Journal
+    plan: Plan,
+    identity: Identity,
+    oracle: Any,
+    workers: Workers,
+    experiment: Experiment,
+    table: SweepTable,
+    still_ours: Callable[[], None],
 ) -> dict[str, Any]:
     started = time.monotonic()
+    journal = Journal(plan.run_dir, table.on_event, still_ours)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
 
@@ -161,8 +177,11 @@ def _run(
 
     asking = Asking(oracle, plan.objective.name, wake=wake_up)
     try:
-        chief = Chief(plan, asking, journal, workers, woken)
-        chief.run(_past(plan, identity, journal))
+        chief = Chief(plan, asking, journal, workers, woken, on_wait=table.refresh)
+        past = _past(plan, identity, journal)
+        for event in past:
+            table.on_event(event, is_replay=True)
+        chief.run(past)
         best = chief.best()
         journal.write(
             journals.ENDED,
