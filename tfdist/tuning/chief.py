@@ -250,8 +250,7 @@ class Chief:
         if trial.is_partial:
             settings.append(f"train.stop_after_epochs = {trial.epochs}")
         parameters = [f"--gin_param={setting}" for setting in settings]
-        self._workers.start(job, [*plan.arguments, *parameters, f"--run_dir={job.run.directory.path}"])
-        trial.worker = job.worker
+        trial.worker = self._workers.next_free
         if not trial.is_told:
             trial.is_told = True
             self._journal.write(
@@ -263,6 +262,7 @@ class Chief:
                 worker=trial.worker,
                 asked=self._asking.asked,
             )
+        self._workers.start(job, [*plan.arguments, *parameters, f"--run_dir={job.run.directory.path}"])
 
     # What comes back
 
@@ -277,7 +277,7 @@ class Chief:
         self._take_reports(ended.job)
         if not trial.is_open:
             return
-        if not run.end(ended.status, ended.log, self._plan.objective):
+        if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs):
             self._write_end(trial, journals.INTERRUPTED, None, run.message or "it was told to leave, and has saved")
             self._pending.appendleft(Job(trial, run))
             return
