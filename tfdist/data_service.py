@@ -48,7 +48,7 @@ def serve(flags: argparse.Namespace) -> None:
         gin_files=flags.gin_file,
         gin_params=flags.gin_param,
         roots=lambda: command.load_roots(flags.verbose),
-        read_url=lambda url: command.read_url(url, flags.verbose),
+        read_url=command.read_url,
     )
     import tensorflow as tf
 

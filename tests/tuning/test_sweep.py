@@ -60,6 +60,11 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
             f"tune.space = {median}",
             *SLOW,
         ),
+        "unfit": (
+            "tune.search = @search.Grid()",
+            "tune.space = {'tiny.linear.units': @space.choice(values=[8, -1, -2, -3, -4, 16])}",
+            "train.epochs = 1",
+        ),
         "budget": ("tune.max_trials = 9", "tune.max_epochs = 11"),
     }
     commands = [arguments(gin_file, directory / name, *parameters) for name, parameters in kinds.items()]
@@ -118,6 +123,13 @@ def test_a_trial_that_diverges_is_infeasible_and_the_sweep_goes_on(done: Done) -
     assert all(status == ("infeasible" if "1e+30" in values else "done") for values, status in ends.items())
     messages = [e["message"] for e in done["grid"].ends if e["status"] == "infeasible"]
     assert all("Training diverged" in message for message in messages)
+
+
+@pytest.mark.slow
+def test_values_that_cannot_be_trained_are_infeasible_once_others_could(done: Done) -> None:
+    ends = done["unfit"].ends
+    assert [e["status"] for e in ends] == ["done", *["infeasible"] * 4, "done"]
+    assert all("tiny.linear() failed" in e["message"] for e in ends[1:5])
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_an_end_without_an_objective_has_its_reason(
     tmp_path: pathlib.Path, status: int, log: str, expected: str, message: str
 ) -> None:
     run = seed_run(tmp_path)
-    assert run.end(status, log, OBJECTIVE) and run.status == expected and message in run.message
+    assert run.end(status, log, OBJECTIVE, epochs=3) and run.status == expected and message in run.message
     trial = Trial("0000", {}, [run], "0")
     assert trial.has_failed and trial.conclude() == (expected, None, run.message)
 
@@ -55,29 +55,29 @@ def test_an_end_without_an_objective_has_its_reason(
 @pytest.mark.parametrize("status", [4, 143])
 def test_a_run_that_left_is_not_over(tmp_path: pathlib.Path, status: int) -> None:
     run = seed_run(tmp_path)
-    assert not run.end(status, "", OBJECTIVE) and run.status is None and run.deaths == 0
+    assert not run.end(status, "", OBJECTIVE, epochs=3) and run.status is None and run.deaths == 0
 
 
 def test_a_run_that_dies_again_and_again_is_infeasible_but_not_if_it_gets_further(tmp_path: pathlib.Path) -> None:
     run = seed_run(tmp_path)
-    assert not run.end(137, "", OBJECTIVE) and not run.end(139, "", OBJECTIVE)
+    assert not run.end(137, "", OBJECTIVE, epochs=3) and not run.end(139, "", OBJECTIVE, epochs=3)
     (tmp_path / "metrics.jsonl").write_text(point(1, 0.5))
     assert len(list(run.new_reports(OBJECTIVE))) == 1
-    assert not run.end(137, "", OBJECTIVE) and not run.end(137, "", OBJECTIVE)
-    assert run.end(137, "", OBJECTIVE) and run.status == "infeasible" and "died 3 times" in run.message
+    assert not run.end(137, "", OBJECTIVE, epochs=3) and not run.end(137, "", OBJECTIVE, epochs=3)
+    assert run.end(137, "", OBJECTIVE, epochs=3) and run.status == "infeasible" and "died 3 times" in run.message
 
 
 def test_a_finished_run_has_the_objective_of_its_result_and_a_paused_one_its_last(tmp_path: pathlib.Path) -> None:
     run = seed_run(tmp_path, points=3)
     assert [report.objective for report in run.new_reports(OBJECTIVE)] == pytest.approx([0.0, 0.1, 0.2])
-    assert run.end(0, "", OBJECTIVE) and (run.status, run.objective) == ("paused", 0.2)
+    assert run.end(0, "", OBJECTIVE, epochs=3) and (run.status, run.objective) == ("paused", 0.2)
     run = seed_run(tmp_path, points=3, result=result(0.7))
-    assert run.end(0, "", OBJECTIVE) and (run.status, run.objective) == ("done", 0.7)
+    assert run.end(0, "", OBJECTIVE, epochs=3) and (run.status, run.objective) == ("done", 0.7)
 
 
 def test_a_run_that_ends_with_no_number_is_infeasible(tmp_path: pathlib.Path) -> None:
     run = seed_run(tmp_path, result=result("nan"))
-    assert run.end(0, "", OBJECTIVE) and run.status == "infeasible" and "nan at the end" in run.message
+    assert run.end(0, "", OBJECTIVE, epochs=3) and run.status == "infeasible" and "nan at the end" in run.message
 
 
 def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) -> None:
@@ -106,3 +106,17 @@ def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few()
     assert shares(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
     assert shares(["5", "7", "9"], 2) == [["5"], ["7"]]
     assert shares(["0"], 2) == [["0"], ["0"]]
+
+
+def test_a_run_that_was_told_to_end_early_counts_with_what_it_had(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path, points=2)
+    list(run.new_reports(OBJECTIVE))
+    run.stop_asked = True
+    assert run.end(143, "", OBJECTIVE, epochs=3) and (run.status, run.objective) == ("stopped", 0.1)
+
+
+def test_a_run_that_left_with_status_0_before_its_rung_ended_is_not_over(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path, points=2)
+    list(run.new_reports(OBJECTIVE))
+    assert not run.end(0, "", OBJECTIVE, epochs=3) and run.status is None
+    assert not run.end(0, "", OBJECTIVE, epochs=None)

@@ -20,7 +20,6 @@ from typing import Any
 
 from tfdist.errors import PreemptedError, TfdistError, UserError
 from tfdist.storage import files
-from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking, Suggestion
@@ -28,7 +27,7 @@ from tfdist.tuning.journal import Journal
 from tfdist.tuning.objective import Objective
 from tfdist.tuning.search import Search
 from tfdist.tuning.space import Space, statements
-from tfdist.tuning.trial import DONE, FAILED, SCORED, STOPPED, Report, SeedRun, Trial
+from tfdist.tuning.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
 from tfdist.tuning.workers import Ended, Job, Workers
 
 POLL_SECONDS = 0.1
@@ -261,8 +260,7 @@ class Chief:
         if trial.is_partial:
             settings.append(f"train.stop_after_epochs = {trial.epochs}")
         parameters = [f"--gin_param={setting}" for setting in settings]
-        self._workers.start(job, [*plan.arguments, *parameters, f"--run_dir={job.run.directory.path}"])
-        trial.worker = job.worker
+        trial.worker = self._workers.next_free
         if not trial.is_told:
             trial.is_told = True
             self._journal.write(
@@ -274,6 +272,7 @@ class Chief:
                 worker=trial.worker,
                 asked=self._asking.asked,
             )
+        self._workers.start(job, [*plan.arguments, *parameters, f"--run_dir={job.run.directory.path}"])
 
     # What comes back
 
@@ -289,13 +288,15 @@ class Chief:
         self._take_reports(ended.job)
         if not trial.is_open:
             return
-        if not run.end(ended.status, ended.log, self._plan.objective):
+        if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs):
             self._write_end(trial, journals.INTERRUPTED, None, run.message or "it was told to leave, and has saved")
             self._pending.appendleft(Job(trial, run))
             return
-        if run.status == FAILED and ended.status == UserError.exit_status and not self._has_trained():
-            self._stop_all()
-            raise UserError(f"The first trial cannot be trained: {run.message}\n{_listed(trial.values)}")
+        if run.status == FAILED and ended.status == UserError.exit_status:
+            if not self._has_trained():
+                self._stop_all()
+                raise UserError(f"The first trial cannot be trained: {run.message}\n{_listed(trial.values)}")
+            run.status = INFEASIBLE  # others could be trained, so it is these values that do not go
         self._conclude(trial)
 
     def _has_trained(self) -> bool:
@@ -408,28 +409,3 @@ class Chief:
 
 def _listed(values: Mapping[str, Any]) -> str:
     return "\n".join(f"    {line}" for line in ["with the trial's values:", *statements(values)])
-
-
-def write_result(plan: Plan, chief: Chief, text_of: Callable[[Sequence[str]], str], seconds: float) -> dict[str, Any]:
-    """best.gin, the configuration with the best values, and result.json, which names the best; the latter last."""
-    best = chief.best()
-    counts = collections.Counter(trial.status for trial in chief.trials)
-    result: dict[str, Any] = {
-        "status": "done",
-        "mode": "tune",
-        "objective": plan.objective.name,
-        "direction": plan.objective.direction,
-        "best": best and best.name,
-        "best_objective": best and best.objective,
-        "best_values": best and best.values,
-        "best_run_dir": best and best.runs[0].directory.path,
-        "num_trials": len(chief.trials),
-        "trials_by_status": dict(counts),
-        "wall_seconds": seconds,
-    }
-    if best is not None:
-        head = f"# The best of {len(chief.trials)} trials: {best.name}, {plan.objective.name} {best.objective:.6g}.\n"
-        head += "".join(f"#   {line}\n" for line in statements(best.values))
-        files.write_atomic(files.join(plan.run_dir, "best.gin"), head + text_of(statements(best.values)))
-    files.write_atomic(RunDirectory(plan.run_dir).result, to_json(result, indent=2) + "\n")
-    return result

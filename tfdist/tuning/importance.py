@@ -97,6 +97,9 @@ def _split_variance(parameters: Sequence[Parameter], trials: Sequence[Trial]) ->
     if np.ptp(predict(np.random.default_rng(0).random((len(parameters), 256)))) == 0:
         reason = "No parameter tells the better trials from the worse."
         return Importance(fit=fit, num_trials=len(trials), reason=reason)
+    if len(parameters) == 1:  # which scipy does not take; all that is explained, it explains
+        share = Share(path=parameters[0].path, alone=1.0, together=0.0)
+        return Importance(shares=(share,), fit=fit, num_trials=len(trials))
     indices = sobol_indices(
         func=predict, n=_NUM_SAMPLES, dists=[uniform()] * len(parameters), rng=np.random.default_rng(0)
     )

@@ -8,8 +8,8 @@ all that it takes to give it the same calls in the same order again. Written by 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,7 +52,8 @@ class Journal:
         self._still_ours()
         if self._sink is None:
             self._sink = files.open_log(self._path)
-        entry = {"event": event, "time": time.time(), **details}
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        entry = {"event": event, "time": now, **details}
         self._sink.write_line(to_json(entry))
         self._on_event(entry)
 

@@ -7,9 +7,10 @@ asks nothing else of it than `Search` says.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from typing import TYPE_CHECKING, Protocol
 
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError, is_whole_number, missing_extra
 from tfdist.tuning.terms import Terms
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Bayesian:
     def build(self, terms: Terms) -> keras_tuner.Oracle:
         from tfdist.tuning import oracles
 
+        if importlib.util.find_spec("sklearn") is None:
+            raise missing_extra("scikit-learn", "tuner", "search.Bayesian")
         own = {"num_initial_points": self.num_initial_points, "alpha": self.alpha, "beta": self.beta}
         return oracles.Bayesian(**oracles.common(terms), max_trials=terms.max_trials, **own)
 

@@ -29,11 +29,12 @@ from tfdist.training.place import LOCAL_WAIT_SECONDS, REMOTE_WAIT_SECONDS
 from tfdist.training.run import Request
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking
-from tfdist.tuning.chief import Chief, Plan, write_result
+from tfdist.tuning.chief import Chief, Plan
 from tfdist.tuning.journal import Identity, Journal
 from tfdist.tuning.nursery import Nursery
 from tfdist.tuning.objective import build_objective
 from tfdist.tuning.report import write_report
+from tfdist.tuning.result import write_result
 from tfdist.tuning.search import Search, check_search
 from tfdist.tuning.space import Parameter, Space
 from tfdist.tuning.table import SweepTable, open_table
@@ -91,8 +92,7 @@ def tune(
       num_workers: trials at once, which share this machine's processors and GPUs.
       seeds_per_trial: trainings of each set of values, with `train.seed` and the numbers behind it; the mean counts.
       seed: of the search.
-      max_failures: so many trials in a row that fail by an error that is neither divergence nor lack of memory end the
-        sweep.
+      max_failures: so many trials in a row that fail by a bug of tfdist end the sweep.
 
     Returns:
       What is written to result.json; None with `request.check_only`.

@@ -24,7 +24,6 @@ SCORED = (DONE, PAUSED, STOPPED)
 MOST_DEATHS = 3  # of one run without an evaluation in between
 _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
 _SHOWN_BYTES = 1 << 14
-EXIT_KILLED = 137  # 128 + SIGKILL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,28 +82,31 @@ class SeedRun:
             self.deaths = 0
             yield report
 
-    def end(self, status: int, log: str, objective: Objective) -> bool:
+    def end(self, status: int, log: str, objective: Objective, *, epochs: int | None) -> bool:
         """Takes the end of the process; whether it ended the run, rather than interrupt it.
 
         Args:
           status: the exit status.
           log: what the process wrote.
+          epochs: at which the rung ends; None: where the run itself does.
 
         Raises:
           UserError: the run has ended well and does not have the objective.
         """
-        if status == EXIT_DONE:
-            self.status = DONE if files.exists(self.directory.result) else PAUSED
+        is_done = files.exists(self.directory.result)
+        is_paused = epochs is not None and max((r.epoch for r in self.reports.values()), default=0) >= epochs
+        if status == EXIT_DONE and (is_done or is_paused):
+            self.status = DONE if is_done else PAUSED
             self.objective = self._final(objective)
             if self.objective is None or not math.isfinite(self.objective):
                 self.status, self.message = INFEASIBLE, f"{objective.name} is {self.objective} at the end"
-        elif self.stop_asked and status in (EXIT_PREEMPTED, EXIT_KILLED) and self.reports:
-            self.status, self.objective = STOPPED, self._last()
         elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(log)):
             self.status, self.message = INFEASIBLE, last_words(log)
         elif status in (EXIT_BUG, EXIT_USER_ERROR):
             self.status, self.message = FAILED, last_words(log)
-        elif status in (EXIT_PREEMPTED, EXIT_PEER_LOST):
+        elif self.stop_asked and self.reports:
+            self.status, self.objective = STOPPED, self._last()
+        elif status in (EXIT_DONE, EXIT_PREEMPTED, EXIT_PEER_LOST):  # a policy may let who has saved leave with 0
             return False
         else:
             self.deaths += 1

@@ -71,12 +71,17 @@ class Workers:
         return self._jobs.count(None)
 
     @property
+    def next_free(self) -> int:
+        """The place where the next process will run."""
+        return self._jobs.index(None)
+
+    @property
     def running(self) -> list[Job]:
         return [job for job in self._jobs if job is not None]
 
     def start(self, job: Job, arguments: Sequence[str]) -> None:
         """Starts a process in a free place."""
-        job.worker = self._jobs.index(None)
+        job.worker = self.next_free
         job.log, job.started = self._log(job.run.directory), time.monotonic()
         self._jobs[job.worker] = job
         gpus = self._gpus[job.worker]
