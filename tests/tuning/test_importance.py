@@ -132,3 +132,18 @@ def test_equal_objectives_give_a_reason_and_no_shares() -> None:
 )
 def test_a_value_has_its_place_on_the_axis(parameter: Parameter, value: Any, expected: float) -> None:
     assert unit_value(parameter, value) == pytest.approx(expected)
+
+
+def test_one_parameter_explains_all_that_is_explained() -> None:
+    sweep = sweep_of(lambda v: -v["Dropout.rate"])
+    (rate,) = [parameter for parameter in sweep.parameters if parameter.path == "Dropout.rate"]
+    alone = dataclasses.replace(
+        sweep,
+        parameters=(rate,),
+        trials=tuple(
+            dataclasses.replace(trial, values={rate.path: trial.values[rate.path]})
+            for trial in sweep.trials
+            if rate.path in trial.values
+        ),
+    )
+    assert totals(importance_of(alone)) == {"Dropout.rate": 1.0}
