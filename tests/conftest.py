@@ -1,9 +1,10 @@
-"""What every test gets: a quiet environment that is part of no cluster, and no silent skip of Horovod's tests."""
+"""What every test gets: a quiet environment that is part of no cluster, no seed, no silent skip of Horovod's tests."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -27,6 +28,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             "Run: python tools/build_horovod.py, or set TFDIST_SKIP_HOROVOD=1 to go without.",
             pytrace=False,
         )
+
+
+@pytest.fixture(autouse=True)
+def no_seed_of_another_test() -> Iterator[None]:
+    """Takes back TensorFlow's global seed, under which what is not seeded seems to be."""
+    yield
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(None)
 
 
 @pytest.fixture
