@@ -111,6 +111,7 @@ def build_step(
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,
         typical_weight=float(plan.global_batch_size),
+        deterministic=deterministic,
     )
     choose_packing(run.strategy, learner, step, batches, **auto)
     return step

@@ -65,6 +65,8 @@ class TrainStep:
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
       typical_weight: about the weight of a global batch, its number of examples.
+      deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
+        their arithmetic, by another way under each strategy, and the last bits would differ.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class TrainStep:
         term_names: Sequence[str],
         loss_scale: LossScale | None,
         typical_weight: float,
+        deterministic: bool = False,
     ) -> None:
         self._strategy = strategy
         self._model = model
@@ -87,6 +90,7 @@ class TrainStep:
         self._term_names = tuple(term_names)
         self._loss_scale = loss_scale
         self._typical_weight = typical_weight
+        self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
         # What a skipped step must not change.
         self._moving = [*moving_variables(model), *metrics.variables]
         self._learning: list[Any] = []
@@ -113,9 +117,10 @@ class TrainStep:
             going = totals.steps < num_steps
             return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
-        step = self._step_or_skip if self._loss_scale is not None else self._step
+        def step(totals: Totals) -> tuple[Totals]:
+            return (self._step(iterator, totals),)
 
-        (totals,) = tf.while_loop(proceed, lambda t: (step(iterator, t),), [self._zero_totals()], parallel_iterations=1)
+        (totals,) = tf.while_loop(proceed, step, [self._zero_totals()], parallel_iterations=1)
         metrics, wishes = self._strategy.first_local(self._strategy.run(self._read, args=(wishes,)))
         return totals, metrics, wishes
 
@@ -123,7 +128,7 @@ class TrainStep:
         metrics, (wishes,) = self._metrics.read(self._strategy, [wishes])
         return metrics, wishes
 
-    def _step(self, iterator: Iterator[Any], totals: Totals) -> Totals:
+    def _step_at_once(self, iterator: Iterator[Any], totals: Totals) -> Totals:
         """One step whose update waits for nothing but its gradients."""
         batch, waited = timed_next(self._strategy, iterator)
         sums = self._strategy.run(self.global_sums, args=(batch,))
