@@ -46,7 +46,7 @@ def evaluated(task: Supervised, model: keras.Model, examples: Any, *, compiled: 
     batch = {"examples": source.gatherer()(tf.range(N))}
     results = tf.function(compute, jit_compile=compiled)(batch)
     task.update_metrics(metrics.metrics, batch["examples"], results.pop("outputs"), None)
-    return {name: float(value) for name, value in (results | metrics.read(strategy)).items()}
+    return {name: float(value) for name, value in (results | metrics.read(strategy)[0]).items()}
 
 
 def by_keras(model: keras.Model, x: Any, y: Any, **settings: Any) -> dict[str, float]:
