@@ -16,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from record_files_support import COLUMNS, FEATURES, write_numbered
 from support import REPOSITORY, Finished, run_command, run_python
 
 from tfdist import main as command
+from tfdist.data.tfrecord import TFRecordSource
+from tfdist.errors import UserError
 
 CONFIGS = REPOSITORY / "configs"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -419,6 +422,20 @@ def test_what_fails_only_while_training_is_told_in_one_message_too(
         assert word in failed.stderr
     assert "support.py" not in failed.stderr and "test_main.py" not in failed.stderr
     assert not Path("run/result.json").exists()
+
+
+def test_a_run_is_not_blamed_on_data_that_an_earlier_one_of_the_process_read(
+    answer: Callable[..., Answer], tmp_path: Path
+) -> None:
+    earlier = TFRecordSource(files=write_numbered(tmp_path, [9]), features=FEATURES, columns=COLUMNS)
+    damaged = tmp_path / "part-000"
+    damaged.write_bytes(b"\xff" * damaged.stat().st_size)
+    with pytest.raises(UserError, match="corrupt"):
+        earlier.read_run(0, 0, 9)
+    assert "corrupt" in str(earlier.diagnose())
+    settings = [param("import mine"), param("train.train_data = @mine.unseen_labels_out_of_range")]
+    failed = answer(DIGITS, *settings, "--run_dir=run")
+    assert failed.status == 2 and "label value of 49" in failed.stderr
 
 
 def test_the_traceback_of_the_users_own_code_is_there_for_those_who_ask(answer: Callable[..., Answer]) -> None:

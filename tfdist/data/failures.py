@@ -54,8 +54,16 @@ class Explaining(Protocol):
 
 
 def watch(source: Explaining) -> None:
-    """Lets `explained` ask the source, for as long as it lives."""
-    _WATCHED.add(source)
+    """Lets `explained` ask the source, which reads now, for as long as it lives or until `forget`."""
+    with _LOCK:
+        _WATCHED.add(source)
+
+
+def forget() -> None:
+    """Starts anew: what was noted and read until now has nothing to do with what fails from here on."""
+    with _LOCK:
+        _FIRST.clear()
+        _WATCHED.clear()
 
 
 def explained(error: BaseException) -> TfdistError | None:
@@ -71,7 +79,9 @@ def explained(error: BaseException) -> TfdistError | None:
     of_service = "element from worker" in said_by(error)
     if not (of_service or isinstance(error, (tf.errors.InvalidArgumentError, UnicodeDecodeError))):
         return None
-    return next((told for source in list(_WATCHED) if (told := source.diagnose()) is not None), None)
+    with _LOCK:
+        watched = list(_WATCHED)
+    return next((told for source in watched if (told := source.diagnose()) is not None), None)
 
 
 def said_by(error: BaseException) -> str:

@@ -140,13 +140,13 @@ class RecordFileSource(RecordSource):
         self._corrupt: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._recent: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=RECENT_RUNS)
-        watch(self)
 
     def check_record(self, record: bytes, where: str) -> None:
         """Raises UserError where a record is not as described; `where` names it. Asked after a decoding failed."""
 
     def read_run(self, file: int, first: int, count: int) -> list[bytes]:
         part = self.parts[file]
+        watch(self)
         self._recent.append((file, first, count))
         self._check_whole(part)
         records, wrong = part.file.read(part.skip + first, count)

@@ -71,7 +71,6 @@ class Served(StreamSource):
         self._links: list[Link] = []
         self.num_examples = self.source.num_examples
         self.structure = self.source.structure
-        watch(self)
 
     def prepare(self, directory: str) -> None:
         self._fitted = directory
@@ -92,6 +91,7 @@ class Served(StreamSource):
         }
         links = [Link(address, asked | {"turn": turn}) for turn, address in enumerate(self._services)]
         self._links += links
+        watch(self)
         turns = tf.data.Dataset.range(tf.int64.max).map(lambda t: t % len(links))
         streams = [link.dataset(tuple(tf.nest.flatten(spec))) for link in links]
         awaited = turns.map(lambda turn: _told(lambda t: links[int(t)].ask(), turn))

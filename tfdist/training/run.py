@@ -113,7 +113,7 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
         leaving.callback(events.close)
         metrics = MetricsLog(directory) if topology.is_chief else NullMetricsLog()
         leaving.callback(metrics.close)
-        failures.take()  # what an earlier run of this process left
+        failures.forget()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, place)
         try:
             if mode == "train" and not place.is_finished:
