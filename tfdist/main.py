@@ -44,7 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_NO_READER
+    finally:
+        _tell_end()
     return EXIT_DONE
+
+
+def _tell_end() -> None:
+    from tfdist.telemetry import pulse
+
+    pulse.beat(pulse.ENDED)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,7 +117,10 @@ def run(flags: argparse.Namespace) -> None:
         check_installed(error)
         raise
     from tfdist.storage import gcs
+    from tfdist.telemetry import pulse
 
+    pulse_path = os.environ.pop(pulse.VARIABLE, None)  # not for the processes that this one starts
+    pulse.begin(pulse_path if flags.mode != "tune" else None)
     gcs.limit_retries(os.environ)
     nurseries: list[Any] = []
 

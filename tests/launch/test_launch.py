@@ -425,7 +425,7 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         (["--", "x"], "--workers=N is missing"),
         (["--workers=2"], "The `--` and tfdist.main's arguments are missing"),
         (["--workers=2", "--"], "Nothing follows `--`"),
-        (["--worker=2", "--", "x"], "Unknown argument '--worker=2'. Did you mean '--workers'?"),
+        (["--worker=2", "--", "x"], "Unknown argument '--worker=2'. Did you mean '--workers' or"),
         (["--workers=2", "--gin_file=x"], "The arguments of tfdist.main come after `--`"),
         (["--workers=2", "--launcher=hvd", "--", "x"], "invalid choice: 'hvd'"),
         (["--workers=2", "--timeout_seconds=-1", "--", "x"], "received '-1'"),

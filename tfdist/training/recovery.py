@@ -23,6 +23,7 @@ from tfdist.backup.schedule import Schedule
 from tfdist.backup.state import State
 from tfdist.errors import EXIT_PREEMPTED, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry import pulse
 from tfdist.training.randomness import read_generators, set_generators
 from tfdist.training.state import MODEL, SEEDS, TrainingState
 from tfdist.training.wishes import Wanted
@@ -93,6 +94,7 @@ class Recovery:
     def save(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Copies the state, to be written while training goes on. A collective."""
         begun = time.monotonic()
+        pulse.beat(pulse.SAVING)
         tensors = self._state.tensors()
         if self._keeper is not None:
             drawn, arrays = read_generators()
@@ -104,6 +106,7 @@ class Recovery:
         now = time.monotonic()
         self._schedule.saved(position.step, now, cost_seconds=now - begun)
         self._saved_step = position.step
+        pulse.beat(pulse.BETWEEN)
 
     def has_saved(self, step: int) -> bool:
         """Whether the last backup is of this step."""
@@ -111,6 +114,7 @@ class Recovery:
 
     def pause(self) -> None:
         """Waits until all is stored, on all workers."""
+        pulse.beat(pulse.SAVING)
         if self._keeper is not None:
             self._keeper.wait()
         self._strategy.any_worker(False)  # nobody goes before the chief has stored it
