@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
+from tfdist.strategies.environment import ALL_WORKERS_VARIABLE
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, also where some are left out
-ALL_WORKERS_VARIABLE = "TFDIST_ALL_WORKERS"  # how many the run has when none is left out
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
 
