@@ -463,7 +463,7 @@ sys.exit({"wrong": 2, "diverged": 3, "left": 99}[sys.argv[1]])
 def test_a_signal_ends_the_waiting_for_the_next_start(launch: Callable[..., Run]) -> None:
     run = launch("sys.exit(1)", options=("--max_restarts=3", "--backoff_seconds=60"), workers=1)
     assert run.process.stderr
-    while "Starting again in 60 s" not in run.process.stderr.readline():
+    while "Starting again 60 s after" not in run.process.stderr.readline():
         assert run.process.poll() is None
     run.process.terminate()
     assert run.end()[0] == EXIT_PREEMPTED

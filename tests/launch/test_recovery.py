@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 from crashes.runs import Run, differences, environment
@@ -18,7 +19,7 @@ from crashes.runs import Run, differences, environment
 pytestmark = pytest.mark.slow
 
 EXPERIMENT = "tests/launch/faulty.gin"
-TIMEOUT_SECONDS = 400.0
+TIMEOUT_SECONDS = 900.0
 LAUNCHERS = {"multi_worker": "tf_config", "horovod": "horovod"}
 NO_DROPOUT = "experiment.build_model.dropout = 0.0"
 both_strategies = pytest.mark.parametrize(
@@ -147,3 +148,22 @@ def test_workers_that_are_lost_in_every_way_cost_no_more_than_time(
     assert is_horovod or done.said("its input pipeline is stuck in Python code")
     assert done.said("tfdist/training/loop.py")  # of who waits
     assert [bool(event["step"]) for event in run.events("worker_hung")][:2] == [True, False]  # one came to no step
+
+
+def test_two_of_three_workers_go_on_and_the_third_is_taken_in_again(
+    tmp_path: pathlib.Path, undisturbed: Callable[..., Run]
+) -> None:
+    run = Run(tmp_path / "run")
+    plain = "MODEL = @faulty.build_plain_model"
+    plan_faults(run.directory, ("killed", 2, 8), ("dies_at_once", 2, 2), ("dies_at_once", 2, 3), ("killed", 0, 24))
+    done = train(run.directory, "multi_worker", plain, options=("--max_restarts=9", "--min_workers=2"), workers=3)
+    assert done.status == 0, done.output
+    assert [event["places"] for event in details(run, "restarted")] == [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1, 2]]
+    assert [event["num_workers"] for event in details(run, "run_started")] == [3, 2, 3]
+    assert [event["num_microbatches"] for event in details(run, "fewer_workers")] == [2]
+    assert done.said("with 2 of 3 workers: place 2 does not come back")
+    assert done.said("with 3 of 3 workers: place 2 is taken in again")
+    ours, theirs = run.weights(), undisturbed(3, plain).weights()
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_allclose(array, theirs[name], rtol=0, atol=1e-5, err_msg=name)

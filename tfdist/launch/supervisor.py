@@ -78,7 +78,7 @@ class _Supervisor:
             if isinstance(decision, Enough):
                 self._end(decision)
                 return outcome.status
-            status = self._wait(decision)
+            status = self._wait(decision, outcome.noticed)
             if status is not None:
                 return status
 
@@ -117,16 +117,16 @@ class _Supervisor:
             self.journal.note("error", decision.event, step=self.restarts.newest_step, message=decision.reason)
         self.journal.store(self.run_dir)
 
-    def _wait(self, again: Again) -> int | None:
-        """Until the next start; the exit status where it does not come to that."""
+    def _wait(self, again: Again, noticed: float) -> int | None:
+        """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
         was_out = self.plan.left_out
         self.plan = dataclasses.replace(self.plan, left_out=again.left_out)
         words = self._changes(was_out)
-        message = f"Starting again in {again.seconds:g} s (restart {again.number}){words}."
+        message = f"Starting again {again.seconds:g} s after the failure (restart {again.number}){words}."
         self.output.say(message)
         self.journal.note("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
         self.journal.store(self.run_dir)
-        ends = time.monotonic() + again.seconds
+        ends = noticed + again.seconds
         limit = self.begun + (self.patience.timeout_seconds or float("inf"))
         while (now := time.monotonic()) < ends:
             if self.signals:
