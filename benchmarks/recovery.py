@@ -2,7 +2,7 @@
 
 Two workers train the digits under `python -m tfdist.launch --max_restarts`. One of them gets SIGKILL, and SIGSTOP once
 training goes on. A cold start is the time from the command to its first step; recovering that from the signal to the
-first step that had not been done before, the two seconds of waiting before a restart included. A round takes a minute
+first step that had not been done before, with the two seconds of waiting before a restart. A round takes a minute
 on two cores.
 
     python benchmarks/recovery.py [--json=FILE] [--part=tf_config|horovod] [--quick]
@@ -26,8 +26,8 @@ from pathlib import Path
 
 import psutil
 from measuring import HERE, Figure, ratio, report
-from recovery_steps import STEPS_FILE
 
+STEPS_FILE = "TFDIST_BENCHMARK_STEPS"  # in the environment of the workers: where to tell of steps
 PARTS = ("tf_config", "horovod")
 ROUNDS, QUICK_ROUNDS = 3, 1
 WAIT_SECONDS = 180.0

@@ -9,8 +9,7 @@ import os
 import time
 
 import keras
-
-STEPS_FILE = "TFDIST_BENCHMARK_STEPS"
+from recovery import STEPS_FILE
 
 
 class Steps(keras.callbacks.Callback):

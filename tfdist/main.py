@@ -121,6 +121,7 @@ def run(flags: argparse.Namespace) -> None:
 
     pulse_path = os.environ.pop(pulse.VARIABLE, None)  # not for the processes that this one starts
     pulse.begin(pulse_path if flags.mode != "tune" else None)
+    begin_at = os.environ.pop(pulse.BEGIN_VARIABLE, None)
     gcs.limit_retries(os.environ)
     nurseries: list[Any] = []
 
@@ -133,7 +134,9 @@ def run(flags: argparse.Namespace) -> None:
         )
 
     try:
-        run_mode(flags, load(), load, nurseries)
+        loaded = load()
+        pulse.wait_to_begin(begin_at)
+        run_mode(flags, loaded, load, nurseries)
     finally:
         for nursery in nurseries:
             nursery.close()

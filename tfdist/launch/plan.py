@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
 from tfdist.strategies.environment import ALL_WORKERS_VARIABLE
+from tfdist.telemetry.pulse import BEGIN_VARIABLE
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, also where some are left out
@@ -26,6 +27,7 @@ class Plan:
       environment: of each.
       pin_cpus: gives each its share of the CPUs.
       left_out: the places, counted from 0, of workers that are not started. The others are numbered without a gap.
+      begin_at: the moment by `time.monotonic` until which workers that are ready wait; None does not wait.
     """
 
     num_workers: int
@@ -33,6 +35,7 @@ class Plan:
     environment: dict[str, str]
     pin_cpus: bool = False
     left_out: frozenset[int] = frozenset()
+    begin_at: float | None = None
 
     @property
     def places(self) -> list[int]:
@@ -48,6 +51,8 @@ class Plan:
     def own_variables(self, index: int) -> dict[str, str]:
         """What worker `index` alone has in its environment."""
         variables = {PLACE_VARIABLE: str(self.places[index])}
+        if self.begin_at is not None:
+            variables[BEGIN_VARIABLE] = repr(self.begin_at)
         return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if self.left_out else {})
 
 

@@ -49,11 +49,20 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Start again, `seconds` later, without the workers at the places `left_out`."""
+    """Go on `seconds` after the failure.
+
+    Attributes:
+      number: of the restart, counted from 1.
+      seconds: to wait.
+      left_out: the places that are not started.
+      is_warm: whether processes may be started meanwhile, to wait when they are ready: the last start came to new
+        steps, so starting is not what fails.
+    """
 
     number: int
     seconds: float
     left_out: frozenset[int]
+    is_warm: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +118,7 @@ class Restarts:
         self._number += 1
         self._left_out = self._choose(is_fruitful)
         doubled = self._rules.backoff_seconds * 2.0 ** max(0, self._fruitless - (0 if is_fruitful else 1))
-        return Again(self._number, min(doubled, self._rules.longest_backoff_seconds), self._left_out)
+        return Again(self._number, min(doubled, self._rules.longest_backoff_seconds), self._left_out, is_fruitful)
 
     def _count_strike(self, failure: Failure, is_fruitful: bool) -> None:
         if is_fruitful:  # those that are left out get one more chance

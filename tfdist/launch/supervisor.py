@@ -120,15 +120,15 @@ class _Supervisor:
     def _wait(self, again: Again, noticed: float) -> int | None:
         """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
         was_out = self.plan.left_out
-        self.plan = dataclasses.replace(self.plan, left_out=again.left_out)
+        ends = noticed + again.seconds
+        self.plan = dataclasses.replace(self.plan, left_out=again.left_out, begin_at=ends if again.is_warm else None)
         words = self._changes(was_out)
-        message = f"Starting again {again.seconds:g} s after the failure (restart {again.number}){words}."
+        message = f"Going on {again.seconds:g} s after the failure (restart {again.number}){words}."
         self.output.say(message)
         self.journal.note("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
         self.journal.store(self.run_dir)
-        ends = noticed + again.seconds
         limit = self.begun + (self.patience.timeout_seconds or float("inf"))
-        while (now := time.monotonic()) < ends:
+        while (now := time.monotonic()) < ends and not again.is_warm:
             if self.signals:
                 number = self.signals.popleft()
                 self.output.say(f"{signal.Signals(number).name} was received: not starting again.")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "TFDIST_PULSE"
+BEGIN_VARIABLE = "TFDIST_BEGIN_AT"  # a moment by `time.monotonic` before which a run should not go on
 STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 is Slurm's warning
 REMEMBERED = 32  # of the last durations of a phase
 _RECORD = struct.Struct("<8sqqqddd??6x24s256s")
@@ -145,6 +146,12 @@ def begin(path: str | None) -> None:
     if path:
         with contextlib.suppress(OSError):
             _PULSE = Pulse(path)
+
+
+def wait_to_begin(moment: str | None) -> None:
+    """Sleeps until the supervisor's waiting before a restart is over; all that could be imported is there by then."""
+    with contextlib.suppress(ValueError):
+        time.sleep(max(0.0, float(moment or 0.0) - time.monotonic()))
 
 
 def beat(phase: str, step: int | None = None) -> None:
