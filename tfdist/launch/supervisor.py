@@ -65,7 +65,7 @@ class _Supervisor:
         self.begun = time.monotonic()
         self.patience = dataclasses.replace(patience, begun=self.begun)
         self.restarts = Restarts(rules, plan.num_workers)
-        self.journal = Journal(output.say)
+        self.journal = Journal(output.say, worker=plan.first_index)
         self.run_dir: str | None = None
 
     def run(self) -> int:
@@ -87,7 +87,7 @@ class _Supervisor:
             return watch(workers, signals=self.signals, say=self.output.say, patience=self.patience)
 
     def _decide(self, outcome: Outcome) -> Again | Enough:
-        place = self.plan.places[outcome.worker] if outcome.is_certain else None
+        place = self.plan.place_of(outcome.worker) if outcome.is_certain else None
         may_mend = bool(outcome.facts.get("address_taken"))  # a start chooses its ports anew
         decision = self.restarts.after(Failure(outcome.status, place, outcome.step), may_mend=may_mend)
         if outcome.status not in OWN_DOING or may_mend:
@@ -107,7 +107,7 @@ class _Supervisor:
             host=reading.host if reading else None,
             pid=outcome.vital.pid if outcome.vital else None,
             phase=reading.phase if reading else None,
-            place=None if outcome.worker is None else self.plan.places[outcome.worker],
+            place=None if outcome.worker is None else self.plan.place_of(outcome.worker),
             is_certain=outcome.is_certain,
             num_workers=len(self.plan.places),
         )
