@@ -91,8 +91,8 @@ class TrainStep:
         self._loss_scale = loss_scale
         self._typical_weight = typical_weight
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
-        # What a skipped step must not change.
-        self._moving = [*moving_variables(model), *metrics.variables]
+        # What a skipped step must not change; without a loss scale the run ends with it.
+        self._moving = [] if loss_scale is None else [*moving_variables(model), *metrics.variables]
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
         # Keras's fit traces without autograph too, so a model behaves alike under both.
