@@ -38,7 +38,7 @@ PACKAGE = "tfdist"
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {
     "gin": {"config"},
-    "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker"},
+    "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker", "launch.elastic_driver"},
     "keras_tuner": {"tuning"},
 }
 # strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
