@@ -249,6 +249,28 @@ time.sleep(100)  # it imports TensorFlow, say, and SIGTERM ends it
     assert elastic.marks("start-2") == [f"start-2.{stays}"]
 
 
+def test_when_one_workers_machine_is_taken_away_the_others_go_on(open_elastic: Any) -> None:
+    program = """
+if size == 1:
+    sys.exit(0)
+def leave(*_):
+    mark("leaves")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, leave)
+if rank == 1:
+    (here / "worker.part").write_text(str(os.getppid()))
+    (here / "worker.part").rename(here / "worker")
+wait_for("leaves", 1)
+sys.exit(143)  # as all agree to
+"""
+    elastic = open_elastic(program=program)
+    elastic.wait_until((elastic.directory / "worker").exists)
+    os.kill(int((elastic.directory / "worker").read_text()), signal.SIGTERM)
+    assert elastic.end() == 0, elastic.output()
+    assert "Process 1 exit with status code 143" in elastic.output()
+    assert len(elastic.marks("start-2")) == 1
+
+
 def test_when_horovodrun_is_told_to_end_the_workers_save_and_nothing_is_left(open_elastic: Any) -> None:
     program = """
 def save(*_):
@@ -266,3 +288,22 @@ while True:
     assert elastic.end() == 1
     assert len(elastic.marks("saved")) == 2
     assert elastic.marks("start-2") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--", "x"], "is started by an elastic horovodrun, which sets HOROVOD_ELASTIC=1; received None"),
+        (["--max_failures=3"], "The `--` and tfdist.main's arguments are missing"),
+        (["--max_failure=3", "--", "x"], "Unknown argument '--max_failure'. Did you mean '--max_failures'?"),
+        (["--max_failures=-1", "--", "x"], "must be a whole number from 0; received '-1'"),
+        (["--peer_timeout_seconds=soon", "--", "x"], "must be a number of seconds from 1; received 'soon'"),
+    ],
+)
+def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str], expected: str) -> None:
+    done = support.run_python(
+        ["-m", "tfdist.launch.elastic_worker", *arguments], env={"PYTHONPROFILEIMPORTTIME": "1"}, cwd=support.REPOSITORY
+    )
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert done.status == 2 and len(said) == 1 and expected in said[0]
+    assert "tensorflow" not in done.stderr and "keras" not in done.stderr

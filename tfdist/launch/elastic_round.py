@@ -32,12 +32,18 @@ class Patience:
     """How long a worker waits for what.
 
     Attributes:
-      over_seconds: for its child to find out that another has ended, and to store what was saved.
+      chief_seconds: for the chief's process to find out that another has ended, and to store what was saved.
+      other_seconds: for another's to find out, if that is less.
       grace_seconds: between SIGTERM and SIGKILL after that.
     """
 
-    over_seconds: float = 60.0
+    chief_seconds: float = 60.0
+    other_seconds: float = 10.0
     grace_seconds: float = 5.0
+
+    def end_seconds(self, place: Place) -> float:
+        """How long the process at `place` may take to end by itself."""
+        return self.chief_seconds if place.rank == 0 else min(self.chief_seconds, self.other_seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +90,7 @@ def run_round(
       patience: with a child when the round is over for another worker.
     """
     child = _Child(command, {**environment, **place.variables()})
-    ends = _Ends(patience)
+    ends = _Ends(driver, patience, place)
     was_told = was_asked = False
     while not child.has_ended():
         while signals:
@@ -95,7 +101,7 @@ def run_round(
             say(f"{place}: the hosts have changed. The run saves, and goes on with those that are there now.")
             driver.tell(LEAVING)
             child.send(signal.SIGTERM)
-        for number in ends.due(driver, time.monotonic()):
+        for number in ends.due(time.monotonic()):
             say(f"{place}: the round is over for another worker; ending this one's process ({number.name}).")
             child.send(number)
         time.sleep(POLL_SECONDS)
@@ -107,22 +113,24 @@ def run_round(
 class _Ends:
     """When a child is ended because the round is over for another."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, driver: Driver, patience: Patience, place: Place) -> None:
+        self._driver = driver
+        self._grace_seconds = patience.grace_seconds
+        self._end_seconds = patience.end_seconds(place)
         self._ask_at = time.monotonic() + _ASK_SECONDS
         self._terminate_at = self._kill_at = math.inf
         self.has_begun = False
 
-    def due(self, driver: Driver, now: float) -> list[signal.Signals]:
+    def due(self, now: float) -> list[signal.Signals]:
         """The signals to send now."""
         if now >= self._ask_at:
-            over = driver.told(OVER)
+            over = self._driver.told(OVER)
             self._ask_at = now + _ASK_SECONDS if over is None else math.inf
             if over is not None:
-                self._terminate_at = now if over["noted_no_signal"] else now + self._patience.over_seconds
+                self._terminate_at = now if over["noted_no_signal"] else now + self._end_seconds
         if now >= self._terminate_at:
             self.has_begun = True
-            self._terminate_at, self._kill_at = math.inf, now + self._patience.grace_seconds
+            self._terminate_at, self._kill_at = math.inf, now + self._grace_seconds
             return [signal.SIGTERM]
         if now >= self._kill_at:
             self._kill_at = math.inf

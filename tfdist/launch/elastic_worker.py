@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             worker_environment(os.environ),
             peer_timeout_seconds=options.peer_timeout_seconds,
             max_failures=options.max_failures,
-            patience=Patience(over_seconds=options.end_seconds),
+            patience=Patience(chief_seconds=options.end_seconds),
         ).run()
     except TfdistError as error:
         say(f"error: {error}")
@@ -231,9 +231,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--end_seconds",
         type=_number(float, "a number of seconds", least=0.0),
-        default=Patience().over_seconds,
+        default=Patience().chief_seconds,
         metavar="S",
-        help="how long a process may take to end, and to store what was saved, once another worker's has ended",
+        help="how long the chief may take to end, and to store what was saved, once another worker has ended",
     )
     add(
         "--max_failures",
