@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled  # the public module only sets it
 
 from tfdist.strategies.base import Strategy
+from tfdist.training.randomness import is_deterministic
 
 SLOW_FACTOR = 1.5  # of the median worker's own time
 SLOW_SECONDS, SLOW_CALLS = 3.0, 5  # so long without a break, both
@@ -33,7 +33,7 @@ class Reduction:
 
     def __init__(self, strategy: Strategy, tensors: Sequence[Any]) -> None:
         self._began = None
-        if strategy.topology.num_workers > 1 and not is_op_determinism_enabled():
+        if strategy.topology.num_workers > 1 and not is_deterministic():
             self._began = _when_there(tensors)
 
     def seconds_until(self, sums: Sequence[Any]) -> tf.Tensor:
