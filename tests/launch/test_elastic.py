@@ -295,7 +295,7 @@ while True:
     [
         (["--", "x"], "is started by an elastic horovodrun, which sets HOROVOD_ELASTIC=1; received None"),
         (["--max_failures=3"], "The `--` and tfdist.main's arguments are missing"),
-        (["--max_failure=3", "--", "x"], "Unknown argument '--max_failure'. Did you mean '--max_failures'?"),
+        (["--max_failure=3", "--", "x"], "Unknown argument '--max_failure=3'. Did you mean '--max_failures'?"),
         (["--max_failures=-1", "--", "x"], "must be a whole number from 0; received '-1'"),
         (["--peer_timeout_seconds=soon", "--", "x"], "must be a number of seconds from 1; received 'soon'"),
     ],
