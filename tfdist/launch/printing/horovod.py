@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=checks.hosts, help="HOST:SLOTS,HOST:SLOTS; a slot is a process, one for each GPU")
     add("--min_workers", type=checks.whole_number(1), metavar="N", help="goes on with so many; makes the run elastic")
     add("--max_workers", type=checks.whole_number(1), metavar="N", help="default: the slots of --hosts")
+    add("--interfaces", type=checks.word, help="of the network, such as eth0; horovodrun else looks for common ones")
     add("--discovery", type=checks.word, metavar="SCRIPT", help="your own, which prints HOST:SLOTS lines")
 
 
@@ -79,7 +80,13 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
     num_workers = job.num_workers if options.workers > 1 else slots
     is_elastic = bool(options.min_workers or options.max_workers or options.discovery)
     _check_counts(options, num_workers, slots)
+    if is_elastic and not options.interfaces and options.hosts and "," not in options.hosts:
+        raise UserError(
+            "An elastic horovodrun looks for network interfaces that two hosts share and would wait for a second one "
+            "without end: name them, --interfaces=eth0, or give another host."
+        )
     words = _elastic(options, slots) if is_elastic else ["-np", str(num_workers), "-H", options.hosts]
+    interfaces = ["--network-interfaces", options.interfaces] if options.interfaces else []
     at_most = options.max_workers or slots
     title = (
         f"{options.min_workers or 1} to {at_most or 'any number of'} workers"
@@ -92,7 +99,7 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
         discovery=_discovery(options) if is_elastic else "",
         validate=shell([*job.command, "--mode=validate"]),
         restarts=job.restarts,
-        horovodrun=" ".join(["horovodrun", "--gloo", *words]),
+        horovodrun=" ".join(["horovodrun", "--gloo", *interfaces, *words]),
         command=shell(job.command, indent="        "),
     )
 

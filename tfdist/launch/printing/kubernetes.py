@@ -23,6 +23,7 @@ from tfdist.launch.printing.job import Job, add_options, read_job
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 WORKER = "worker"
+GROUP = 1000  # of Dockerfile's user, who is to write what is mounted
 LAUNCHER_RESOURCES = {"cpu": "1", "memory": "2Gi"}
 
 
@@ -172,7 +173,7 @@ def _pod(
         volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}})
     for number, (_, secret, key) in enumerate(options.secret_file):
         mounts.append({"name": f"secret-{number}", "mountPath": _secret_directory(number), "readOnly": True})
-        source = {"secretName": secret, "items": [{"key": key, "path": key}], "defaultMode": 0o400}
+        source = {"secretName": secret, "items": [{"key": key, "path": key}], "defaultMode": 0o444}
         volumes.append({"name": f"secret-{number}", "secret": source})
     container = {
         "name": name,
@@ -191,6 +192,7 @@ def _pod(
         **({"serviceAccountName": options.service_account} if options.service_account else {}),
         **({"nodeSelector": selector} if selector else {}),
         **({"tolerations": _tolerations(options, job)} if _tolerations(options, job) and is_worker else {}),
+        **({"securityContext": {"fsGroup": GROUP}} if options.volume else {}),
         "containers": [container],
         "volumes": volumes,
     }
