@@ -405,6 +405,21 @@ def test_a_tpu_vm_is_always_given_back(tmp_path: pathlib.Path, statuses: list[in
     assert all("--zone=us-central2-b" in call for call in calls)
 
 
+def test_a_tpu_vm_of_somebody_else_is_not_deleted(tmp_path: pathlib.Path) -> None:
+    stubs = write_stubs(tmp_path, gcloud='echo "$*" >>"$STUBS/calls"; [[ "$*" != *" create "* ]]')
+    text = printed("tpu_vm", "--zone=us-central2-b", "--accelerator=v4-8", "--restarts=0")
+    assert run_script(text, stubs, tmp_path).status == 1
+    assert "delete" not in (stubs / "calls").read_text()
+
+
+def test_a_tpu_vm_is_given_back_when_the_script_is_ended(tmp_path: pathlib.Path) -> None:
+    ended = '*tfdist.main*) kill -TERM "$PPID"; sleep 0.2 ;;'
+    stubs = write_stubs(tmp_path, gcloud=GCLOUD.replace("*tfdist.main*)", f"{ended}\n    never)"))
+    text = printed("tpu_vm", "--zone=us-central2-b", "--accelerator=v4-8")
+    assert run_script(text, stubs, tmp_path, POLL_SECONDS="0.01").status
+    assert "delete digits " in (stubs / "calls").read_text().splitlines()[-1]
+
+
 def test_horovodrun_is_started_again_with_the_hosts_that_answer(tmp_path: pathlib.Path) -> None:
     horovodrun = """
 script="$(sed -n 's/.*--host-discovery-script \\([^ ]*\\).*/\\1/p' <<<"$*")"
@@ -417,6 +432,20 @@ script="$(sed -n 's/.*--host-discovery-script \\([^ ]*\\).*/\\1/p' <<<"$*")"
     assert (stubs / "found").read_text() == "good:2\n" * 2
     refused = printed("horovod", "--python=false", "--hosts=good:2", "--restarts=0")
     assert run_script(refused, stubs, tmp_path).status == 1 and (stubs / "found").read_text() == "good:2\n" * 2
+
+
+def test_the_doctor_takes_the_place_of_the_training() -> None:
+    words = [f"--gin_file={DIGITS.partition('=')[2]}", "--gin_param=train.epochs = 3", "--run_dir=gs://bucket/run"]
+    given = ["--", *words, "--verbose"]
+    found = yaml.safe_load(command.printed(["--print=kubernetes", "--image=a:1", "--workers=2", "--doctor", *given]))
+    check_job_set(found)
+    container = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["python", "-m", "tfdist.doctor", *words]
+    assert found["metadata"]["name"] == "digits-doctor" and found["spec"]["failurePolicy"]["maxRestarts"] == 0
+    text = command.printed(["--print=slurm", "--time=0:10:00", "--workers=2", "--doctor", *given])
+    assert "--module=tfdist.doctor" in text and "--verbose" not in text
+    text = command.printed(["--print=horovod", "--hosts=a:1,b:1", "--doctor", *given])
+    assert "python -m tfdist.doctor" in text and "validate" not in text
 
 
 def test_help_lists_the_options_of_each_scheduler() -> None:

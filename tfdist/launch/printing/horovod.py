@@ -19,10 +19,7 @@ SCRIPT = """\
 #!/bin/bash
 # bash FILE, on the first host; {title}, run directory {run_dir}
 set -uo pipefail
-{discovery}
-# A mistake in the configuration would be the same on every host and at every start.
-{validate} >/dev/null || exit
-
+{discovery}{validate}
 running=
 trap '[[ -z "$running" ]] || kill -TERM "$running"; wait; exit 143' TERM INT
 pause=2
@@ -50,6 +47,10 @@ cat >"$discovery" <<'END'
 {body}
 END
 chmod +x "$discovery"
+"""
+VALIDATE = """
+# A mistake in the configuration would be the same on every host and at every start.
+{command} >/dev/null || exit
 """
 PROBE = """\
 for each in {hosts}; do
@@ -97,7 +98,7 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
         title=title,
         run_dir=job.run_dir,
         discovery=_discovery(options) if is_elastic else "",
-        validate=shell([*job.command, "--mode=validate"]),
+        validate="" if options.doctor else VALIDATE.format(command=shell([*job.command, "--mode=validate"])),
         restarts=job.restarts,
         horovodrun=" ".join(["horovodrun", "--gloo", *interfaces, *words]),
         command=shell(job.command, indent="        "),

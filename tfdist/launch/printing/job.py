@@ -16,6 +16,8 @@ from pathlib import PurePosixPath
 from tfdist.errors import UserError
 from tfdist.launch.printing import checks
 
+DOCTOR = "tfdist.doctor"
+DOCTORS_FLAGS = ("--gin_file", "--gin_param", "--run_dir")
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 
@@ -28,7 +30,8 @@ class Job:
       num_workers: processes, one a machine.
       restarts: how often a run that failed is started again; preemptions do not count.
       save_seconds: what a worker gets to save and end once it was told to.
-      arguments: those of tfdist.main.
+      module: what each worker runs, tfdist.main or, to look at the machines before, tfdist.doctor.
+      arguments: those of the module.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Job:
     python: str
     restarts: int
     save_seconds: int
+    module: str
     arguments: tuple[str, ...]
 
     @property
@@ -51,7 +55,7 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        return [self.python, "-m", "tfdist.main", *self.arguments]
+        return [self.python, "-m", self.module, *self.arguments]
 
 
 def add_options(parser: argparse.ArgumentParser, *, memory: str | None = None) -> None:
@@ -63,6 +67,7 @@ def add_options(parser: argparse.ArgumentParser, *, memory: str | None = None) -
     add("--cpus", type=checks.whole_number(1), metavar="N", help="for each worker")
     if memory:
         add("--memory", type=getattr(checks, memory), help="for each worker")
+    add("--doctor", action="store_true", help="have the machines examined (docs/clusters.md) in place of the training")
     add("--python", type=checks.word, default="python", help="the interpreter; default python")
     add("--restarts", type=checks.whole_number(0), default=3, metavar="N", help="after failures; default 3")
     add(
@@ -88,17 +93,24 @@ def read_job(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
             raise UserError(f"There is no gin file {name!r} here, so the workers would not find it either.")
     if not values_of("--run_dir", arguments):
         raise UserError("No --run_dir given. Every worker must write into one place: add --run_dir=… behind `--`.")
+    name = options.name or name_from(gin_files[0])
     return Job(
-        name=options.name or name_from(gin_files[0]),
+        name=f"{name[:33]}-doctor" if options.doctor else name,
         num_workers=options.workers,
         gpus=options.gpus,
         cpus=options.cpus,
         memory=getattr(options, "memory", None),
         python=options.python,
-        restarts=options.restarts,
+        restarts=0 if options.doctor else options.restarts,
         save_seconds=options.save_seconds,
-        arguments=tuple(arguments),
+        module=DOCTOR if options.doctor else "tfdist.main",
+        arguments=tuple(for_doctor(arguments) if options.doctor else arguments),
     )
+
+
+def for_doctor(arguments: Sequence[str]) -> list[str]:
+    """Those of tfdist.main's arguments that the doctor takes too."""
+    return [f"{flag}={value}" for flag in DOCTORS_FLAGS for value in values_of(flag, arguments)]
 
 
 def values_of(flag: str, arguments: Sequence[str]) -> list[str]:

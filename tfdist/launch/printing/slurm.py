@@ -22,6 +22,7 @@ SCRIPT = """\
 {directives}
 
 set -uo pipefail
+trap : TERM # a preemption's: the workers get it too, and this script has to see how they end
 {setup}
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)"
 port="$((20000 + SLURM_JOB_ID % 10000))" # each job its own, below the ports that the kernel gives away
@@ -71,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
     job = read_job(options, arguments)
     worker = [job.python, "-m", "tfdist.launch.slurm_worker"]
+    worker += [] if job.module == "tfdist.main" else [f"--module={job.module}"]
     return SCRIPT.format(
         title=f"sbatch FILE; {job.num_workers} worker{'s' * (job.num_workers > 1)}, run directory {job.run_dir}",
         directives="\n".join(f"#SBATCH {directive}" for directive in _directives(options, job)),

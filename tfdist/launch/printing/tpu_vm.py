@@ -21,9 +21,14 @@ set -uo pipefail
 
 name={name}
 where=({where})
+archive="$(mktemp --suffix=.tar.gz)"
 
+created=
+
+# Deletes only what this script created: the name may be somebody else's.
 give_back() {{
-    gcloud compute tpus queued-resources delete "$name" "${{where[@]}}" --force --quiet
+    [[ -z "$created" ]] || gcloud compute tpus queued-resources delete "$name" "${{where[@]}}" --force --quiet
+    created=
 }}
 
 get() {{
@@ -31,6 +36,7 @@ get() {{
     gcloud compute tpus queued-resources create "$name" "${{where[@]}}" \\
         --node-id="$name" \\
         {create} || return 1
+    created=yes
     local state=
     until [[ "$state" == ACTIVE ]]; do
         state="$(gcloud compute tpus queued-resources describe "$name" "${{where[@]}}" \\
@@ -44,15 +50,18 @@ get() {{
             *) sleep "${{POLL_SECONDS:-30}}" ;;
         esac
     done
-    gcloud compute tpus tpu-vm scp --recurse . "$name:tfdist" "${{where[@]}}" --worker=all --compress || return 1
-    gcloud compute tpus tpu-vm ssh "$name" "${{where[@]}}" --worker=all --command={install} || return 1
+    tar -czf "$archive" --exclude='./.git' --exclude='./.venv*' --exclude='./runs' --exclude='./data' . || return 1
+    gcloud compute tpus tpu-vm scp "$archive" "$name:tfdist.tar.gz" "${{where[@]}}" --worker=all --quiet || return 1
+    gcloud compute tpus tpu-vm ssh "$name" "${{where[@]}}" --worker=all --quiet \\
+        --command={install} || return 1
 }}
 
 train() {{
-    gcloud compute tpus tpu-vm ssh "$name" "${{where[@]}}" --worker=all --command={run}
+    gcloud compute tpus tpu-vm ssh "$name" "${{where[@]}}" --worker=all --quiet \\
+        --command={run}
 }}
 
-trap give_back EXIT
+trap 'give_back; rm -f "$archive"' EXIT
 failures=0
 while true; do
     status=0
@@ -67,11 +76,15 @@ while true; do
     esac
     # A spot VM that was taken away leaves a queued resource that is suspended: a new one takes its place.
     echo "ended with status $status: starting again" >&2
-    give_back || true
+    give_back
 done
 exit "$status"
 """
-INSTALL = "cd tfdist && python3.11 -m venv .venv && .venv/bin/pip install --quiet -e '.[gcs,examples]' libtpu"
+INSTALL = (
+    "sudo add-apt-repository --yes ppa:deadsnakes/ppa && sudo apt-get install --yes python3.11 python3.11-venv && "
+    "mkdir -p tfdist && tar -xzf tfdist.tar.gz -C tfdist && cd tfdist && python3.11 -m venv .venv && "
+    ".venv/bin/pip install --quiet -e '.[gcs,examples]' libtpu"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
