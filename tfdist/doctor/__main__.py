@@ -45,10 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    if options.json:
-        print(json.dumps(doctor.as_json(), indent=2), flush=True)
-    else:
-        print(say.summary(doctor.findings), flush=True)
+    put(json.dumps(doctor.as_json(), indent=2) if options.json else doctor.last_words())
     return say.exit_status(doctor.findings)
 
 
@@ -66,7 +63,17 @@ class Doctor:
         self.findings += findings
         if not self.options.json:
             for each in findings:
-                print(say.as_text(each), flush=True)
+                put(say.as_text(each))
+
+    def last_words(self) -> str:
+        """The summary, with the worker's name where there are several."""
+        name = f"worker {self.worker} ({socket.gethostname()}): " if self.is_in_cluster else ""
+        return name + say.summary(self.findings)
+
+    @property
+    def is_in_cluster(self) -> bool:
+        is_horovod = marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
+        return self.cluster.num_workers > 1 if self.cluster is not None else is_horovod
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -184,7 +191,7 @@ class Doctor:
             sizes = [size for size in collectives.SIZES if size <= self.options.largest_mib * collectives.MEBIBYTE]
             if topology.num_replicas > 1 and sizes:
                 timings = collectives.measure(strategy, sizes)
-                self.tell(collectives.report(timings, name, topology.num_workers))
+                self.tell(collectives.report(timings, name, topology))
         except Exception as error:  # whatever TensorFlow or Horovod raises is what a run would meet
             why = "A run would fail in the same way at its first step."
             cure = "Look at what the other workers say; run with TF_CPP_MIN_LOG_LEVEL=0 and NCCL_DEBUG=INFO."
@@ -197,6 +204,12 @@ class Doctor:
         chief = json.loads(bytes(strategy.broadcast(data)))
         if not strategy.topology.is_chief:
             self.tell(*facts_of.compare(facts, chief, "worker 0"))
+
+
+def put(text: str) -> None:
+    """Writes at once, so that lines of workers that share a terminal stay whole."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def make_strategy(name: str, peer_seconds: float) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdist.doctor.findings import WARNING, Finding, fine
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import Strategy, Topology
 
 GROUP = "allreduce"
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
@@ -73,9 +73,10 @@ def _timed(reduce: Callable[[], tf.Tensor], num_bytes: int, num_replicas: int) -
     return Timing(num_bytes, times, statistics.median(seconds), min(seconds), num_replicas)
 
 
-def report(timings: Sequence[Timing], strategy_name: str, num_workers: int) -> Finding:
-    """The table, as a finding."""
-    what = f"{strategy_name}, {num_workers} workers, {timings[0].num_replicas} replicas\n{table(timings)}"
+def report(timings: Sequence[Timing], strategy_name: str, topology: Topology) -> Finding:
+    """The timings as a finding, with the table on the chief: the others' is the same."""
+    what = f"{strategy_name}, {topology.num_workers} workers, {topology.num_replicas} replicas"
+    what += f"\n{table(timings)}" if topology.is_chief else "; worker 0 shows the times"
     details = {
         "strategy": strategy_name,
         "timings": [

@@ -28,7 +28,7 @@ hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)"
 port="$((20000 + SLURM_JOB_ID % 10000))" # each job its own, below the ports that the kernel gives away
 
 # The workers end by themselves when one of them does; whatever is left {save_seconds} s later hangs, and is ended.
-srun --kill-on-bad-exit=0 --wait={save_seconds} \\
+srun --kill-on-bad-exit=0 --wait={save_seconds}{label} \\
     {worker}
 status=$?
 
@@ -79,6 +79,7 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
         setup="".join(f"{line}\n" for line in options.setup),
         worker=f'{shell(worker)} --hosts="$hosts" --port="$port" -- \\\n    {shell(job.arguments)}',
         save_seconds=job.save_seconds,
+        label=" --label" if options.doctor else "",
         restarts=job.restarts,
         preempted=EXIT_PREEMPTED,
         user_error=EXIT_USER_ERROR,
