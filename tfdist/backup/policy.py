@@ -10,12 +10,11 @@ import dataclasses
 import math
 
 from tfdist.errors import EXIT_PREEMPTED, UserError, is_whole_number, suggest
+from tfdist.telemetry.metric_direction import larger_is_better
 
 ON_ERROR = ("continue", "stop")
 COMPRESSIONS = ("none", "lz4", "zstd", "auto")
 BEST_MODES = ("min", "max", "auto")
-_GROWING = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "bleu", "map", "similarity", "reward")
-_SHRINKING = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "entropy", "divergence", "hinge")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,7 @@ class BackupPolicy:
         """Which way `keep_best` is read; only meaningful when it is set."""
         if self.best_mode != "auto":
             return self.best_mode == "max"
-        return _grows(self.keep_best or "") is True
+        return larger_is_better(self.keep_best or "") is True
 
     def _require_whole(self, name: str, *, or_none: bool, least: int = 1) -> None:
         value = getattr(self, name)
@@ -108,16 +107,8 @@ class BackupPolicy:
                 f"train.backup.keep_best is {self.keep_best!r}; it must be a metric's name, such as "
                 "'val_accuracy', or None."
             )
-        if self.best_mode == "auto" and _grows(self.keep_best) is None:
+        if self.best_mode == "auto" and larger_is_better(self.keep_best) is None:
             raise UserError(
                 f"train.backup.keep_best is {self.keep_best!r}, a name that does not tell whether small or large "
                 "values are good. Set train.backup.best_mode to 'min' or 'max'."
             )
-
-
-def _grows(metric: str) -> bool | None:
-    """Whether a metric of this name is better when larger; None when the name does not tell."""
-    name = metric.lower()
-    if any(part in name for part in _SHRINKING):
-        return False
-    return True if any(part in name for part in _GROWING) else None

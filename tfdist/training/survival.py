@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Iterator
 
-from tfdist.backup import catalog, restore
+from tfdist.backup import restore
+from tfdist.backup.entries import list_paths
 from tfdist.backup.keeper import BackupKeeper
 from tfdist.backup.manifest import NAME as MANIFEST
 from tfdist.backup.metadata_server import find_address
@@ -57,8 +58,7 @@ def check_start_from(path: str | None) -> None:
     if path.endswith(WEIGHTS):
         found = files.exists(path)
     else:
-        places = (path, RunDirectory(path).backups)
-        found = files.exists(files.join(path, MANIFEST)) or any(map(catalog.list_backups, places))
+        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, _places_of_backups(path)))
     if not found:
         raise UserError(
             f"There is no backup and no model in train.start_from = {path!r}. Write a run directory that has backups, "
@@ -167,10 +167,15 @@ def _found(run: Run, path: str) -> State:
     """The state in a run directory, a directory of backups, or one backup."""
     if files.exists(files.join(path, MANIFEST)):
         return restore.load(path)
-    for directory in (RunDirectory(path).backups, path):
+    for directory in _places_of_backups(path):
         if (state := restore.newest(directory, tell=run.events)) is not None:
             return state
     raise UserError(f"No backup in train.start_from = {path!r} is whole.")
+
+
+def _places_of_backups(path: str) -> tuple[str, str]:
+    """Where the backups are of what is a run directory or the directory of its backups."""
+    return RunDirectory(path).backups, path
 
 
 def _plain(path: str) -> str:
