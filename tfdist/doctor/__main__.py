@@ -4,8 +4,8 @@ Run on all machines at once, with the environment and the gin files of the run, 
 their versions, code and configuration, and measures the all-reduce between them. Run alone it says whom it did not
 reach. Exit status: 0 when a run can start, 2 when something would stop it (or the doctor's arguments are wrong).
 
-Invariant: it ends within the times that it was given, leaves nothing behind, and prints no variable's value but those
-that begin with NCCL_.
+Invariant: it ends within the times that it was given, leaves nothing but the run directory, and prints the values of
+no variables but those that begin with NCCL_.
 """
 
 from __future__ import annotations
