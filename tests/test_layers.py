@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
     "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "errors"},
+    "doctor": {"config"} | COMPUTING,
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of
     "experiment": {"tuning", "training"} | MATERIAL,
@@ -42,7 +43,14 @@ ONLY_IMPORTERS = {
     "keras_tuner": {"tuning"},
 }
 # strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
-ENVIRONMENT_READERS = {"main", "data_service", "launch", "strategies.cluster", "strategies.environment"}
+ENVIRONMENT_READERS = {
+    "main",
+    "data_service",
+    "launch",
+    "doctor.__main__",
+    "strategies.cluster",
+    "strategies.environment",
+}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tfdist.errors import TfdistError, UserError, suggest
+from tfdist.errors import EXIT_DONE, TfdistError, UserError, suggest
 from tfdist.launch import horovod, local
 from tfdist.launch.output import Output
 from tfdist.launch.plan import Plan, worker_environment
+from tfdist.launch.printing import command as printing
 from tfdist.launch.supervision import ENDED_AS_ASKED, Outcome, Patience, describe, watch
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start}
@@ -31,14 +32,21 @@ Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as worker
 Each line that a worker writes has its name in front. The first failure ends all, and its exit status is the
 command's. Ctrl-C, SIGTERM and SIGUSR1 are passed on to the workers, which save and end; a second Ctrl-C kills them.
 Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time was up.
+
+With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its options are
+others: --print=slurm --help lists them.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     output = Output()
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        plan, launcher, patience = parse(sys.argv[1:] if arguments is None else arguments)
+        if printing.is_asked(arguments):
+            print(printing.printed(arguments), end="", flush=True)
+            return EXIT_DONE
+        plan, launcher, patience = parse(arguments)
         signals = collect_signals()
         with LAUNCHERS[launcher](plan, output) as workers:
             outcome = watch(workers, signals=signals, say=output.say, patience=patience)
@@ -103,7 +111,9 @@ def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        near = suggest(unknown[0].split("=")[0], ("--workers", "--launcher", "--pin_cpus", "--timeout_seconds"))
+        near = suggest(
+            unknown[0].split("=")[0], ("--workers", "--launcher", "--print", "--pin_cpus", "--timeout_seconds")
+        )
         hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
     if options.workers is None:
