@@ -23,12 +23,25 @@ MODES = {
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
+ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovodrun do something together
 REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments)))
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    return exit_status_of(lambda: start(given))
+
+
+def start(arguments: Sequence[str]) -> int | None:
+    """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
+    flags = parse(arguments)
+    if os.environ.get("HOROVOD_ELASTIC") == "1" and flags.mode in ELASTIC_MODES:
+        from tfdist.launch import elastic_worker
+
+        if not elastic_worker.is_child(os.environ):
+            return elastic_worker.main(["--", *arguments])
+    return run(flags)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -64,12 +64,11 @@ class Elastic:
         script.chmod(0o755)
         elastic = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", script]
         horovodrun = [HOROVODRUN, *elastic, "--network-interface", "lo", "--gloo-timeout-seconds", "60"]
-        worker = [sys.executable, "-m", "tfdist.launch.elastic_worker", *command]
         self._mark = uuid.uuid4().hex
         own = {"PYTHONPATH": os.pathsep.join([str(directory), environment()["PYTHONPATH"]])}
         self._output = (directory / "output").open("w", errors="replace")
         self._popen = subprocess.Popen(
-            [sys.executable, *map(str, horovodrun), *worker],
+            [sys.executable, *map(str, horovodrun), sys.executable, "-m", *command],
             env=environment() | own | {support.MARK: self._mark, gates.DIRECTORY: str(directory)},
             cwd=support.REPOSITORY,
             stdin=subprocess.DEVNULL,
@@ -136,7 +135,7 @@ def open_elastic(tmp_path: pathlib.Path) -> Iterator[Any]:
         def start(*command: str, program: str = "", hosts: tuple[str, ...] = HOSTS) -> Elastic:
             if program:
                 (tmp_path / "program.py").write_text(PRELUDE + program)
-                command = (*command, "--module=program", "--", "x")
+                command = ("tfdist.launch.elastic_worker", *command, "--module=program", "--", "x")
             elastic = Elastic(tmp_path, *command, hosts=hosts)
             stack.callback(elastic.close)
             return elastic
@@ -149,7 +148,7 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(tmp_path: pa
     run, reference = Run(tmp_path / "run"), Run(tmp_path / "reference")
     (memory := tmp_path / "memory").mkdir()
     training = [*TRAINING, f"--gin_param=policy.BackupPolicy.memory_dir = {str(memory)!r}"]
-    elastic = open_elastic("--", *training, f"--run_dir={run.directory}", hosts=HOSTS[:1])
+    elastic = open_elastic("tfdist.main", *training, f"--run_dir={run.directory}", hosts=HOSTS[:1])
     joins, dies, goes = gates.STEPS
 
     elastic.at_gate(joins, size=1)

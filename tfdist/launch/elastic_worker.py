@@ -3,7 +3,8 @@
 Horovod's own way is to set itself up again inside of a training that has lost a worker; but TensorFlow's step function
 and tfdist's strategies are set up once a process. So horovodrun starts this program in each slot. It imports no
 TensorFlow and stays for as long as the slot does; the training runs in a child of it, another one each round (see
-`elastic_driver.py`), and goes on from the newest backup with as many workers as there are.
+`elastic_driver.py`), and goes on from the newest backup with as many workers as there are. `tfdist.main` becomes such a
+worker by itself where an elastic horovodrun has started it.
 
 Invariant: this process ends with 0 when the run is done or has no place for this slot any more; else with the status of
 a child that it could not or must not start again: what the user has to mend (2) and a training that diverged (3), on
@@ -38,6 +39,7 @@ Runs `python -m tfdist.main ARGUMENTS` in a slot of an elastic horovodrun, again
 When a worker is lost or the hosts change, the others start their process again and go on from the newest backup.
 """
 FAILURE_WINDOW_SECONDS = 3600.0
+CHILD_VARIABLE = "TFDIST_ELASTIC_CHILD"  # set in the child, and so in what that starts
 _SETTLE_SECONDS = 2.0  # for word that another worker's end was the cause, after this one lost its peers
 
 
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ElasticWorker(
             Driver(os.environ),
             command,
-            worker_environment(os.environ),
+            worker_environment(os.environ) | {CHILD_VARIABLE: "1"},
             peer_timeout_seconds=options.peer_timeout_seconds,
             max_failures=options.max_failures,
             patience=Patience(chief_seconds=options.end_seconds),
@@ -56,6 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TfdistError as error:
         say(f"error: {error}")
         return error.exit_status
+
+
+def is_child(environment: Mapping[str, str]) -> bool:
+    """Whether a process was started by an elastic worker, which then deals with what happens to it."""
+    return CHILD_VARIABLE in environment
 
 
 class ElasticWorker:
