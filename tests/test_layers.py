@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "": {"backup"},  # the package itself, whose names are imported when they are first used
     "main": {"config", "experiment", "tuning", "training", "launch.elastic_worker"} | MATERIAL,
     "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
-    "launch": {"strategies.cluster", "errors"},
+    "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "errors"},
     "doctor": {"config"} | COMPUTING,
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist.errors import TfdistError, UserError, exit_status_of, suggest
+from tfdist.strategies import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -30,18 +31,26 @@ REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    return exit_status_of(lambda: start(given))
+    try:
+        return exit_status_of(lambda: start(given))
+    finally:
+        _tell_end()
 
 
 def start(arguments: Sequence[str]) -> int | None:
     """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
     flags = parse(arguments)
-    if os.environ.get("HOROVOD_ELASTIC") == "1" and flags.mode in ELASTIC_MODES:
+    if environment.is_elastic(os.environ) and flags.mode in ELASTIC_MODES:
         from tfdist.launch import elastic_worker
 
-        if not elastic_worker.is_child(os.environ):
-            return elastic_worker.main(["--", *arguments])
+        return elastic_worker.main(["--", *arguments])
     return run(flags)
+
+
+def _tell_end() -> None:
+    from tfdist.telemetry import pulse
+
+    pulse.beat(pulse.ENDED)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -106,7 +115,11 @@ def run(flags: argparse.Namespace) -> None:
         check_installed(error)
         raise
     from tfdist.storage import gcs
+    from tfdist.telemetry import pulse
 
+    pulse_path = os.environ.pop(pulse.VARIABLE, None)  # not for the processes that this one starts
+    pulse.begin(pulse_path if flags.mode != "tune" else None)
+    begin_at = os.environ.pop(pulse.BEGIN_VARIABLE, None)
     gcs.limit_retries(os.environ)
     nurseries: list[Any] = []
 
@@ -119,7 +132,9 @@ def run(flags: argparse.Namespace) -> None:
         )
 
     try:
-        run_mode(flags, load(), load, nurseries)
+        loaded = load()
+        pulse.wait_to_begin(begin_at)
+        run_mode(flags, loaded, load, nurseries)
     except TfdistError as error:
         if flags.verbose:
             traceback.print_exception(error)

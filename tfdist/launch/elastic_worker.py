@@ -29,6 +29,7 @@ from tfdist.launch.elastic_driver import EXAMPLE, Driver, Place
 from tfdist.launch.elastic_round import OVER, POLL_SECONDS, STOP, Ending, Patience, run_round
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.supervision import OWN_DOING, SYMPTOMS, describe
+from tfdist.strategies.environment import ELASTIC_CHILD_VARIABLE
 
 USAGE = "python -m tfdist.launch.elastic_worker [options] -- ARGUMENTS OF tfdist.main"
 DESCRIPTION = f"""\
@@ -39,7 +40,6 @@ Runs `python -m tfdist.main ARGUMENTS` in a slot of an elastic horovodrun, again
 When a worker is lost or the hosts change, the others start their process again and go on from the newest backup.
 """
 FAILURE_WINDOW_SECONDS = 3600.0
-CHILD_VARIABLE = "TFDIST_ELASTIC_CHILD"  # set in the child, and so in what that starts
 _SETTLE_SECONDS = 2.0  # for word that another worker's end was the cause, after this one lost its peers
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ElasticWorker(
             Driver(os.environ),
             command,
-            worker_environment(os.environ) | {CHILD_VARIABLE: "1"},
+            worker_environment(os.environ) | {ELASTIC_CHILD_VARIABLE: "1"},
             peer_timeout_seconds=options.peer_timeout_seconds,
             max_failures=options.max_failures,
             patience=Patience(chief_seconds=options.end_seconds),
@@ -58,11 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TfdistError as error:
         say(f"error: {error}")
         return error.exit_status
-
-
-def is_child(environment: Mapping[str, str]) -> bool:
-    """Whether a process was started by an elastic worker, which then deals with what happens to it."""
-    return CHILD_VARIABLE in environment
 
 
 class ElasticWorker:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.errors import DivergedError
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry import pulse
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
@@ -226,6 +227,7 @@ class Loop:
         """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
         steps = last_step - self._outcome.step
         self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
+        pulse.beat(pulse.TRAINING, self._outcome.step)
         started = time.perf_counter()
         wishes = self._wishes(last_step).tensor(self._stragglers.news())
         totals, metrics, answers = self._step.run(self._iterator, tf.constant(steps), wishes)
@@ -235,6 +237,7 @@ class Loop:
         self._wanted = Wanted.of(answers)
         self._sums.add(totals)
         self._outcome.step += done
+        pulse.beat(pulse.BETWEEN, self._outcome.step)
         self._outcome.train_metrics = self._sums.means() | to_python(metrics)
         if overflowed:
             self._on_overflow(done, overflowed)

@@ -23,6 +23,7 @@ from tfdist.backup.schedule import Schedule
 from tfdist.backup.state import State
 from tfdist.errors import EXIT_PREEMPTED, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry import pulse
 from tfdist.training.randomness import read_generators, set_generators
 from tfdist.training.state import MODEL, SEEDS, TrainingState
 from tfdist.training.wishes import Wanted
@@ -117,6 +118,7 @@ class Recovery:
           must_store: in the run directory, even if a backup is due in memory only.
         """
         begun = time.monotonic()
+        pulse.beat(pulse.SAVING)
         tensors = self._state.tensors()
         stores = must_store or self._memory is None or self._schedule.due(position.step, begun)
         if self._keeper is not None:
@@ -131,6 +133,7 @@ class Recovery:
             self._memory.schedule.saved(position.step, now, cost_seconds=now - begun)
         if must_store or self._memory is None:  # else only the chief knows whether it is stored
             self._saved_step = position.step
+        pulse.beat(pulse.BETWEEN)
 
     def _keep(self, state: State, metrics: Mapping[str, float], *, stores: bool) -> None:
         """Hands the state to the keepers, on the chief."""
@@ -147,6 +150,7 @@ class Recovery:
 
     def pause(self) -> None:
         """Waits until all is stored, on all workers."""
+        pulse.beat(pulse.SAVING)
         if self._keeper is not None:
             self._keeper.wait()
         self._strategy.any_worker(False)  # nobody goes before the chief has stored it

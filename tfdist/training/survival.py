@@ -22,6 +22,7 @@ from tfdist.backup.state import State
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.strategies import environment
+from tfdist.telemetry import pulse
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import assembly
 from tfdist.training.identity import identity
@@ -90,6 +91,7 @@ def open_recovery(
     Raises:
       UserError: the backup does not fit, or cannot be read.
     """
+    pulse.beat(pulse.RESTORING)
     state = TrainingState(run.strategy, learner)
     start, source = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "")
     if start is None:
