@@ -207,6 +207,21 @@ sys.exit(4)  # it lost the other
     assert len(elastic.marks("start-*")) == 2
 
 
+def test_what_fails_when_the_run_is_done_does_no_harm(open_elastic: Any) -> None:
+    program = """
+wait_for("start-1")
+if rank == 1:
+    wait_for("done", 1)
+    time.sleep(0.5)
+    os.abort()
+mark("done")
+"""
+    elastic = open_elastic(program=program)
+    assert elastic.end() == 0, elastic.output()
+    assert "worker 1 of 2 ended with status 134 (SIGABRT), when the run was done already" in elastic.output()
+    assert elastic.marks("start-2") == []
+
+
 def test_a_worker_that_fails_too_often_is_left_out_and_the_other_goes_on(open_elastic: Any) -> None:
     program = """
 wait_for("start-1")

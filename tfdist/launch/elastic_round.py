@@ -25,6 +25,7 @@ from tfdist.launch.supervision import SYMPTOMS
 from tfdist.telemetry import pulse
 from tfdist.telemetry.pulse import Reading
 
+DONE = "done"  # a worker has ended well, which none does before all have done their part
 FAILED = "failed"  # what a worker that failed by itself has to say of that
 LEAVING = "leaving"  # a worker has asked its child to leave, and with it all
 OVER = "over"  # a worker's child has ended, other than well

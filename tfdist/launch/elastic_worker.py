@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from tfdist.errors import EXIT_DONE, PeerLostError, PreemptedError, TfdistError, UserError, suggest
 from tfdist.launch.elastic_account import Account
 from tfdist.launch.elastic_driver import EXAMPLE, Driver, Place
-from tfdist.launch.elastic_round import FAILED, OVER, POLL_SECONDS, STOP, Ending, Patience, run_round
+from tfdist.launch.elastic_round import DONE, FAILED, OVER, POLL_SECONDS, STOP, Ending, Patience, run_round
 from tfdist.launch.journal import Journal
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.supervision import OWN_DOING, SYMPTOMS, describe
@@ -128,6 +128,7 @@ class ElasticWorker:
                 pulse_path=self._pulses / f"{next(rounds)}.pulse",
             )
             if ending.status == EXIT_DONE:
+                self._driver.tell(DONE)
                 return EXIT_DONE
             status = self._final_status(place, ending)
             self._driver.tell(OVER, noted_no_signal=ending.noted_no_signal)
@@ -146,7 +147,11 @@ class ElasticWorker:
             self._driver.tell(STOP, status=ending.status, worker=place.rank, host=self._driver.host)
             say(f"{place} ended with {describe(ending.status)}, which would be so again: all end.")
             return ending.status
-        if (stop := self._word_to_stop(ending)) is not None:
+        stop = self._word_to_stop(ending)
+        if self._driver.told(DONE) is not None:
+            say(f"{place} ended with {describe(ending.status)}, when the run was done already.")
+            return EXIT_DONE
+        if stop is not None:
             whose = f"worker {stop['worker']} (host {stop['host']})"
             say(f"{place}: {whose} ended with {describe(stop['status'])}: all end.")
             return int(stop["status"])
