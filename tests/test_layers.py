@@ -16,7 +16,7 @@ COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "backup"} | COMPUTING
 MAY_IMPORT = {
     "": {"backup"},  # the package itself, whose names are imported when they are first used
-    "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
+    "main": {"config", "experiment", "tuning", "training", "launch.elastic_worker"} | MATERIAL,
     "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "errors"},
     "doctor": {"config"} | COMPUTING,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist.errors import TfdistError, UserError, exit_status_of, suggest
+from tfdist.strategies import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -23,15 +24,27 @@ MODES = {
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
+ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovodrun do something together
 REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return exit_status_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments)))
+        return exit_status_of(lambda: start(given))
     finally:
         _tell_end()
+
+
+def start(arguments: Sequence[str]) -> int | None:
+    """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
+    flags = parse(arguments)
+    if environment.is_elastic(os.environ) and flags.mode in ELASTIC_MODES:
+        from tfdist.launch import elastic_worker
+
+        return elastic_worker.main(["--", *arguments])
+    return run(flags)
 
 
 def _tell_end() -> None:
