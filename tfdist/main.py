@@ -28,7 +28,16 @@ REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments)))
+    try:
+        return exit_status_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments)))
+    finally:
+        _tell_end()
+
+
+def _tell_end() -> None:
+    from tfdist.telemetry import pulse
+
+    pulse.beat(pulse.ENDED)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -93,7 +102,11 @@ def run(flags: argparse.Namespace) -> None:
         check_installed(error)
         raise
     from tfdist.storage import gcs
+    from tfdist.telemetry import pulse
 
+    pulse_path = os.environ.pop(pulse.VARIABLE, None)  # not for the processes that this one starts
+    pulse.begin(pulse_path if flags.mode != "tune" else None)
+    begin_at = os.environ.pop(pulse.BEGIN_VARIABLE, None)
     gcs.limit_retries(os.environ)
     nurseries: list[Any] = []
 
@@ -106,7 +119,9 @@ def run(flags: argparse.Namespace) -> None:
         )
 
     try:
-        run_mode(flags, load(), load, nurseries)
+        loaded = load()
+        pulse.wait_to_begin(begin_at)
+        run_mode(flags, loaded, load, nurseries)
     except TfdistError as error:
         if flags.verbose:
             traceback.print_exception(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
 from tfdist.errors import EXIT_PREEMPTED, UserError, is_whole_number, suggest
 from tfdist.telemetry.metric_direction import larger_is_better
@@ -26,6 +27,8 @@ class BackupPolicy:
         None of the three: automatic, the interval √(2 · cost · mean time between failures) of Young (1974,
         "A first order approximation to the optimum checkpoint interval"), from the measured cost.
       mean_seconds_between_failures: for the automatic interval.
+      memory_every_steps: how often to keep a backup in the memory of the chief's machine besides; None: not at all.
+      memory_dir: a directory of a file system in memory, for those.
       keep_last: how many of the newest backups stay.
       keep_every_steps: backups whose step is a multiple of this stay for good.
       keep_best: a metric's name, such as "val_accuracy"; the backup with its best value stays, too.
@@ -40,6 +43,8 @@ class BackupPolicy:
     every_seconds: float | None = None
     every_epochs: int | None = None
     mean_seconds_between_failures: float = 3600.0
+    memory_every_steps: int | None = None
+    memory_dir: str = "/dev/shm"
     keep_last: int = 2
     keep_every_steps: int | None = None
     keep_best: str | None = None
@@ -50,7 +55,7 @@ class BackupPolicy:
     preempted_exit_status: int = EXIT_PREEMPTED
 
     def __post_init__(self) -> None:
-        for name in ("every_steps", "every_epochs", "keep_every_steps"):
+        for name in ("every_steps", "every_epochs", "keep_every_steps", "memory_every_steps"):
             if getattr(self, name) is not None:
                 self._require_whole(name, or_none=True)
         self._require_whole("keep_last", or_none=False)
@@ -59,6 +64,8 @@ class BackupPolicy:
         if self.every_seconds is not None:
             self._require_seconds("every_seconds", or_none=True)
         self._require_seconds("mean_seconds_between_failures", or_none=False)
+        if self.memory_every_steps is not None:
+            self._require_memory_dir()
         self._require_one_of("best_mode", BEST_MODES)
         self._require_one_of("compression", COMPRESSIONS)
         self._require_one_of("on_error", ON_ERROR)
@@ -69,6 +76,13 @@ class BackupPolicy:
     def is_automatic(self) -> bool:
         """Whether the interval is Young's."""
         return self.every_steps is None and self.every_seconds is None and self.every_epochs is None
+
+    @property
+    def in_memory(self) -> BackupPolicy | None:
+        """How the backups in memory are made; None: there are none."""
+        if self.memory_every_steps is None:
+            return None
+        return BackupPolicy(every_steps=self.memory_every_steps, keep_last=1, compression="none")
 
     @property
     def larger_is_better(self) -> bool:
@@ -99,6 +113,13 @@ class BackupPolicy:
             raise UserError(
                 f"train.backup.{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
                 f"{suggest(value, allowed) if isinstance(value, str) else ''}"
+            )
+
+    def _require_memory_dir(self) -> None:
+        if not isinstance(self.memory_dir, str) or not os.path.isdir(self.memory_dir):
+            raise UserError(
+                f"train.backup.memory_dir is {self.memory_dir!r}, which is no directory here; write one of a "
+                "file system in memory, such as '/dev/shm', or leave memory_every_steps out."
             )
 
     def _require_best_metric(self) -> None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.errors import DivergedError
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry import pulse
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
@@ -124,7 +125,7 @@ class Loop:
             self._train_until(boundaries.next_after(outcome.step))
             self._at_boundary()
         if self._recovery is not None and not self._recovery.has_saved(outcome.step):
-            self._save()  # what follows can be done again from here
+            self._save(must_store=True)  # what follows can be done again from here
         self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
             self._recovery.pause()
@@ -161,7 +162,7 @@ class Loop:
         if self._wanted.save:
             self._save()
 
-    def _save(self, *, boundary_is_due: bool = False) -> None:
+    def _save(self, *, boundary_is_due: bool = False, must_store: bool = False) -> None:
         outcome = self._outcome
         callbacks, arrays = self._callbacks.changes()
         values = {
@@ -174,11 +175,11 @@ class Loop:
         evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
         metrics = {**outcome.train_metrics, **{f"val_{name}": value for name, value in evaluated.items()}}
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
-        self._recovery.save(Position(outcome.step, values, arrays), numbers)
+        self._recovery.save(Position(outcome.step, values, arrays), numbers, must_store=must_store)
         self._wanted = Wanted()
 
     def _leave(self, *, boundary_is_due: bool) -> NoReturn:
-        self._save(boundary_is_due=boundary_is_due)
+        self._save(boundary_is_due=boundary_is_due, must_store=True)
         self._recovery.leave(self._outcome.step)
 
     def _wishes(self, step: int) -> Wanted:
@@ -226,6 +227,7 @@ class Loop:
         """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
         steps = last_step - self._outcome.step
         self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
+        pulse.beat(pulse.TRAINING, self._outcome.step)
         started = time.perf_counter()
         wishes = self._wishes(last_step).tensor(self._stragglers.news())
         totals, metrics, answers = self._step.run(self._iterator, tf.constant(steps), wishes)
@@ -235,6 +237,7 @@ class Loop:
         self._wanted = Wanted.of(answers)
         self._sums.add(totals)
         self._outcome.step += done
+        pulse.beat(pulse.BETWEEN, self._outcome.step)
         self._outcome.train_metrics = self._sums.means() | to_python(metrics)
         if overflowed:
             self._on_overflow(done, overflowed)
