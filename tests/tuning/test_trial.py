@@ -10,9 +10,9 @@ import pytest
 
 from tfdist.errors import UserError
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.devices import shares
 from tfdist.tuning.objective import Objective
 from tfdist.tuning.trial import SeedRun, Trial
-from tfdist.tuning.workers import shares
 
 OBJECTIVE = Objective("val_accuracy", "max")
 
