@@ -43,20 +43,29 @@ class Treaty:
 
 @dataclasses.dataclass
 class _Peer:
-    """A worker; `session` is None while it is cut off, `first` the number of its first place."""
+    """A worker; `session` is None while it is cut off, `first` the number of its first place.
+
+    `takes_trials` is by its own word; `has_joined` once it was.
+    """
 
     name: str
     first: int
     places: int
     session: int | None
     heard: float
+    takes_trials: bool = False
+    has_joined: bool = False
     is_leaving: bool = False
     jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
 
     @property
     def free(self) -> list[Place]:
-        if self.session is None or self.is_leaving:
-            return []
+        """Where a trial can begin."""
+        return self.vacant if self.session is not None and self.takes_trials else []
+
+    @property
+    def vacant(self) -> list[Place]:
+        """Where none is."""
         taken = {job.worker for job in self.jobs.values()}
         numbers = range(self.first, self.first + self.places)
         return [Place(number, self.name) for number in numbers if number not in taken]
@@ -150,8 +159,12 @@ class RemotePlaces:
         peer.heard = at
         if kind == wire.RENEW:
             self._send(peer, wire.RENEWED, number=message["number"])
+        elif kind == wire.READY:
+            if not peer.has_joined:
+                self._notify(f"{peer.name} has joined the sweep")
+            peer.takes_trials = peer.has_joined = True
         elif kind == wire.LEAVING:
-            peer.is_leaving = True
+            peer.takes_trials, peer.is_leaving = False, True
         elif kind == wire.ENDED:
             lease = message["lease"]
             job = peer.jobs.pop(lease, None)
@@ -172,19 +185,18 @@ class RemotePlaces:
             peer = _Peer(hello["name"], self._next_number, hello["places"], session, at)
             self._peers[hello["worker"]] = peer
             self._next_number += peer.places
-            self._notify(f"{peer.name} has joined the sweep")
         elif peer.session is not None:
             self._server.send(peer.session, None)
-        peer.session, peer.heard, peer.is_leaving = session, at, False
+        peer.session, peer.heard, peer.takes_trials = session, at, False
         held = {each["lease"]: each for each in hello["held"]}
         for lease in [lease for lease in peer.jobs if lease not in held]:  # the start did not reach it
             yield Ended(peer.jobs.pop(lease), EXIT_PREEMPTED, "", 0.0)
         for lease, each in held.items():
-            free = peer.free
-            if lease not in peer.jobs and free:
-                job = self._claim(each["key"], each["parameters"], free[0])
+            vacant = peer.vacant
+            if lease not in peer.jobs and vacant:
+                job = self._claim(each["key"], each["parameters"], vacant[0])
                 if job is not None:
-                    job.worker, job.started = free[0].number, time.monotonic()
+                    job.worker, job.started = vacant[0].number, time.monotonic()
                     peer.jobs[lease] = job
         treaty = self._treaty
         self._send(peer, wire.WELCOME, lease_seconds=treaty.lease_seconds, mark=treaty.mark, kept=list(peer.jobs))
@@ -217,7 +229,7 @@ class RemotePlaces:
         for worker, peer in [(w, p) for w, p in self._peers.items() if now - p.heard > limit]:
             del self._peers[worker]
             what = f"{peer.name} was not heard from for {limit:g} s"
-            if peer.jobs or not peer.is_leaving:
+            if peer.jobs or (peer.has_joined and not peer.is_leaving):
                 self._notify(what + ("; its trials are queued again" if peer.jobs else ""))
             if peer.session is not None:
                 self._server.send(peer.session, None)

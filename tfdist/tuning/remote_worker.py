@@ -238,8 +238,7 @@ class RemoteWorker:
         for leased in self._leased.values():
             if leased.end is not None:
                 self._link.send(leased.end)
-        if self._has_said_leaving:
-            self._link.send({"kind": wire.LEAVING})
+        self._link.send({"kind": wire.LEAVING if self._has_said_leaving else wire.READY})
 
     def _check_shared(self, mark: str) -> None:
         give_up = time.monotonic() + SHARED_SECONDS
@@ -274,9 +273,13 @@ class RemoteWorker:
 
     def _drop(self, lease: str) -> None:
         leased = self._leased.pop(lease, None)
-        if leased is not None and leased.end is None:
-            self._notify(f"trial {key_of(leased)} is another's now, or its sweep's no more; it ends here")
-            self._workers.kill(leased)
+        if leased is None:
+            return
+        if leased.end is not None:
+            self._notify(f"trial {key_of(leased)}: what it came to here does not count, since its lease was lost")
+            return
+        self._notify(f"trial {key_of(leased)} ends here, since its lease was lost")
+        self._workers.kill(leased)
 
     # What became of the trials
 

@@ -23,6 +23,7 @@ DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeas
 SCORED = (DONE, PAUSED, STOPPED)
 MOST_DEATHS = 3  # of one run without an evaluation in between
 _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
+_IN_USE = "is in use by a training"  # as storage/lease.py says it
 _SHOWN_BYTES = 1 << 14
 
 
@@ -109,6 +110,9 @@ class SeedRun:
                 self.status, self.message = INFEASIBLE, f"{objective.name} is {self.objective} at the end"
         elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(log)):
             self.status, self.message = INFEASIBLE, last_words(log)
+        elif status == EXIT_USER_ERROR and _IN_USE in last_words(log):
+            self.message = "a process of a worker that was lost still trains it"
+            return False
         elif status in (EXIT_BUG, EXIT_USER_ERROR):
             self.status, self.message = FAILED, last_words(log)
         elif self.stop_asked and self.reports:

@@ -6,6 +6,7 @@ of the transport is known to `remote_places.py` (the chief's side) and `remote_w
 From a worker:
   hello: first; `version`, `worker` (its own for as long as the process lives), `name`, `places`, `identity` (of the
     sweep), `held`: the leases that it has, each with `lease`, `key` and `parameters`.
+  ready: after a welcome, that it shares the run directory; before it gets no trial.
   renew: that it is there; `number`.
   ended: a trial's process has ended; `lease`, `status`, `log` (its last words), `seconds`. Repeated after each hello
     until it is noted.
@@ -32,7 +33,7 @@ from tfdist.telemetry.json_text import to_json
 
 METHOD = "/tfdist.Sweep/Join"
 VERSION = 1
-HELLO, RENEW, ENDED, LEAVING = "hello", "renew", "ended", "leaving"
+HELLO, READY, RENEW, ENDED, LEAVING = "hello", "ready", "renew", "ended", "leaving"
 WELCOME, REFUSED, RENEWED, START = "welcome", "refused", "renewed", "start"
 STOP, DROP, NOTED, OVER = "stop", "drop", "noted", "over"
 
