@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -154,6 +155,9 @@ def test_the_chief_of_tf_config_trains_too_and_who_cannot_take_part_is_told_why(
         alone = cluster.start("alone", "tune.peer_timeout_seconds = 2", variables=member(1, nobody))
         chief = cluster.start("chief", variables=member(0))
         elsewhere = cluster.start("elsewhere", run_dir=tmp_path / "elsewhere", variables=member(1))
+        chief.until(lambda: "listens at" in chief.output)
+        with socket.create_connection(("127.0.0.1", int(addresses[0].split(":")[1]))) as foreign:
+            foreign.sendall(b"GET / HTTP/1.1\r\n\r\n")
         other = cluster.start("other", "train.global_batch_size = 32", variables=member(2))
         assert alone.end() == 4 and "could not reach the sweep's chief at 127.0.0.1:1" in alone.output, alone.output
         assert other.end() == 2 and "the configuration: its settings differ" in other.output, other.output
@@ -188,3 +192,15 @@ def test_a_trial_of_several_processes_pauses_survives_and_may_be_infeasible(
     assert "Training diverged" in infeasible["message"] and "[worker" not in infeasible["message"]
     result = json.loads((sweep.directory / "trials" / sweep.result["best"] / "result.json").read_text())
     assert result["num_workers"] == 2 and result["resumed_from_step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_a_trial_may_run_under_horovod(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
+    strategy = ("from tfdist.strategies import horovod", "train.strategy = @horovod.Horovod()")
+    budget = ("tune.workers_per_trial = 2", "tune.max_trials = 1", "train.epochs = 1")
+    sweep = Sweep(tmp_path / "sweep")
+    with running(arguments(gin_file, sweep.directory, *strategy, *budget), tmp_path / "log") as chief:
+        assert chief.end() == 0, chief.output
+    result = json.loads((sweep.directory / "trials/0000/result.json").read_text())
+    assert result["strategy"] == "horovod" and result["num_workers"] == 2 and sweep.result["best"] == "0000"

@@ -161,6 +161,7 @@ class Chief:
                 self._replay_report(event)
             elif kind == journals.TRIAL_ENDED and event["status"] == journals.INTERRUPTED:
                 self._trials[name].is_told = False
+                self._trials[name].host = self._host_still(self._trials[name])
             elif kind == journals.TRIAL_ENDED:
                 self._asking.ask_until(event["asked"])
                 trial = self._trials[name]
@@ -282,6 +283,10 @@ class Chief:
         self._write_start(trial, self._workers.next_free)
         self._workers.start(job, self._parameters(job))
 
+    def _host_still(self, trial: Trial) -> str | None:
+        """Of a trial one run of which is interrupted: where another may still be."""
+        return trial.host if len(trial.runs) > 1 else None
+
     def _parameters(self, job: Job) -> list[str]:
         """The gin statements that tell this run from others."""
         settings = statements(job.trial.values)
@@ -293,7 +298,7 @@ class Chief:
 
     def _write_start(self, trial: Trial, place: Place) -> None:
         is_known = trial.is_told and (place.host is None or trial.host is not None)
-        trial.worker, trial.host = place.number, place.host or trial.host
+        trial.worker, trial.host = place.number, place.host or self._host_still(trial)
         if is_known:
             return
         trial.is_told = True

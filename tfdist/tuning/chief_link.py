@@ -6,8 +6,8 @@ messages; when to connect and what to say is `remote_worker.py`'s.
 
 from __future__ import annotations
 
-import contextlib
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +16,7 @@ import grpc
 
 from tfdist.tuning import wire
 
+FAREWELL_SECONDS = 0.5  # for the last messages to arrive
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # the cluster is reached directly
     ("grpc.use_local_subchannel_pool", 1),  # else a new connection would wait for the pause of the last one
@@ -81,6 +82,7 @@ class _Connection:
 
     def close(self) -> None:
         self._outbound.put(None)
+        self._thread.join(FAREWELL_SECONDS)
         self._call.cancel()
         self._thread.join()
         self._channel.close()
@@ -91,7 +93,14 @@ class _Connection:
             for message in self._call:
                 self._tell(self, message)
         except grpc.RpcError as error:
-            with contextlib.suppress(Exception):
-                reason = f"{error.details()} ({error.code().name})"
+            if isinstance(error, grpc.Call):
+                reason = _why(error)
         self._outbound.put(None)
         self._tell(self, reason)
+
+
+def _why(error: grpc.Call) -> str:
+    """What gRPC says, in few words."""
+    details = error.details() or ""
+    found = re.search(r"[Ff]ailed to connect to remote host: (.+)", details)
+    return found[1] if found else f"{details} ({error.code().name})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import random
 import select
 import time
 import uuid
@@ -177,9 +178,9 @@ class RemoteWorker:
         now = time.monotonic()
         if self._is_welcome:
             self._notify(f"the connection to the sweep's chief at {self._role.address} is gone: {reason}")
-            self._pause_seconds = FIRST_PAUSE_SECONDS
+            self._pause_seconds, self._next_word = FIRST_PAUSE_SECONDS, now + FIRST_WORD_SECONDS
         self._is_welcome, self._hello_sent, self._trouble = False, None, reason
-        self._next_attempt = now + self._pause_seconds
+        self._next_attempt = now + self._pause_seconds * random.uniform(0.5, 1.0)  # not all workers at once
         self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
         if now >= self._next_word:
             self._next_word = now + NEXT_WORD_SECONDS
@@ -230,8 +231,6 @@ class RemoteWorker:
         self._notify(f"joined the sweep of {self._role.address}: {self._directory.path}")
         self._lease_seconds = news["lease_seconds"]
         self._held_since, self._hello_sent = self._hello_sent or self._heard, None
-        self._next_word = self._heard + FIRST_WORD_SECONDS
-        self._pause_seconds = FIRST_PAUSE_SECONDS
         self._is_welcome, self._next_renewal = True, self._heard
         for lease in set(self._leased) - set(news["kept"]):
             self._drop(lease)
