@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import pathlib
 import signal
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,16 +55,12 @@ class Cluster:
             command.append(f"--run_dir={run_dir}")
         return self._stack.enter_context(running(command, self._directory / f"{name}.log", variables))
 
-    def trials_of(self, name: str) -> list[str]:
-        """The trials that were started on a worker."""
-        return [e["trial"] for e in self.sweep.of("trial_started") if e["host"].startswith(f"{name} ")]
-
 
 @pytest.mark.slow
 def test_a_killed_worker_loses_no_trial_and_the_sweep_ends_everywhere_at_once(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
-    with Cluster(tmp_path, gin_file, 4, "tune.max_trials = 4", *SLOW, *SAVING) as cluster:
+    with Cluster(tmp_path, gin_file, 30, "tune.max_trials = 4", *SLOW, *SAVING) as cluster:
         sweep = cluster.sweep
         workers = {name: cluster.start(name) for name in ("tuner0", "tuner1")}
         chief = cluster.start("chief")
@@ -72,22 +68,21 @@ def test_a_killed_worker_loses_no_trial_and_the_sweep_ends_everywhere_at_once(
         victim = sweep.of("trial_started", trial="0001")[0]["host"].split()[0]
         workers[victim].signal(signal.SIGKILL)
         workers[victim].wait_until_all_gone()  # its trial too
-        late = cluster.start("tuner2")
+        (other,) = (name for name in workers if name != victim)
+        assert workers[other].end() == 0 and "the sweep has ended" in workers[other].output
+        left = datetime.datetime.now(datetime.UTC)
         assert chief.end() == 0, chief.output
-        ended = time.monotonic()
-        (other,) = (worker for name, worker in workers.items() if name != victim)
-        assert other.end() == 0 and late.end() == 0, late.output
-        assert time.monotonic() - ended < 1.0
-        assert "the sweep has ended" in late.output
+    last = max(datetime.datetime.fromisoformat(e["time"]) for e in sweep.ends)
+    assert (left - last).total_seconds() < 3.0  # with the end of its process, on a busy machine
     (lost,) = sweep.of("trial_ended", trial="0001", status="interrupted")
-    assert "was not heard from for 4 s" in lost["message"]
+    assert "broke, and it did not come back" in lost["message"]
     assert [(e["trial"], e["status"]) for e in sorted(sweep.ends, key=lambda e: e["trial"])] == [
         (f"{number:04d}", "done") for number in range(4)
     ]
     assert [e["epoch"] for e in sweep.of("trial_reported", trial="0001")] == [*range(1, 61)]
     result = json.loads((sweep.directory / "trials/0001/result.json").read_text())
     assert result["resumed_from_step"] > 0
-    assert {e["worker"] for e in sweep.of("trial_started", trial="0001")} != {1} and cluster.trials_of("tuner2")
+    assert [e["host"].split()[0] for e in sweep.of("trial_started", trial="0001")] == [victim, other]
     assert sweep.result["num_trials"] == 4
 
 
@@ -135,7 +130,8 @@ def test_a_late_result_does_not_count(tmp_path: pathlib.Path, gin_file: pathlib.
         assert chief.end() == 0, chief.output
         assert [worker.end() for worker in workers.values()] == [0, 0]
     assert "since its lease was lost" in late.output
-    assert sweep.of("trial_ended", trial="0000", status="interrupted")
+    messages = [e["message"] for e in sweep.of("trial_ended", trial="0000", status="interrupted")]
+    assert "was not heard from for 3 s" in messages[0]
     assert sorted((e["trial"], e["status"]) for e in sweep.ends) == [(f"{number:04d}", "done") for number in range(3)]
     assert [e["epoch"] for e in sweep.of("trial_reported", trial="0000")] == [*range(1, 61)]
 

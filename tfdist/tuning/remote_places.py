@@ -2,8 +2,10 @@
 
 Invariant: a run is in one place at a time. A lease holds as long as its worker was heard from within `lease_seconds`;
 then the run is queued again, and nothing that its worker says of it counts any more. The worker, which counts from
-when it sent what the chief heard, has ended the process by then. Messages are those of `wire.py`; used by the chief's
-thread alone.
+when it sent what the chief heard, has ended the process by then. A connection that breaks, as that of a killed process
+does at once, is waited for `BROKEN_SECONDS`, in which a living worker tries again six times; should one live and not
+get through, the lease of the run's own directory keeps the second process out until the first has ended. Messages are
+those of `wire.py`; used by the chief's thread alone.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tfdist.tuning.workers import Ended, Job, Place
 
 Claim = Callable[[str, Sequence[str], Place], Job | None]
 Notify = Callable[[str], None]
+BROKEN_SECONDS = 5.0
 FIRST_REMINDER_SECONDS, LATER_REMINDER_SECONDS = 10.0, 60.0  # that nobody trains
 
 
@@ -43,7 +46,7 @@ class Treaty:
 
 @dataclasses.dataclass
 class _Peer:
-    """A worker; `session` is None while it is cut off, `first` the number of its first place.
+    """A worker; `session` is None while it is cut off, since `cut_at`, `first` the number of its first place.
 
     `takes_trials` is by its own word; `has_joined` once it was.
     """
@@ -55,6 +58,7 @@ class _Peer:
     heard: float
     takes_trials: bool = False
     has_joined: bool = False
+    cut_at: float = 0.0
     is_leaving: bool = False
     jobs: dict[str, Job] = dataclasses.field(default_factory=dict)
 
@@ -122,7 +126,8 @@ class RemotePlaces:
         for news in self._server.take():
             if news.message is None:
                 for peer in self._peers.values():
-                    peer.session = None if peer.session == news.session else peer.session
+                    if peer.session == news.session:
+                        peer.session, peer.cut_at = None, news.at
                 continue
             try:
                 yield from self._hear(news.session, news.message, news.at)
@@ -226,9 +231,14 @@ class RemotePlaces:
     def _lapsed(self, now: float) -> Iterator[Ended[Job]]:
         """Takes leave of the workers that were not heard from for too long."""
         limit = self._treaty.lease_seconds
-        for worker, peer in [(w, p) for w, p in self._peers.items() if now - p.heard > limit]:
+        for worker, peer in list(self._peers.items()):
+            if now - peer.heard > limit:
+                what = f"{peer.name} was not heard from for {limit:g} s"
+            elif peer.session is None and now - peer.cut_at > BROKEN_SECONDS:
+                what = f"the connection to {peer.name} broke, and it did not come back"
+            else:
+                continue
             del self._peers[worker]
-            what = f"{peer.name} was not heard from for {limit:g} s"
             if peer.jobs or (peer.has_joined and not peer.is_leaving):
                 self._notify(what + ("; its trials are queued again" if peer.jobs else ""))
             if peer.session is not None:
