@@ -145,7 +145,7 @@ class RemoteWorker:
         if self._is_welcome:
             return
         if self._hello_sent is not None:
-            if now - self._hello_sent > ANSWER_SECONDS:
+            if now - self._hello_sent > min(ANSWER_SECONDS, self._lease_seconds / 4):
                 self._broken("it does not answer")
             return
         if now - self._heard > self._patience_seconds:
