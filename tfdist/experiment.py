@@ -20,7 +20,7 @@ from tfdist.tasks.base import Task
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training import arguments, assembly, checks
+from tfdist.training import accumulation, arguments, assembly, checks
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import check_callbacks
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model
@@ -196,6 +196,7 @@ def train(
             precision=precision,
             batch_size=global_batch_size,
         )
+        plan = accumulation.made_up(run, learner, plan)
         boundaries = Boundaries(
             total_steps=min(limit for limit in (steps, epochs and epochs * plan.steps_per_epoch) if limit),
             steps_per_epoch=plan.steps_per_epoch,

@@ -12,7 +12,9 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from tfdist.errors import UserError
@@ -22,6 +24,7 @@ from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.processes import Worker, has_ended, shell_status
 from tfdist.launch.supervision import describe, watch
 from tfdist.strategies import environment
+from tfdist.telemetry.pulse import VARIABLE as PULSE_VARIABLE
 from tfdist.tuning.devices import GPU_VARIABLE, shares
 from tfdist.tuning.forks import die_with, forked
 
@@ -85,28 +88,29 @@ def _horovod_plan(arguments: Sequence[str], count: int) -> Plan:
 class _Forked:
     """A worker that was forked from this process."""
 
-    def __init__(self, index: int, pid: int) -> None:
-        self.index, self._pid = index, pid
+    def __init__(self, index: int, pid: int, pulse: Path) -> None:
+        self.index, self.pid, self.pulse = index, pid, pulse
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        if self._status is None and has_ended(self._pid):
-            self._status = shell_status(os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]))
+        if self._status is None and has_ended(self.pid):
+            self._status = shell_status(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
         return self._status
 
     def send(self, signal_number: int) -> None:
         if self.poll() is None:
-            os.kill(self._pid, signal_number)
+            os.kill(self.pid, signal_number)
 
     def wait(self) -> None:
         if self._status is None:
-            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             self.poll()
 
 
 @contextlib.contextmanager
 def _started(become: Run, arguments: Sequence[str], count: int, output: Output) -> Iterator[Sequence[Worker]]:
     with contextlib.ExitStack() as at_end:
+        directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-trial-")))
         ports = [at_end.enter_context(local.reserve_port()) for _ in range(count)]
         addresses = [f"{local.HOST}:{port.getsockname()[1]}" for port in ports]
         pipes = [(os.pipe(), os.pipe()) for _ in range(count)]
@@ -115,16 +119,18 @@ def _started(become: Run, arguments: Sequence[str], count: int, output: Output) 
         at_end.callback(_kill, workers)
         gpus = _gpus(count)
         for index, ((_, stdout), (_, stderr)) in enumerate(pipes):
+            pulse = directory / f"{index}.pulse"
             leader, pid = os.getpid(), os.fork()
             if not pid:
                 with forked():
                     for port in ports:
                         port.close()
                     variables = {**worker_environment(environment.current()), **gpus[index]}
-                    environment.change(variables | {"TF_CONFIG": local.tf_config(addresses, index)})
+                    variables |= {"TF_CONFIG": local.tf_config(addresses, index), PULSE_VARIABLE: str(pulse)}
+                    environment.change(variables)
                     _become(become, arguments, leader, stdout, stderr, pipes)
                 os._exit(1)
-            workers.append(_Forked(index, pid))
+            workers.append(_Forked(index, pid, pulse))
         for index, ends in enumerate(pipes):
             for (reading, writing), stream in zip(ends, (STDOUT, STDERR), strict=True):
                 os.close(writing)

@@ -27,7 +27,6 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import arguments as checks
 from tfdist.training.identity import lasting
-from tfdist.training.place import LOCAL_WAIT_SECONDS, REMOTE_WAIT_SECONDS
 from tfdist.training.run import Request
 from tfdist.tuning import group
 from tfdist.tuning import journal as journals
@@ -165,8 +164,7 @@ def tune(
         return None
     oracle = search.build(terms)
     RunDirectory(plan.run_dir).create()
-    wait_seconds = REMOTE_WAIT_SECONDS if files.is_remote(plan.run_dir) else LOCAL_WAIT_SECONDS
-    held = lease.acquire(plan.run_dir, owner="a sweep", wait_seconds=wait_seconds, notify=console.message)
+    held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     try:
         with contextlib.closing(open_table()) as table:
             result = _run(plan, identity, oracle, role, setting, experiment, table, held.check)
