@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of
     "experiment": {"tuning", "training"} | MATERIAL,
-    "tuning": {"training", "launch.processes"} | MATERIAL,
+    "tuning": {"training", "launch"} | MATERIAL,
     "training": MATERIAL,
     "data": COMPUTING,
     "tasks": COMPUTING,

@@ -8,6 +8,7 @@ without it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
@@ -233,5 +234,20 @@ def check_installed(error: ModuleNotFoundError) -> None:
         ) from error
 
 
+def leave(status: int) -> NoReturn:
+    """Ends the process; one that led or served a sweep without taking down TensorFlow, which takes some seconds.
+
+    Such a process has computed nothing and has closed what it opened; its trials are processes of their own.
+    """
+    if parse(sys.argv[1:]).mode == "tune":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    ended_with = main()
+    with contextlib.suppress(UserError):  # `main` has said what was wrong with the flags
+        leave(ended_with)
+    sys.exit(ended_with)
