@@ -33,7 +33,7 @@ from tfdist.tuning.chief import Chief, Plan
 from tfdist.tuning.journal import Identity, Journal
 from tfdist.tuning.nursery import Nursery
 from tfdist.tuning.objective import build_objective
-from tfdist.tuning.report import write_report
+from tfdist.tuning.report import import_ahead, write_report
 from tfdist.tuning.result import write_result
 from tfdist.tuning.search import Search, check_search
 from tfdist.tuning.space import Parameter, Space
@@ -140,8 +140,12 @@ def tune(
     held = lease.acquire(plan.run_dir, owner="a sweep", wait_seconds=wait_seconds, notify=console.message)
     try:
         workers = Workers(experiment.nursery, num_workers, _gpus() if num_workers > 1 else ())
-        with contextlib.closing(open_table()) as table:
-            result = _run(plan, identity, oracle, workers, experiment, table, held.check)
+        importing = import_ahead()
+        try:
+            with contextlib.closing(open_table()) as table:
+                result = _run(plan, identity, oracle, workers, experiment, table, held.check)
+        finally:
+            importing.join()  # imports must not go on while the interpreter ends
         _report(plan.run_dir, console)
         return result
     finally:

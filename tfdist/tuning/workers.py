@@ -86,7 +86,9 @@ class Workers:
         self._jobs[job.worker] = job
         gpus = self._gpus[job.worker]
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        self._nursery.start(Start(job.key, arguments, job.log, devices, self._cpus[job.worker]))
+        start = Start(job.key, arguments, job.log, devices, self._cpus[job.worker], place=str(job.worker))
+        self._nursery.start(start)
+        self._nursery.prepare(start)  # for the next trial here
 
     def stop(self, job: Job) -> None:
         """Lets a process save and leave."""
