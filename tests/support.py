@@ -141,6 +141,11 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
+def has_marked(mark: str) -> bool:
+    """Whether a process bears the mark."""
+    return any(_bears(process, mark) for process in psutil.process_iter())
+
+
 def _bears(process: psutil.Process, mark: str) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark

@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
     "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
-    "launch": {"strategies.cluster", "errors"},
+    "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "errors"},
+    "doctor": {"config"} | COMPUTING,
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of
     "experiment": {"tuning", "training"} | MATERIAL,
@@ -39,11 +40,18 @@ PACKAGE = "tfdist"
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {
     "gin": {"config"},
-    "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker"},
+    "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker", "launch.elastic_driver"},
     "keras_tuner": {"tuning"},
 }
 # strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
-ENVIRONMENT_READERS = {"main", "data_service", "launch", "strategies.cluster", "strategies.environment"}
+ENVIRONMENT_READERS = {
+    "main",
+    "data_service",
+    "launch",
+    "doctor.__main__",
+    "strategies.cluster",
+    "strategies.environment",
+}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 

@@ -20,7 +20,7 @@ from tfdist.tasks.base import Task
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training import arguments, assembly, checks
+from tfdist.training import accumulation, arguments, assembly, checks
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import check_callbacks
 from tfdist.training.compiled import parts_of
@@ -216,6 +216,7 @@ def train(
         check_reported(must_report, learner.eval_metrics, task, evaluates=eval_data is not None)
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
+        plan = accumulation.made_up(run, learner, plan)
         boundaries = Boundaries(
             total_steps=min(limit for limit in (steps, epochs and epochs * plan.steps_per_epoch) if limit),
             steps_per_epoch=plan.steps_per_epoch,

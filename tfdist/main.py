@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_READER, PreemptedError, TfdistError, UserError, suggest
+from tfdist.errors import TfdistError, UserError, exit_status_of, suggest
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -29,23 +29,16 @@ REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    verbose = False
     try:
-        flags = parse(sys.argv[1:] if arguments is None else arguments)
-        verbose = flags.verbose
-        run(flags)
-    except TfdistError as error:
-        if verbose:
-            traceback.print_exception(error)
-        print(str(error) if isinstance(error, PreemptedError) else f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_NO_READER
-    return EXIT_DONE
+        return exit_status_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments)))
+    finally:
+        _tell_end()
+
+
+def _tell_end() -> None:
+    from tfdist.telemetry import pulse
+
+    pulse.beat(pulse.ENDED)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,7 +103,11 @@ def run(flags: argparse.Namespace) -> None:
         check_installed(error)
         raise
     from tfdist.storage import gcs
+    from tfdist.telemetry import pulse
 
+    pulse_path = os.environ.pop(pulse.VARIABLE, None)  # not for the processes that this one starts
+    pulse.begin(pulse_path if flags.mode != "tune" else None)
+    begin_at = os.environ.pop(pulse.BEGIN_VARIABLE, None)
     gcs.limit_retries(os.environ)
     nurseries: list[Any] = []
 
@@ -123,7 +120,13 @@ def run(flags: argparse.Namespace) -> None:
         )
 
     try:
-        run_mode(flags, load(), load, nurseries)
+        loaded = load()
+        pulse.wait_to_begin(begin_at)
+        run_mode(flags, loaded, load, nurseries)
+    except TfdistError as error:
+        if flags.verbose:
+            traceback.print_exception(error)
+        raise
     finally:
         for nursery in nurseries:
             nursery.close()

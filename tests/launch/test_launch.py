@@ -407,6 +407,108 @@ def test_a_proxy_does_not_stand_between_the_workers(launch: Callable[..., Run], 
     assert stdout == ["[worker 0] example.com,127.0.0.1,localhost"]
 
 
+# What a worker of tfdist.main shows and tells, without TensorFlow; and which start this is, from 1.
+SHOWING = """
+from tfdist.telemetry import pulse
+pulse.begin(os.environ[pulse.VARIABLE])
+run_dir = here / "run"
+pulse.tell(run_dir=str(run_dir))
+place = int(os.environ["TFDIST_PLACE"])
+start = 1
+while (here / f"start{place}-{start}").exists():
+    start += 1
+mark(f"start{place}-{start}")
+"""
+
+
+def events(run: Run, name: str) -> list[dict]:
+    lines = (run.directory / "run" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def test_failures_restarts_waits_and_the_breaker_are_events(launch: Callable[..., Run]) -> None:
+    program = """
+run_dir.mkdir(exist_ok=True)
+pulse.beat(pulse.TRAINING, 5)
+if index == 1:
+    wait_for(f"start0-{start}")
+    print("no memory", file=sys.stderr)
+    sys.exit(1)
+time.sleep(100)
+"""
+    run = launch(SHOWING + program, options=("--max_restarts=9", "--backoff_seconds=0.05"))
+    status, _, stderr = run.end()
+    assert status == 1
+    assert any("3 failures in a row brought no new step (step 5 was the last)" in line for line in stderr)
+    failed = events(run, "worker_failed")
+    assert [(event["worker"], event["step"], event["details"]["status"]) for event in failed] == [(1, 5, 1)] * 4
+    assert all(event["details"]["host"] and event["details"]["phase"] == "training" for event in failed)
+    assert [event["details"]["seconds"] for event in events(run, "restart_backoff")] == [0.05, 0.05, 0.1]
+    assert [event["details"]["restart"] for event in events(run, "restarted")] == [1, 2, 3]
+    assert [event["level"] for event in events(run, "breaker_opened")] == ["error"]
+
+
+def test_wrong_input_and_a_start_that_left_are_not_started_again(launch: Callable[..., Run]) -> None:
+    program = """
+if sys.argv[1] == "left":
+    pulse.tell(left_after_saving=True)
+sys.exit({"wrong": 2, "diverged": 3, "left": 99}[sys.argv[1]])
+"""
+    for word, expected in (("wrong", 2), ("diverged", 3), ("left", 99)):
+        run = launch(SHOWING + program, word, options=("--max_restarts=3", "--backoff_seconds=0.05"), workers=1)
+        status, _, stderr = run.end()
+        assert status == expected and not any("Going on" in line for line in stderr)
+
+
+def test_a_signal_ends_the_waiting_for_the_next_start(launch: Callable[..., Run]) -> None:
+    run = launch("sys.exit(1)", options=("--max_restarts=3", "--backoff_seconds=60"), workers=1)
+    assert run.process.stderr
+    while "Going on 60 s after" not in run.process.stderr.readline():
+        assert run.process.poll() is None
+    run.process.terminate()
+    assert run.end()[0] == EXIT_PREEMPTED
+
+
+@both_launchers
+def test_others_go_on_without_a_worker_that_does_not_come_back(launch: Callable[..., Run], launcher: str) -> None:
+    program = """
+run_dir.mkdir(exist_ok=True)
+if place == 1:
+    sys.exit(7)
+if "TFDIST_ALL_WORKERS" in os.environ:
+    print("with", os.environ["TFDIST_ALL_WORKERS"], "as", place, index)
+    sys.exit(0)
+time.sleep(100)
+"""
+    options = (f"--launcher={launcher}", "--max_restarts=9", "--min_workers=2", "--backoff_seconds=0.05")
+    run = launch(SHOWING + program, options=options, workers=3)
+    status, stdout, stderr = run.end()
+    assert status == 0, stderr
+    assert sorted(stdout) == ["[worker 0] with 3 as 0 0", "[worker 1] with 3 as 2 1"]
+    assert any("with 2 of 3 workers: place 1 does not come back" in line for line in stderr)
+    assert [event["details"]["places"] for event in events(run, "restarted")] == [[0, 1, 2], [0, 2]]
+
+
+def test_without_restarts_a_hang_is_told_and_not_ended(launch: Callable[..., Run]) -> None:
+    program = """
+pulse.beat(pulse.BUILDING)
+if index == 0:
+    wait_for("told")
+pulse.beat(pulse.TRAINING, 1)
+wait_for("told")
+pulse.beat(pulse.TRAINING, 2)
+"""
+    run = launch(SHOWING + program, options=("--start_deadline_seconds=1",))
+    assert run.process.stderr
+    said = []
+    while not any("main thread" in line for line in said):
+        said.append(run.process.stderr.readline())
+        assert run.process.poll() is None, said
+    (run.directory / "told").touch()
+    assert run.end()[0] == 0
+    assert re.search(r"worker 0 \(host .*, process \d+\) hangs: it has shown no progress for more than 1 s", said[0])
+
+
 def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tfdist.launch", *arguments],
@@ -425,10 +527,13 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         (["--", "x"], "--workers=N is missing"),
         (["--workers=2"], "The `--` and tfdist.main's arguments are missing"),
         (["--workers=2", "--"], "Nothing follows `--`"),
-        (["--worker=2", "--", "x"], "Unknown argument '--worker=2'. Did you mean '--workers'?"),
+        (["--worker=2", "--", "x"], "Unknown argument '--worker=2'. Did you mean '--workers' or"),
         (["--workers=2", "--gin_file=x"], "The arguments of tfdist.main come after `--`"),
         (["--workers=2", "--launcher=hvd", "--", "x"], "invalid choice: 'hvd'"),
         (["--workers=2", "--timeout_seconds=-1", "--", "x"], "received '-1'"),
+        (["--workers=2", "--max_restarts=-1", "--", "x"], "--max_restarts: must be a whole number from 0"),
+        (["--workers=2", "--min_workers=3", "--max_restarts=1", "--", "x"], "--min_workers=3 is more than --workers=2"),
+        (["--workers=2", "--min_workers=1", "--", "x"], "write --max_restarts=N, too"),
     ],
 )
 def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str], expected: str) -> None:

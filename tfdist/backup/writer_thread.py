@@ -24,6 +24,7 @@ from tfdist.backup.policy import BackupPolicy
 from tfdist.backup.snapshot import HostBuffer
 from tfdist.backup.writer import Snapshot, Written, write_backup
 from tfdist.storage import files
+from tfdist.telemetry import pulse
 
 _NICENESS = 5  # training's threads go first
 _SAMPLED_BYTES = 2**20  # smaller backups tell nothing of the store's speed
@@ -95,6 +96,7 @@ class WriterThread:
             if self._is_busy:  # or training may soon have to wait for it
                 self._courtesy.hurry()
             self._waiting.append(snapshot)
+            pulse.storing(True)
             self._changed.notify_all()
 
     def news(self) -> Iterator[News | Failure]:
@@ -127,6 +129,7 @@ class WriterThread:
             with self._changed:
                 self._is_busy = False
                 if not self._waiting:
+                    pulse.storing(False)
                     self._courtesy.take_time()
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting or self.is_closed)

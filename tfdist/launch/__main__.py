@@ -14,11 +14,15 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tfdist.errors import TfdistError, UserError, suggest
+from tfdist.errors import EXIT_DONE, TfdistError, UserError, suggest
 from tfdist.launch import horovod, local
+from tfdist.launch.hangs import Deadlines
 from tfdist.launch.output import Output
 from tfdist.launch.plan import Plan, worker_environment
-from tfdist.launch.supervision import ENDED_AS_ASKED, Outcome, Patience, describe, watch
+from tfdist.launch.printing import command as printing
+from tfdist.launch.restarts import Rules
+from tfdist.launch.supervision import Patience
+from tfdist.launch.supervisor import supervise
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start}
 USAGE = "python -m tfdist.launch --workers=N [options] -- ARGUMENTS OF tfdist.main"
@@ -28,29 +32,34 @@ Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as worker
 
   {EXAMPLE}
 
-Each line that a worker writes has its name in front. The first failure ends all, and its exit status is the
-command's. Ctrl-C, SIGTERM and SIGUSR1 are passed on to the workers, which save and end; a second Ctrl-C kills them.
-Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time was up.
+Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
+started again, and the run goes on from its newest backup. The exit status is that of the last failure. Ctrl-C,
+SIGTERM and SIGUSR1 are passed on to the workers, which save and end; a second Ctrl-C kills them. Exit statuses are
+those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time was up.
+
+With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its options are
+others: --print=slurm --help lists them.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     output = Output()
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        plan, launcher, patience = parse(sys.argv[1:] if arguments is None else arguments)
+        if printing.is_asked(arguments):
+            print(printing.printed(arguments), end="", flush=True)
+            return EXIT_DONE
+        plan, launcher, patience, rules = parse(arguments)
         signals = collect_signals()
-        with LAUNCHERS[launcher](plan, output) as workers:
-            outcome = watch(workers, signals=signals, say=output.say, patience=patience)
+        return supervise(plan, LAUNCHERS[launcher], output, signals=signals, patience=patience, rules=rules)
     except TfdistError as error:
         output.say(str(error))
         return error.exit_status
-    report(outcome, output)
-    return outcome.status
 
 
-def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience]:
-    """The plan, the launcher's name and the patience that the arguments ask for.
+def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
+    """The plan, the launcher's name, the patience and the rules for restarts that the arguments ask for.
 
     Raises:
       UserError: they cannot be understood.
@@ -70,7 +79,21 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience]:
         environment=worker_environment(os.environ),
         pin_cpus=options.pin_cpus,
     )
-    return plan, options.launcher, Patience(timeout_seconds=options.timeout_seconds)
+    patience = Patience(
+        timeout_seconds=options.timeout_seconds,
+        deadlines=Deadlines(options.start_deadline_seconds, options.deadline_seconds),
+        ends_hangs=options.max_restarts > 0 or options.deadline_seconds is not None,
+    )
+    return plan, options.launcher, patience, _rules(options)
+
+
+def _rules(options: argparse.Namespace) -> Rules:
+    least = options.min_workers
+    if least is not None and least > options.workers:
+        raise UserError(f"--min_workers={least} is more than --workers={options.workers}. Write fewer.")
+    if least is not None and not options.max_restarts:
+        raise UserError(f"--min_workers={least} says how many go on after a failure: write --max_restarts=N, too.")
+    return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
 
 
 def collect_signals() -> collections.deque[int]:
@@ -79,17 +102,6 @@ def collect_signals() -> collections.deque[int]:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda received, _frame: signals.append(received))
     return signals
-
-
-def report(outcome: Outcome, output: Output) -> None:
-    """Says at the very end, below what the others still wrote, whose failure it was."""
-    if outcome.worker is None:
-        return
-    words = [] if outcome.status in ENDED_AS_ASKED else output.last_words(outcome.worker)
-    quoted = ["  " + line for line in words]
-    output.say(
-        "\n".join([f"worker {outcome.worker} ended with {describe(outcome.status)}{':' * bool(words)}", *quoted])
-    )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -103,12 +115,18 @@ def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        near = suggest(unknown[0].split("=")[0], ("--workers", "--launcher", "--pin_cpus", "--timeout_seconds"))
+        near = suggest(
+            unknown[0].split("=")[0], ["--print", *(name for name in _shown(parser) if name.startswith("--"))]
+        )
         hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
     if options.workers is None:
         parser.error("--workers=N is missing: how many processes?")
     return options
+
+
+def _shown(parser: argparse.ArgumentParser) -> list[str]:
+    return [o for action in parser._actions if action.help != argparse.SUPPRESS for o in action.option_strings]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,6 +147,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--pin_cpus", action="store_true", help="give each worker its own share of the CPUs")
     add("--timeout_seconds", type=_positive_number, metavar="S", help="end the run after S seconds, with status 124")
+    add(
+        "--max_restarts",
+        type=_whole_number,
+        default=0,
+        metavar="N",
+        help="start the workers again after a failure, N times at most, first after 2 s, then 4, 8 … 60 s; default: 0",
+    )
+    add(
+        "--min_workers",
+        type=_positive_integer,
+        metavar="M",
+        help="go on with as few as M when one fails again and again without a new step; default: all",
+    )
+    add(
+        "--deadline_seconds",
+        type=_positive_number,
+        metavar="S",
+        help="a worker that makes no progress for S seconds hangs; default: learned from the run, at least 60",
+    )
+    add(
+        "--start_deadline_seconds",
+        type=_positive_number,
+        default=Deadlines.start_seconds,
+        metavar="S",
+        help="the same for what it does for the first time, such as compiling; default: 1800",
+    )
+    add("--backoff_seconds", type=_positive_number, default=Rules.backoff_seconds, help=argparse.SUPPRESS)  # for tests
     add("--module", default="tfdist.main", help=argparse.SUPPRESS)  # what to run in place of tfdist.main, for tests
     return parser
 
@@ -136,6 +181,12 @@ def _parser() -> argparse.ArgumentParser:
 def _positive_integer(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1; received {text!r}")
+    return int(text)
+
+
+def _whole_number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0; received {text!r}")
     return int(text)
 
 

@@ -14,6 +14,7 @@ Called by `__main__.py`.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ from pathlib import Path
 from tfdist.errors import EXIT_BUG, UserError
 from tfdist.launch.output import STDERR, STDOUT, Output
 from tfdist.launch.plan import Plan
-from tfdist.launch.processes import Process, Worker, cpu_shares, send_to_group
+from tfdist.launch.processes import Process, Worker, send_to_group
 
 _DRAIN_SECONDS = 10.0
 _END_SECONDS = 10.0  # for horovodrun to notice that its ranks have ended
@@ -39,10 +40,15 @@ class HorovodWorker:
 
     def __init__(self, index: int, directory: Path, horovodrun: Process) -> None:
         self.index = index
+        self.pulse = directory / f"{index}.pulse"
         self._status_file = directory / f"{index}.status"
         self._pid_file = directory / f"{index}.pid"
         self._horovodrun = horovodrun
         self._owed: int | None = None  # a signal from before it was started
+
+    @property
+    def pid(self) -> int | None:
+        return int(self._pid_file.read_text()) if self._pid_file.exists() else None
 
     @property
     def has_reported(self) -> bool:
@@ -89,7 +95,7 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         at_end.callback(output.drain, _DRAIN_SECONDS)
         horovodrun = Process(-1, command_line(plan, directory), plan.environment)
-        workers = [HorovodWorker(index, directory, horovodrun) for index in range(plan.num_workers)]
+        workers = [HorovodWorker(index, directory, horovodrun) for index in range(len(plan.places))]
         at_end.callback(_end, horovodrun, workers)
         own_words: list[bytes] = []
 
@@ -110,10 +116,11 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
 
 
 def command_line(plan: Plan, directory: Path) -> list[str]:
-    shares = cpu_shares(plan.num_workers) if plan.pin_cpus else [[]] * plan.num_workers
-    cpus = ":".join(",".join(map(str, share)) for share in shares)
-    hosts = ["-np", str(plan.num_workers), "-H", f"localhost:{plan.num_workers}"]
-    worker = [sys.executable, "-m", "tfdist.launch.horovod_worker", str(directory), cpus, *plan.command]
+    cpus = ":".join(",".join(map(str, share)) for share in plan.cpus)
+    number = len(plan.places)
+    own = json.dumps([plan.own_variables(index) for index in range(number)])
+    hosts = ["-np", str(number), "-H", f"localhost:{number}"]
+    worker = [sys.executable, "-m", "tfdist.launch.horovod_worker", str(directory), cpus, own, *plan.command]
     deaf = [sys.executable, "-m", "tfdist.launch.horovodrun", find_horovodrun(plan.environment.get("PATH"))]
     return [*deaf, "--gloo", "--disable-cache", *hosts, *worker]
 

@@ -13,11 +13,14 @@ import contextlib
 import json
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tfdist.launch.output import STDERR, STDOUT, Output
 from tfdist.launch.plan import Plan
-from tfdist.launch.processes import Process, Worker, cpu_shares
+from tfdist.launch.processes import Process, Worker
+from tfdist.telemetry.pulse import VARIABLE as PULSE_VARIABLE
 
 HOST = "127.0.0.1"
 _DRAIN_SECONDS = 5.0
@@ -28,14 +31,17 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
     """Starts the workers; none is left when the context ends, whatever ends it."""
     workers: list[Process] = []
     with contextlib.ExitStack() as at_end:
-        ports = [at_end.enter_context(reserve_port()).getsockname()[1] for _ in range(plan.num_workers)]
+        directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
+        cpus = plan.cpus
+        ports = [at_end.enter_context(reserve_port()).getsockname()[1] for _ in cpus]
         at_end.callback(output.drain, _DRAIN_SECONDS)
         at_end.callback(_kill, workers)
         addresses = [f"{HOST}:{port}" for port in ports]
-        shares = cpu_shares(plan.num_workers) if plan.pin_cpus else [[]] * plan.num_workers
-        for index in range(plan.num_workers):
-            environment = plan.environment | {"TF_CONFIG": tf_config(addresses, index)}
-            workers.append(Process(index, plan.command, environment, shares[index]))
+        for index in range(len(cpus)):
+            pulse = directory / f"{index}.pulse"
+            own = {"TF_CONFIG": tf_config(addresses, index), PULSE_VARIABLE: str(pulse)}
+            environment = plan.environment | plan.own_variables(index) | own
+            workers.append(Process(index, plan.command, environment, cpus[index], pulse))
         for worker in workers:
             stdout, stderr = worker.pipes
             output.follow(stdout, STDOUT, lambda line, index=worker.index: [(index, line)])

@@ -8,18 +8,52 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from tfdist.launch.processes import cpu_shares
+from tfdist.strategies.environment import ALL_WORKERS_VARIABLE
+from tfdist.telemetry.pulse import BEGIN_VARIABLE
+
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
+PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, also where some are left out
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A start of `num_workers` processes of `command`."""
+    """A start of processes of `command`.
+
+    Attributes:
+      num_workers: when all are there.
+      command: of each.
+      environment: of each.
+      pin_cpus: gives each its share of the CPUs.
+      left_out: the places, counted from 0, of workers that are not started. The others are numbered without a gap.
+      begin_at: the moment by `time.monotonic` until which workers that are ready wait; None does not wait.
+    """
 
     num_workers: int
     command: tuple[str, ...]
     environment: dict[str, str]
     pin_cpus: bool = False
+    left_out: frozenset[int] = frozenset()
+    begin_at: float | None = None
+
+    @property
+    def places(self) -> list[int]:
+        """The place of each worker that is started."""
+        return [place for place in range(self.num_workers) if place not in self.left_out]
+
+    @property
+    def cpus(self) -> list[list[int]]:
+        """The CPUs of each worker that is started; an empty list is all."""
+        shares = cpu_shares(self.num_workers) if self.pin_cpus else [[]] * self.num_workers
+        return [shares[place] for place in self.places]
+
+    def own_variables(self, index: int) -> dict[str, str]:
+        """What worker `index` alone has in its environment."""
+        variables = {PLACE_VARIABLE: str(self.places[index])}
+        if self.begin_at is not None:
+            variables[BEGIN_VARIABLE] = repr(self.begin_at)
+        return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if self.left_out else {})
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -29,6 +63,7 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """
     changed = {**environment, "PYTHONUNBUFFERED": "1"}
     changed.pop("TF_CONFIG", None)
+    changed.pop(ALL_WORKERS_VARIABLE, None)
     if any(environment.get(name) for name in PROXY_VARIABLES):
         direct = [h for h in (environment.get("no_proxy") or environment.get("NO_PROXY") or "").split(",") if h]
         direct += [host for host in _THIS_MACHINE if host not in direct]

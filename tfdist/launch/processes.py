@@ -23,6 +23,12 @@ class Worker(Protocol):
     """What the supervision needs of a worker, whoever started it."""
 
     index: int
+    pulse: Path
+    """Where it shows itself, see `tfdist.telemetry.pulse`."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process itself; None before it is started."""
 
     def poll(self) -> int | None:
         """The exit status as a shell would give it (128 + N for signal N); None while it runs."""
@@ -35,9 +41,15 @@ class Process:
     """A worker that is a child of this process."""
 
     def __init__(
-        self, index: int, command: Sequence[str], environment: Mapping[str, str], cpus: Sequence[int] = ()
+        self,
+        index: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cpus: Sequence[int] = (),
+        pulse: Path = Path(os.devnull),
     ) -> None:
         self.index = index
+        self.pulse = pulse
         self._status: int | None = None
         self._popen = subprocess.Popen(
             bound_to_parent(command, cpus),
@@ -47,6 +59,10 @@ class Process:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int | None:
+        return self._popen.pid
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:

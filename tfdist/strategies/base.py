@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import UserError
 from tfdist.strategies.sparse import without_repeats
 
 Notify = Callable[[str], None]
@@ -214,6 +215,13 @@ class Strategy(abc.ABC):
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""
         chiefs = np.asarray(values, np.float64)
         return self.sum_over_workers(chiefs if self.topology.is_chief else np.zeros_like(chiefs))
+
+
+def check_peer_timeout(name: str, seconds: object) -> None:
+    """Raises UserError where a strategy's `peer_timeout_seconds` is no time."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not seconds > 0:
+        raise UserError(f"{name}.peer_timeout_seconds is {seconds!r}; write seconds above 0.")
 
 
 def placed(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 
 HOROVOD_MARKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+ALL_WORKERS_VARIABLE = "TFDIST_ALL_WORKERS"  # how many a run has; tfdist.launch sets it where it goes on with fewer
 TPU_MARKS = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR")
 
 
@@ -27,9 +28,20 @@ def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | N
     return next((name for name in names if environment.get(name)), None)
 
 
+def is_kubernetes_pod(environment: Mapping[str, str]) -> bool:
+    """Whether this process runs in a pod of Kubernetes, where a host's name resolves only once its pod is there."""
+    return bool(environment.get("KUBERNETES_SERVICE_HOST"))
+
+
 def metadata_address(environment: Mapping[str, str]) -> str | None:
     """`host` or `host:port` of the metadata server to ask in place of Google's usual one, as Google's libraries do."""
     return environment.get("GCE_METADATA_HOST") or None
+
+
+def all_workers(environment: Mapping[str, str]) -> int | None:
+    """How many workers the run has when all are there; None where nobody said that some are not."""
+    text = environment.get(ALL_WORKERS_VARIABLE, "")
+    return int(text) if text.isdecimal() else None
 
 
 def set_horovod_tuning(*, fusion_threshold_bytes: int | None, cycle_time_milliseconds: float | None) -> None:

@@ -18,7 +18,8 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError, is_whole_number
 from tfdist.strategies import environment
-from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout
+from tfdist.strategies.horovod_rendezvous import meet, read_meeting
 from tfdist.strategies.one_device import use_only
 
 
@@ -30,6 +31,7 @@ class Horovod(Strategy):
         the other strategies' by about 1e-3 of a gradient.
       fusion_threshold_bytes: how much Horovod packs into one message; None keeps HOROVOD_FUSION_THRESHOLD.
       cycle_time_milliseconds: how often Horovod looks for work; None keeps HOROVOD_CYCLE_TIME.
+      peer_timeout_seconds: how long to wait for the other workers at the start.
     """
 
     name = "horovod"
@@ -41,6 +43,7 @@ class Horovod(Strategy):
         fp16_compression: bool = False,
         fusion_threshold_bytes: int | None = None,
         cycle_time_milliseconds: float | None = None,
+        peer_timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__()
         if not isinstance(fp16_compression, bool):
@@ -51,6 +54,8 @@ class Horovod(Strategy):
             isinstance(cycle_time_milliseconds, (int, float)) and cycle_time_milliseconds > 0
         ):
             raise UserError(f"Horovod.cycle_time_milliseconds is {cycle_time_milliseconds!r}; write a number above 0.")
+        check_peer_timeout("Horovod", peer_timeout_seconds)
+        self.peer_timeout_seconds = peer_timeout_seconds
         self.fp16_compression = fp16_compression
         self.fusion_threshold_bytes = fusion_threshold_bytes
         self.cycle_time_milliseconds = cycle_time_milliseconds
@@ -71,6 +76,9 @@ class Horovod(Strategy):
             fusion_threshold_bytes=self.fusion_threshold_bytes, cycle_time_milliseconds=self.cycle_time_milliseconds
         )
         self._hvd = import_horovod()
+        meeting = read_meeting(environment.current())
+        if meeting is not None:
+            meet(meeting, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         self._hvd.init()
         gpus = tf.config.list_physical_devices("GPU")
         device = f"GPU:{self._hvd.local_rank() % len(gpus)}" if gpus else "CPU"

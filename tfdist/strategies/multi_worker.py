@@ -12,13 +12,15 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies import environment
-from tfdist.strategies.base import Notify, Strategy, Topology, placed
+from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout, placed
 from tfdist.strategies.cluster import Cluster, read_tf_config
-from tfdist.strategies.rendezvous import rendezvous
+from tfdist.strategies.rendezvous import AddressTakenError, rendezvous
+from tfdist.telemetry import pulse
 
 MEBIBYTE = 2**20
 PACKING_CANDIDATES = (0, MEBIBYTE, 2 * MEBIBYTE, 4 * MEBIBYTE)  # 0: everything in one pack, TensorFlow's default
 DEFAULT_PACKING = 2 * MEBIBYTE
+NAME_PATIENCE_SECONDS = 10.0
 IMPLEMENTATIONS = ("auto", "ring", "nccl")
 TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -51,9 +53,7 @@ class MultiWorker(Strategy):
             raise UserError(
                 f"MultiWorker.bytes_per_pack is {bytes_per_pack!r}; write 'auto' or a number of bytes >= 0."
             )
-        is_number = isinstance(peer_timeout_seconds, (int, float)) and not isinstance(peer_timeout_seconds, bool)
-        if not is_number or not peer_timeout_seconds > 0:
-            raise UserError(f"MultiWorker.peer_timeout_seconds is {peer_timeout_seconds!r}; write seconds above 0.")
+        check_peer_timeout("MultiWorker", peer_timeout_seconds)
         self.implementation = implementation
         self.bytes_per_pack = bytes_per_pack
         self.peer_timeout_seconds = peer_timeout_seconds
@@ -95,9 +95,23 @@ class MultiWorker(Strategy):
             )
         return cluster
 
+    def _name_patience_seconds(self) -> float:
+        """How long a peer's name may fail to resolve: a misspelt one is soon said, but a pod's name may come late."""
+        is_pod = environment.is_kubernetes_pod(environment.current())
+        return self.peer_timeout_seconds if is_pod else min(NAME_PATIENCE_SECONDS, self.peer_timeout_seconds)
+
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         cluster = self._cluster()
-        rendezvous(cluster, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
+        try:
+            rendezvous(
+                cluster,
+                timeout_seconds=self.peer_timeout_seconds,
+                on_wait=notify,
+                name_patience_seconds=self._name_patience_seconds(),
+            )
+        except AddressTakenError:
+            pulse.tell(address_taken=True)  # a launcher that chose the address chooses another
+            raise
         with kept_sigterm_handler():
             distribution = tf.distribute.MultiWorkerMirroredStrategy(
                 communication_options=self._options(DEFAULT_PACKING)

@@ -34,6 +34,10 @@ FIRST_WORD_SECONDS = 3.0  # before saying for whom this worker waits
 NEXT_WORD_SECONDS = 30.0
 
 
+class AddressTakenError(UserError):
+    """Something else listens at this worker's address."""
+
+
 def rendezvous(
     cluster: Cluster,
     *,
@@ -141,7 +145,8 @@ class _Meeting:
                 return hello.listen(where, port)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() >= give_up:
-                    raise UserError(self._cannot_listen(port, error)) from error
+                    kind = AddressTakenError if error.errno == errno.EADDRINUSE else UserError
+                    raise kind(self._cannot_listen(port, error)) from error
                 await asyncio.sleep(ASK_SECONDS)
 
     def _cannot_listen(self, port: int, error: OSError) -> str:
@@ -239,7 +244,8 @@ class _Meeting:
             peer.trouble, peer.trouble_since = trouble, now
         if patience is not None and now - peer.trouble_since >= patience:
             name = self.cluster.task_name(peer.index)
-            self.failure = self.failure or UserError(
+            kind = AddressTakenError if isinstance(error, hello.WrongPeer) else UserError
+            self.failure = self.failure or kind(
                 f"{name} cannot be reached at its address {peer.address} of TF_CONFIG: {trouble}."
             )
 

@@ -6,14 +6,13 @@ has something to tell. `experiment.py` makes one log a process and closes it las
 
 from __future__ import annotations
 
-import datetime
 import threading
 
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
 from tfdist.telemetry.console import Console
 from tfdist.telemetry.console_text import Level
-from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.event_text import event_line
 from tfdist.telemetry.run_directory import RunDirectory
 
 
@@ -58,16 +57,8 @@ class EventLog:
         if message is not None:
             self._console.message(message, level)
             details = {"message": message, **details}
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        record = {
-            "time": now,
-            "level": level,
-            "event": event,
-            "worker": self._worker,
-            "step": None if step is None else int(step),
-            "details": details,
-        }
+        line = event_line(level=level, event=event, worker=self._worker, step=step, details=details)
         with self._lock:
             if self._sink is None:
                 self._sink = files.open_log(self._path)
-            self._sink.write_line(to_json(record))
+            self._sink.write_line(line)

@@ -17,6 +17,7 @@ from tfdist.data.source import Source
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.tasks.base import Task
+from tfdist.telemetry import pulse
 from tfdist.telemetry.console_text import Plan
 from tfdist.telemetry.reporter import RunReporter
 from tfdist.training.boundaries import Boundaries
@@ -42,6 +43,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
     Raises:
       UserError: the data cannot be read; on every worker, where it is the chief that fails.
     """
+    pulse.beat(pulse.PREPARING)
     source = as_source(data(), data)
     problem: UserError | None = None
     if run.topology.is_chief:
@@ -85,6 +87,7 @@ def build_step(
     Raises:
       UserError: the examples do not fit the model.
     """
+    pulse.beat(pulse.BUILDING)
     check_examples(task, learner.model, source, "training")
 
     def gradients(jit_compile: bool) -> LocalGradients:
@@ -202,6 +205,7 @@ def finish_weights(learner: Learner, evaluator: Evaluator | None, outcome: Outco
 
 def export_model(run: Run, model: keras.Model) -> None:
     """Writes export/model.keras, whole or not at all, on the chief."""
+    pulse.beat(pulse.FINISHING)
     if not run.topology.is_chief:
         return
     model.optimizer = None  # the callbacks had it there; it is no part of the model

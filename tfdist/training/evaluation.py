@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.data.pipeline import dispose
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
+from tfdist.telemetry import pulse
 from tfdist.training.gradients import forward, term_scales
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.pace import Pace
@@ -66,6 +67,7 @@ class Evaluator:
           The loss and every metric over all examples of the split; None for a pass that ended early, after which the
           iterator stands in its middle.
         """
+        pulse.beat(pulse.EVALUATING)
         self._begin()
         step = 0
         while step < self._num_steps:
@@ -76,7 +78,10 @@ class Evaluator:
             step += count
             if step < self._num_steps and Wanted.of(wanted).leave:
                 return None
-        return to_python(self._end())
+            pulse.beat(pulse.EVALUATING)
+        results = to_python(self._end())
+        pulse.beat(pulse.BETWEEN)
+        return results
 
     def close(self) -> None:
         """Lets the stream go, without waiting for it. Nothing can be evaluated afterwards."""

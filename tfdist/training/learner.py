@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
+from tfdist.telemetry import pulse
 from tfdist.training.gradients import forward
 from tfdist.training.layer_state import separate_losses
 from tfdist.training.metrics import MetricGroup
@@ -59,6 +60,7 @@ def build_learner(
     Raises:
       UserError: the parts do not fit together.
     """
+    pulse.beat(pulse.BUILDING)
     with strategy.scope():
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)

@@ -17,7 +17,7 @@ from tfdist.data import failures
 from tfdist.errors import PeerLostError, PreemptedError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
-from tfdist.telemetry import notices
+from tfdist.telemetry import notices, pulse
 from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
@@ -98,7 +98,10 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
     """
     directory = RunDirectory(request.run_dir)
     waiting = open_console(is_chief=True)
+    pulse.tell(run_dir=directory.path)
+    pulse.beat(pulse.CONNECTING)
     topology = strategy.connect(notify=waiting.message)
+    pulse.beat(pulse.PREPARING)
     console = open_console(is_chief=topology.is_chief)
     with contextlib.ExitStack() as leaving:
         leaving.callback(console.close)
@@ -123,11 +126,14 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
             _announce(run, mode)
             with notices.listening(events):
                 yield run
+            pulse.beat(pulse.FINISHING)
             strategy.any_worker(False)  # nobody leaves while another still needs it
         except PreemptedError as error:
+            pulse.tell(left_after_saving=True)
             events.warning("preempted", reason=str(error))
             raise
         except BaseException as error:
+            pulse.beat(pulse.LEAVING)
             told = failures.take() or failures.explained(error) or peer_lost(error, topology)
             events.error(
                 "run_failed",

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import UserError, suggest
+from tfdist.telemetry.metric_direction import larger_is_better
 
 if TYPE_CHECKING:
     from tfdist.tasks.base import Task
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 DIRECTIONS = ("min", "max")
 VALIDATION = "val_"
-_GROWING = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "bleu", "map", "similarity", "reward")
-_SHRINKING = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "entropy", "divergence", "hinge")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +82,9 @@ def build_objective(name: object, direction: object) -> Objective:
     if not isinstance(name, str) or not name:
         raise UserError(f"tune.objective must be a metric's name, such as 'val_accuracy'; received {name!r}.")
     if direction is None:
-        lowered = name.removeprefix(VALIDATION).lower()
-        if any(part in lowered for part in _SHRINKING):
-            return Objective(name, "min")
-        if any(part in lowered for part in _GROWING):
-            return Objective(name, "max")
+        better = larger_is_better(name.removeprefix(VALIDATION))
+        if better is not None:
+            return Objective(name, "max" if better else "min")
         raise UserError(f"Whether {name!r} should grow or shrink is not clear. Write tune.direction = 'max' or 'min'.")
     if direction not in DIRECTIONS:
         raise UserError(f"tune.direction must be 'min' or 'max'; received {direction!r}.")

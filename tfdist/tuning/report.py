@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, TfdistError, UserError
+from tfdist.errors import exit_status_of
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.history import Sweep, read_sweep
@@ -118,18 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run directory of --mode=tune, local or gs://")
     flags = parser.parse_args(arguments)
-    try:
-        print(write_report(flags.run_dir))
-        return EXIT_DONE
-    except TfdistError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
-    except OSError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return UserError.exit_status
+    return exit_status_of(lambda: print(write_report(flags.run_dir)), trusts_the_disk=False)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import arguments as checks
 from tfdist.training.identity import lasting
-from tfdist.training.place import LOCAL_WAIT_SECONDS, REMOTE_WAIT_SECONDS
 from tfdist.training.run import Request
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking
@@ -161,8 +160,7 @@ def tune(
     identity = _identity(plan, request, seed, directories)
     oracle = search.build(terms)
     RunDirectory(plan.run_dir).create()
-    wait_seconds = REMOTE_WAIT_SECONDS if files.is_remote(plan.run_dir) else LOCAL_WAIT_SECONDS
-    held = lease.acquire(plan.run_dir, owner="a sweep", wait_seconds=wait_seconds, notify=console.message)
+    held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     try:
         workers = Workers(experiment.nursery, num_workers, _gpus() if num_workers > 1 else ())
         importing = import_ahead()

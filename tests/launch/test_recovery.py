@@ -1,0 +1,169 @@
+"""Runs whose workers are lost in every way: noticed, named, started again, and as good as undisturbed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import support
+from crashes.runs import Run, differences, environment
+
+pytestmark = pytest.mark.slow
+
+EXPERIMENT = "tests/launch/faulty.gin"
+TIMEOUT_SECONDS = 900.0
+LAUNCHERS = {"multi_worker": "tf_config", "horovod": "horovod"}
+NO_DROPOUT = "experiment.build_model.dropout = 0.0"
+both_strategies = pytest.mark.parametrize(
+    "strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)]
+)
+
+
+class Launched:
+    """What a launcher came to."""
+
+    def __init__(self, status: int, output: str) -> None:
+        self.status = status
+        self.output = output
+
+    def said(self, words: str) -> list[str]:
+        """The launcher's own lines that hold some words."""
+        return [line for line in self.output.splitlines() if line.startswith("[launch] ") and words in line]
+
+
+def train(
+    run_dir: pathlib.Path, strategy: str, *params: str, options: tuple[str, ...] = (), workers: int = 2
+) -> Launched:
+    """Trains to the end, or until it ends otherwise; faults are those of `plan_faults`."""
+    files = [EXPERIMENT, f"configs/strategies/{strategy}.gin"]
+    given = [f"--gin_file={name}" for name in files] + [f"--gin_param={param}" for param in params]
+    module = ["tfdist.main"]
+    if strategy in LAUNCHERS:
+        launch = [f"--workers={workers}", f"--launcher={LAUNCHERS[strategy]}", "--backoff_seconds=0.1", *options]
+        module = ["tfdist.launch", *launch, "--"]
+    mark = uuid.uuid4().hex
+    faults = {"TFDIST_TEST_FAULTS": str(faults_of(run_dir))} if faults_of(run_dir).exists() else {}
+    with run_dir.with_suffix(".output").open("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module, *given, f"--run_dir={run_dir}"],
+            env=environment() | {support.MARK: mark} | faults,
+            cwd=support.REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TIMEOUT_SECONDS)
+        finally:
+            support.kill_marked(mark)
+            process.wait()
+        output.seek(0)
+        return Launched(process.returncode, output.read())
+
+
+def faults_of(run_dir: pathlib.Path) -> pathlib.Path:
+    return run_dir.with_suffix(".faults")
+
+
+def plan_faults(run_dir: pathlib.Path, *faults: tuple[str, int, int]) -> None:
+    """Each a kind, a place, and the step, or the number of the start, of tests/launch/faulty.py."""
+    faults_of(run_dir).mkdir()
+    (faults_of(run_dir) / "faults.json").write_text(json.dumps(faults))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """A run of so many replicas in which nobody fails."""
+    root, made = tmp_path_factory.mktemp("undisturbed"), {}
+
+    def run(replicas: int, *params: str) -> Run:
+        if (replicas, params) not in made:
+            found = Run(root / f"run{len(made)}")
+            done = train(found.directory, "mirrored", f"mirrored.Mirrored.num_cpu_devices = {replicas}", *params)
+            assert done.status == 0, done.output
+            made[replicas, params] = found
+        return made[replicas, params]
+
+    return run
+
+
+def details(run: Run, name: str) -> list[dict[str, Any]]:
+    return [event["details"] for event in run.events(name)]
+
+
+@both_strategies
+def test_workers_that_are_lost_in_every_way_cost_no_more_than_time(
+    tmp_path: pathlib.Path, undisturbed: Callable[..., Run], strategy: str
+) -> None:
+    run = Run(tmp_path / "run")
+    is_horovod = strategy == "horovod"
+    faults = [
+        ("terminated", 1, 3),  # start 1
+        ("killed", 1, 8),  # start 2, which is the second command's first
+        ("stopped", 0, 14),
+        ("never_starts", 1, 4),
+        *([] if is_horovod else [("port_taken", 1, 5)]),  # horovodrun listens before it starts anybody
+        ("raises", 1, 20),
+        ("blocked", 1, 27),
+        *([] if is_horovod else [("input_stuck", 0, 34)]),
+    ]
+    plan_faults(run.directory, *faults)
+    timeout = f"{strategy}.{'Horovod' if is_horovod else 'MultiWorker'}.peer_timeout_seconds = 10.0"
+    options = ("--max_restarts=10", "--deadline_seconds=5")
+
+    left = train(run.directory, strategy, timeout, options=options)
+    assert left.status == 143, left.output
+    assert not run.is_finished and not left.said("Going on")  # a preemption is no failure
+
+    done = train(run.directory, strategy, timeout, options=options)
+    assert done.status == 0, done.output
+    assert differences(run, undisturbed(2)) == []
+
+    failed, hung = details(run, "worker_failed"), details(run, "worker_hung")
+    taken = [] if is_horovod else [(1, 2)]
+    assert [(event["place"], event["status"]) for event in failed] == [(1, 137), *taken, (1, 1)]
+    assert [event["place"] for event in hung] == [0, 1, 1, *([] if is_horovod else [0])], done.output
+    restarts = details(run, "restarted")
+    assert [event["restart"] for event in restarts] == list(range(1, len(failed) + len(hung) + 1))
+    assert len(details(run, "restart_backoff")) == len(restarts)
+    assert details(run, "restart_backoff")[0]["seconds"] == 0.1
+
+    killed = f"worker 1 (host {failed[0]['host']}, process {failed[0]['pid']})"
+    assert any(killed in line for line in done.said("ended with status 137"))
+    assert done.said("worker 0 (host") and done.said("hangs: it is stopped, as by SIGSTOP")
+    assert done.said("its stacks cannot be shown: it is stopped")
+    assert done.said("worker 1") and done.said("the others waited for it, and it did not come")
+    assert "waiting for worker 1" in done.output and "waited 10 s and gives up" in done.output
+    assert done.said("faulty.py")  # in the stacks of who is blocked
+    assert is_horovod or done.said("its input pipeline is stuck in Python code")
+    assert done.said("tfdist/training/loop.py")  # of who waits
+    assert [bool(event["step"]) for event in run.events("worker_hung")][:2] == [True, False]  # one came to no step
+
+
+def test_two_of_three_workers_go_on_and_the_third_is_taken_in_again(
+    tmp_path: pathlib.Path, undisturbed: Callable[..., Run]
+) -> None:
+    run = Run(tmp_path / "run")
+    plain = "MODEL = @faulty.build_plain_model"
+    plan_faults(run.directory, ("killed", 2, 8), ("dies_at_once", 2, 2), ("dies_at_once", 2, 3), ("killed", 0, 24))
+    done = train(run.directory, "multi_worker", plain, options=("--max_restarts=9", "--min_workers=2"), workers=3)
+    assert done.status == 0, done.output
+    assert [event["places"] for event in details(run, "restarted")] == [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1, 2]]
+    assert [event["num_workers"] for event in details(run, "run_started")] == [3, 2, 3]
+    assert [event["num_microbatches"] for event in details(run, "fewer_workers")] == [2]
+    assert done.said("with 2 of 3 workers: place 2 does not come back")
+    assert done.said("with 3 of 3 workers: place 2 is taken in again")
+    ours, theirs = run.weights(), undisturbed(3, plain).weights()
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_allclose(array, theirs[name], rtol=0, atol=1e-5, err_msg=name)

@@ -1,0 +1,194 @@
+"""When workers are started again, how soon, without whom; and what the supervisor makes of what it sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import time
+
+import pytest
+
+from tfdist.launch import stacks
+from tfdist.launch.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost
+from tfdist.launch.restarts import Again, Enough, Failure, Restarts, Rules
+from tfdist.launch.vitals import Vital
+from tfdist.telemetry import pulse
+from tfdist.telemetry.pulse import Pulse, Reading, read, read_facts, stacks_path
+
+KILLED = 137
+
+
+def account(workers: int = 2, **rules: int) -> Restarts:
+    return Restarts(Rules(**{"max_restarts": 100, **rules}), workers)
+
+
+def test_waiting_doubles_up_to_a_minute_and_begins_anew_behind_a_new_step() -> None:
+    restarts = account()
+    waits = [restarts.after(Failure(KILLED, 1, step)).seconds for step in (3, 3, 3)]
+    assert waits == [2.0, 2.0, 4.0]
+    assert restarts.after(Failure(KILLED, 1, 4)).seconds == 2.0
+    far = Restarts(Rules(max_restarts=100, backoff_seconds=40.0), 2)
+    far.after(Failure(KILLED, 0, None))
+    assert far.after(Failure(KILLED, 0, None)).seconds == 60.0
+
+
+def test_three_failures_in_a_row_without_a_new_step_are_enough() -> None:
+    restarts = account()
+    assert isinstance(restarts.after(Failure(KILLED, 0, 5)), Again)
+    assert isinstance(restarts.after(Failure(KILLED, 1, 5)), Again)
+    assert isinstance(restarts.after(Failure(1, 0, None)), Again)
+    enough = restarts.after(Failure(4, None, 2))
+    assert isinstance(enough, Enough) and enough.event == "breaker_opened"
+    assert "3 failures in a row brought no new step (step 5 was the last)" in enough.reason
+
+
+def test_restarts_are_counted() -> None:
+    restarts = account(max_restarts=2)
+    decisions = [restarts.after(Failure(KILLED, 0, step)) for step in (1, 2, 3)]
+    assert [type(decision) for decision in decisions] == [Again, Again, Enough]
+    assert decisions[-1].event == "restarts_used_up"
+    assert account(max_restarts=0).after(Failure(KILLED, 0, 1)) == Enough()
+
+
+@pytest.mark.parametrize("status", [2, 3, 143, 130])
+def test_what_another_start_cannot_mend_is_final(status: int) -> None:
+    assert account().after(Failure(status, 0, 10)) == Enough()
+    assert isinstance(account().after(Failure(status, 0, 10), may_mend=True), Again)
+
+
+def test_who_fails_again_and_again_is_left_out_and_taken_in_behind_a_new_step() -> None:
+    restarts = account(3, min_workers=2)
+    lost = Failure(KILLED, 2, None)
+    assert restarts.after(Failure(KILLED, 2, 10)).left_out == frozenset()
+    assert restarts.after(lost).left_out == frozenset()
+    assert restarts.after(lost).left_out == {2}
+    assert restarts.after(Failure(KILLED, 0, 20)).left_out == frozenset()  # it went on with two, and takes in the third
+    assert restarts.after(lost).left_out == {2}  # which has one chance
+    assert isinstance(restarts.after(Failure(KILLED, 0, None)), Again)
+
+
+def test_no_fewer_than_the_least_go_on() -> None:
+    restarts = account(3, min_workers=3)
+    assert restarts.after(Failure(KILLED, 1, None)).left_out == frozenset()
+    assert restarts.after(Failure(KILLED, 1, None)).left_out == frozenset()
+    assert isinstance(restarts.after(Failure(KILLED, 1, None)), Enough)
+
+
+def reading(phase: str = pulse.TRAINING, *, step: int | None = 10, moment: float = 100.0, **changes: float) -> Reading:
+    made = Reading(
+        pid=1,
+        host="here",
+        phase=phase,
+        turn=9,
+        step=step,
+        moment=moment,
+        recent_seconds=0.1,
+        longest_seconds=0.1,
+        shows_stacks=True,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def vital(worker: int, shown: Reading | None, state: str = "S") -> Vital:
+    return Vital(worker, 100 + worker, state, shown)
+
+
+def test_a_deadline_is_learned_from_what_was_done_before() -> None:
+    learned = Deadlines(start_seconds=1000.0)
+    assert learned.of(None) == 1000.0
+    assert learned.of(reading(recent_seconds=0.0)) == 1000.0  # the first one compiles
+    assert learned.of(reading()) == 60.0
+    assert learned.of(reading(recent_seconds=20.0, longest_seconds=20.0)) == 200.0
+    assert learned.of(reading(recent_seconds=1.0, longest_seconds=90.0)) == 180.0
+    assert learned.of(reading(pulse.BETWEEN)) == 1000.0  # a user's callbacks take what they take
+    assert learned.of(reading(pulse.PREPARING, recent_seconds=0.0)) == math.inf
+    given = Deadlines(start_seconds=1000.0, given_seconds=7.0)
+    assert given.of(reading()) == given.of(reading(pulse.BETWEEN)) == 7.0
+    assert given.of(reading(recent_seconds=0.0)) == given.of(reading(pulse.BUILDING)) == 1000.0
+
+
+def look_until(watcher: Watcher, vitals: list[Vital], begin: float, end: float) -> object:
+    """What is found in looks a second apart; the last of them."""
+    found = None
+    now = begin
+    while now <= end:
+        found = watcher.find(vitals, now)
+        now += 1.0
+    return found
+
+
+def test_who_the_others_wait_for_hangs_and_only_its_own_deadline_counts() -> None:
+    waits, blocked = vital(0, reading()), vital(1, reading(pulse.BETWEEN, recent_seconds=0.0))
+    watcher = Watcher(Deadlines(start_seconds=300.0))
+    assert look_until(watcher, [waits, blocked], 100.0, 399.0) is None  # the other is past its 60 seconds
+    found = look_until(watcher, [waits, blocked], 400.0, 402.0)
+    assert [suspect.worker for suspect in found.suspects] == [1]
+    both = look_until(Watcher(Deadlines()), [vital(0, reading()), vital(1, reading())], 100.0, 162.0)
+    assert [suspect.worker for suspect in both.suspects] == [0, 1]
+
+
+def test_a_stopped_worker_is_known_by_that() -> None:
+    watcher, vitals = Watcher(Deadlines()), [vital(0, reading()), vital(1, reading(), "T")]
+    assert look_until(watcher, vitals, 100.0, 99.0 + STOPPED_SECONDS) is None
+    assert [suspect.worker for suspect in watcher.find(vitals, 100.0 + STOPPED_SECONDS).suspects] == [1]
+
+
+def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count() -> None:
+    watcher, vitals = Watcher(Deadlines()), [vital(0, reading()), vital(1, reading())]
+    look_until(watcher, vitals, 100.0, 110.0)
+    assert look_until(watcher, vitals, 1000.0, 1059.0) is None
+    assert look_until(watcher, vitals, 1060.0, 1062.0) is not None
+
+
+def test_the_hindmost_is_in_an_earlier_turn_or_step_or_not_yet_where_all_meet() -> None:
+    def last(*shown: Reading | None) -> list[int]:
+        return [vital.worker for vital in hindmost([vital(i, r) for i, r in enumerate(shown)])]
+
+    assert last(reading(), None) == [1]
+    assert last(reading(pulse.CONNECTING, step=None, turn=2), reading(pulse.STARTING, step=None, turn=1)) == [1]
+    assert last(reading(), reading(pulse.RESTORING, step=None)) == [1]
+    assert last(reading(step=9), reading(step=10)) == [0]
+    assert last(reading(), reading(pulse.BETWEEN), reading(pulse.SAVING)) == [1]
+    assert last(reading(pulse.FINISHING), reading(pulse.EVALUATING)) == [1]
+
+
+def test_who_did_not_come_is_told_from_who_waited() -> None:
+    waits = vital(0, reading(pulse.CONNECTING, step=None))
+    assert absent([waits, vital(1, reading(pulse.STARTING, step=None))]).suspects[0].worker == 1
+    assert absent([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
+    assert absent([waits]) is None
+
+
+def test_a_pulse_shows_what_a_process_does_and_what_it_told(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "0.pulse"
+    assert read(path) is None and read_facts(path) == {}
+    mine = Pulse(str(path))
+    assert (read(path).phase, read(path).step, read(path).recent_seconds) == (pulse.STARTING, None, 0.0)
+    before = time.monotonic()
+    mine.beat(pulse.TRAINING, 7)
+    mine.beat(pulse.BETWEEN)
+    mine.beat(pulse.TRAINING, 8)
+    mine.storing(True)
+    shown = read(path)
+    assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (pulse.TRAINING, 8, 4, True)
+    assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
+    mine.tell(run_dir="a")
+    mine.tell(address_taken=True)
+    assert read_facts(path) == {"run_dir": "a", "address_taken": True}
+    assert stacks_path(path).exists()
+
+
+def test_stacks_show_the_main_thread_first_and_a_librarys_frames_as_one() -> None:
+    library = '  File "/env/site-packages/tensorflow/python/eager/execute.py", line 53 in quick_execute\n'
+    script = '  File "/env/site-packages/tensorflow/python/ops/script_ops.py", line 1 in call\n'
+    first = f"Thread 0x7f01 (most recent call first):\n{script}"
+    second = f'Current thread 0x7f02 (most recent call first):\n{library * 3}  File "/a/loop.py", line 2 in run\n'
+    dump = f"{first}\n{second}"
+    shown = stacks.in_words([vital(0, reading(moment=90.0)), vital(1, reading(), "T")], {0: dump}, now=100.0)
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines[0] == "worker 0 (host here, process 100): training for 10 s, last step 10"
+    assert lines[1:4] == ["main thread:", library.strip(), "… 2 more of tensorflow"]
+    assert lines[4] == 'File "/a/loop.py", line 2 in run' and lines[5] == "Thread:"
+    assert lines[-1] == "its stacks cannot be shown: it is stopped"
+    assert stacks.waits_for_input(dump) and not stacks.waits_for_input(dump.split("\n\n")[1])

@@ -1,0 +1,48 @@
+"""Notes in a run's events.jsonl what its supervisor does: failures, restarts, waiting, giving up.
+
+Invariant: it writes only while no worker runs, so that on gs:// too, where a log is rewritten whole, nobody writes at
+the same time; and never into a directory that the run itself has not made. What cannot be stored is said and kept for
+the next time. Imports no TensorFlow. Called by `supervisor.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tfdist.errors import UserError
+
+
+class Journal:
+    """The supervisor's notes on one run."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._lines: list[str] = []
+
+    def note(
+        self, level: str, event: str, *, worker: int | None = None, step: int | None = None, **details: object
+    ) -> None:
+        """Keeps an event of this moment for `store`."""
+        from tfdist.telemetry.event_text import event_line
+
+        self._lines.append(event_line(level=level, event=event, worker=worker, step=step, details=details))
+
+    def store(self, run_dir: str | None) -> None:
+        """Adds what was noted to the events of the run directory, if there is one."""
+        if run_dir is None or not self._lines:
+            return
+        from tfdist.storage import files
+        from tfdist.telemetry.run_directory import RunDirectory
+
+        try:
+            if not files.is_dir(run_dir):
+                return
+            log = files.open_log(RunDirectory(run_dir).events)
+            try:
+                for line in self._lines:
+                    log.write_line(line)
+            finally:
+                log.close()
+            self._lines.clear()
+        except (OSError, UserError) as error:
+            self._say(f"The events of {run_dir} could not be written: {error}")
