@@ -11,7 +11,6 @@ import contextlib
 import csv
 import importlib
 import io
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -30,11 +29,9 @@ PAGE_NAME = "index.html"
 
 
 def import_ahead() -> threading.Thread:
-    """Imports what `write_report` needs, on a thread that gives way to everything else on the machine."""
+    """Imports what `write_report` needs, on a thread; to be joined before the interpreter ends."""
 
     def work() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # only Linux has the priority of a thread
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "scipy.stats", "sklearn.ensemble"):
             with contextlib.suppress(ImportError):  # write_report says so
                 importlib.import_module(name)
