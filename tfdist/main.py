@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -145,6 +146,15 @@ def run(flags: argparse.Namespace) -> None:
             nursery.close()
 
 
+def prepare(arguments: Sequence[str]) -> None:
+    """Imports what the command will need for such arguments: TensorFlow, tfdist and what the configuration names."""
+    from tfdist import config
+
+    flags = parse(arguments)
+    roots = functools.partial(load_roots, flags.verbose)
+    config.load(gin_files=flags.gin_file, gin_params=flags.gin_param, roots=roots, read_url=read_url)
+
+
 def run_mode(
     flags: argparse.Namespace, loaded: Any, load: Callable[[Sequence[str]], Any], nurseries: Sequence[Any]
 ) -> None:
@@ -193,7 +203,7 @@ def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str
     from tfdist.tuning import nursery, sweep
 
     if nurseries is not None and not nurseries:
-        nurseries.append(nursery.open_nursery(main))
+        nurseries.append(nursery.open_nursery(main, prepare))
     return {"train": experiment.train, "evaluate": experiment.evaluate, "tune": sweep.tune}
 
 
