@@ -31,11 +31,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_seed_of_another_test() -> Iterator[None]:
-    """Takes back TensorFlow's global seed, under which what is not seeded seems to be."""
+def nothing_of_another_test() -> Iterator[None]:
+    """Takes back TensorFlow's global seed, under which what is not seeded seems to be, and its determinism."""
     yield
     if "tensorflow" in sys.modules:
+        from tensorflow.python.framework import config
+
         sys.modules["tensorflow"].random.set_seed(None)
+        config.disable_op_determinism()
 
 
 @pytest.fixture

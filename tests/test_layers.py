@@ -15,14 +15,16 @@ FOUNDATION = {"storage", "telemetry", "user_code", "errors"}
 COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "backup"} | COMPUTING
 MAY_IMPORT = {
-    "": {"backup"},  # the package itself, whose names are imported when they are first used
-    "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
+    "": {"backup", "keras_fit"},  # the package itself, whose names are imported when they are first used
+    "main": {"config", "experiment", "tuning", "training", "launch.elastic_worker"} | MATERIAL,
     "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
+    "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "errors"},
+    "doctor": {"config"} | COMPUTING,
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of
     "experiment": {"tuning", "training"} | MATERIAL,
-    "tuning": {"training", "launch.processes"} | MATERIAL,
+    "tuning": {"training", "launch"} | MATERIAL,
     "training": MATERIAL,
     "data": COMPUTING,
     "tasks": COMPUTING,
@@ -38,11 +40,18 @@ PACKAGE = "tfdist"
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {
     "gin": {"config"},
-    "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker"},
+    "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker", "launch.elastic_driver"},
     "keras_tuner": {"tuning"},
 }
 # strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
-ENVIRONMENT_READERS = {"main", "data_service", "launch", "strategies.cluster", "strategies.environment"}
+ENVIRONMENT_READERS = {
+    "main",
+    "data_service",
+    "launch",
+    "doctor.__main__",
+    "strategies.cluster",
+    "strategies.environment",
+}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 

@@ -188,6 +188,30 @@ def load(
         return _Loader(roots(), reader).load()
 
 
+def stated(
+    *, gin_files: Sequence[str], gin_params: Sequence[str], read_url: Callable[[str], str] | None = None
+) -> dict[str, str]:
+    """What files and params state, as text by name, the later winning; nothing that they name is imported.
+
+    Raises:
+      UserError: a file is missing or cannot be read, or a macro that is used has no definition.
+    """
+    reader = Reader(_parse, read_url)
+    for name in gin_files:
+        reader.read_file(name)
+    reader.read_params(gin_params)
+    check_macros(reader.statements, is_constant=_is_constant, imported=False)
+    found: dict[str, str] = {}
+    for statement in reader.statements:
+        content = statement.content
+        if isinstance(content, Import):
+            found[f"import {content.bound_name}"] = str(content)
+        elif isinstance(content, Assignment) and content.parameter is not None:
+            name = "/".join((*content.scope, content.function))
+            found[f"{name}.{content.parameter}".rstrip(".")] = report.value_text(content.value, str)
+    return found
+
+
 @contextlib.contextmanager
 def _gin_state(
     bindings: dict[tuple[str, str], dict[str, Any]], operative: dict[tuple[str, str], dict[str, Any]]

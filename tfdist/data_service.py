@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tfdist import main as command
-from tfdist.errors import EXIT_DONE, TfdistError, UserError
+from tfdist.errors import EXIT_DONE, UserError, exit_status_of
 
 EXAMPLE = "python -m tfdist.data_service --gin_file=configs/experiments/digits.gin --workers=2 --port=5050"
 END_SECONDS = 5.0
@@ -24,17 +24,19 @@ END_SECONDS = 5.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Serves until Ctrl-C or SIGTERM, which is how it is meant to end."""
+    flags = parse(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        flags = parse(sys.argv[1:] if arguments is None else arguments)
-        signal.signal(signal.SIGTERM, _interrupt)
         if flags.workers > 1:
-            return start_several(flags, sys.argv[1:] if arguments is None else arguments)
+            return start_several(flags, arguments)
         serve(flags)
-    except TfdistError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
     except KeyboardInterrupt:
-        pass  # how it is meant to end
+        pass
     return EXIT_DONE
 
 

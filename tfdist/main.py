@@ -8,6 +8,8 @@ without it.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -15,7 +17,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_READER, PreemptedError, TfdistError, UserError, suggest
+from tfdist.errors import TfdistError, UserError, exit_status_of, suggest
+from tfdist.strategies import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -23,30 +26,27 @@ MODES = {
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
+ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovodrun do something together
 REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    verbose = False
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        flags = parse(sys.argv[1:] if arguments is None else arguments)
-        verbose = flags.verbose
-        run(flags)
-    except TfdistError as error:
-        if verbose:
-            traceback.print_exception(error)
-        print(str(error) if isinstance(error, PreemptedError) else f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_NO_READER
+        return exit_status_of(lambda: start(given))
     finally:
         _tell_end()
-    return EXIT_DONE
+
+
+def start(arguments: Sequence[str]) -> int | None:
+    """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
+    flags = parse(arguments)
+    if environment.is_elastic(os.environ) and flags.mode in ELASTIC_MODES:
+        from tfdist.launch import elastic_worker
+
+        return elastic_worker.main(["--", *arguments])
+    return run(flags)
 
 
 def _tell_end() -> None:
@@ -137,9 +137,22 @@ def run(flags: argparse.Namespace) -> None:
         loaded = load()
         pulse.wait_to_begin(begin_at)
         run_mode(flags, loaded, load, nurseries)
+    except TfdistError as error:
+        if flags.verbose:
+            traceback.print_exception(error)
+        raise
     finally:
         for nursery in nurseries:
             nursery.close()
+
+
+def prepare(arguments: Sequence[str]) -> None:
+    """Imports what the command will need for such arguments: TensorFlow, tfdist and what the configuration names."""
+    from tfdist import config
+
+    flags = parse(arguments)
+    roots = functools.partial(load_roots, flags.verbose)
+    config.load(gin_files=flags.gin_file, gin_params=flags.gin_param, roots=roots, read_url=read_url)
 
 
 def run_mode(
@@ -190,7 +203,7 @@ def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str
     from tfdist.tuning import nursery, sweep
 
     if nurseries is not None and not nurseries:
-        nurseries.append(nursery.open_nursery(main))
+        nurseries.append(nursery.open_nursery(main, prepare))
     return {"train": experiment.train, "evaluate": experiment.evaluate, "tune": sweep.tune}
 
 
@@ -231,5 +244,20 @@ def check_installed(error: ModuleNotFoundError) -> None:
         ) from error
 
 
+def leave(status: int) -> NoReturn:
+    """Ends the process; one that led or served a sweep without taking down TensorFlow, which takes some seconds.
+
+    Such a process has computed nothing and has closed what it opened; its trials are processes of their own.
+    """
+    if parse(sys.argv[1:]).mode == "tune":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    ended_with = main()
+    with contextlib.suppress(UserError):  # `main` has said what was wrong with the flags
+        leave(ended_with)
+    sys.exit(ended_with)

@@ -9,7 +9,7 @@ from backup.backups import Listener, assert_same, new_keeper, save_steps, state_
 from storage import faulty
 
 from tfdist.backup import restore
-from tfdist.backup.catalog import list_backups, remove_leftovers
+from tfdist.backup.catalog import list_backups, remove
 
 
 @pytest.mark.parametrize("keep_last", [1, 2])
@@ -56,7 +56,9 @@ def test_a_removal_that_is_cut_off_leaves_the_whole_backup_or_none(tmp_path: pat
         whole = [entry for entry in list_backups(directory) if not entry.is_leftover]
         for entry in whole:
             assert_same(restore.load(entry.path), state_of(entry.step))
-        remove_leftovers(directory)
+        for entry in list_backups(directory):
+            if entry.is_leftover:
+                remove(entry.path)
         assert list_backups(directory) == whole
 
     assert faulty.crash_everywhere(function, check) > 30

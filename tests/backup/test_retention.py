@@ -8,7 +8,8 @@ import pytest
 from backup.backups import Listener, assert_same, new_keeper, save_steps, state_of, steps
 
 from tfdist.backup import restore, retention
-from tfdist.backup.catalog import list_backups, prune
+from tfdist.backup.__main__ import main
+from tfdist.backup.catalog import list_backups
 from tfdist.backup.entries import NO_MANIFEST, Entry
 from tfdist.backup.manifest import Manifest
 from tfdist.backup.policy import BackupPolicy
@@ -54,7 +55,8 @@ def test_the_newest_that_verifies_stays_whatever_lies_ahead(tmp_path: pathlib.Pa
     for each in list_backups(str(tmp_path))[1:]:
         data = next(pathlib.Path(each.path).glob("data-*"))
         data.write_bytes(data.read_bytes()[:-1] + b"\xff")
-    assert steps(prune(str(tmp_path), BackupPolicy(keep_last=1))) == [2, 3]
+    assert main(["prune", str(tmp_path), "--keep_last=1"]) == 0
+    assert steps(list_backups(str(tmp_path))) == [1]
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
 
 
@@ -62,7 +64,7 @@ def test_nothing_is_pruned_where_nothing_verifies(tmp_path: pathlib.Path) -> Non
     save_steps(tmp_path, 1, 2, 3)
     for each in list_backups(str(tmp_path)):
         next(pathlib.Path(each.path).glob("data-*")).unlink()
-    assert prune(str(tmp_path), BackupPolicy(keep_last=1)) == []
+    assert main(["prune", str(tmp_path), "--keep_last=1"]) == 2
     assert len(list_backups(str(tmp_path))) == 3
 
 

@@ -100,9 +100,10 @@ SOURCES: dict[str, Callable[[pathlib.Path], Source]] = {
 }
 
 
-@pytest.mark.parametrize("seed", [5, None])
-@pytest.mark.parametrize("where", ["memory", "disk"])
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    ("name", "where", "seed"),
+    [(name, where, 5) for name in SOURCES for where in ("memory", "disk")] + [("records", "memory", None)],
+)
 def test_batches_are_the_same_bits_with_a_cache_in_every_epoch(
     tmp_path: pathlib.Path, name: str, where: str, seed: int | None
 ) -> None:

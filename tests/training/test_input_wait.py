@@ -108,14 +108,10 @@ def test_a_run_that_does_not_wait_is_not_warned(tmp_path: pathlib.Path) -> None:
     assert not trained.events("input_bound")
 
 
-def test_a_deterministic_run_is_not_measured(tmp_path: pathlib.Path) -> None:
-    script = (
-        "import pathlib, sys; from training.trainings import run; "
-        "t = run(pathlib.Path(sys.argv[1]), deterministic=True, epochs=2, eval_data=None); "
-        "assert not t.events('input_wait') and t.result.steps == 14"
-    )
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-    support.run_python(["-c", script, tmp_path], env={"PYTHONPATH": paths}).check()
+def test_a_deterministic_run_is_not_measured_and_the_next_of_the_process_is(tmp_path: pathlib.Path) -> None:
+    deterministic = run(tmp_path / "deterministic", deterministic=True, epochs=2, eval_data=None)
+    assert not deterministic.events("input_wait") and deterministic.result.steps == 14
+    assert run(tmp_path / "next", epochs=2, eval_data=None).events("input_wait")
 
 
 def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(

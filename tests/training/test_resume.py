@@ -134,6 +134,26 @@ def test_backups_that_are_rare_cost_what_was_done_since(tmp_path: pathlib.Path, 
     assert_same(trained, undisturbed)
 
 
+def test_backups_in_memory_cost_less_when_a_start_fails_and_leave_nothing(
+    tmp_path: pathlib.Path, undisturbed: Trained
+) -> None:
+    (memory := tmp_path / "memory").mkdir()
+    policy = BackupPolicy(every_steps=100, memory_every_steps=2, memory_dir=str(memory))
+    run(
+        tmp_path / "run",
+        may_fail=True,
+        callbacks=[*memories(), Once("on_train_batch_end", 5, fail)],
+        **BASE | {"backup": policy},
+    )
+    assert not list((tmp_path / "run" / "backups").glob("*"))
+    assert len(list(memory.iterdir())) == 1
+    trained = run(tmp_path / "run", callbacks=memories(), **BASE | {"backup": policy})
+    assert [event["step"] for event in trained.events("resumed")] == [6]  # the call of steps 7 and 8 had not been saved
+    assert str(memory) in trained.events("resumed")[0]["details"]["message"]
+    assert_same(trained, undisturbed)
+    assert not list(memory.iterdir()) and not (tmp_path / "run" / "memory.json").exists()
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -7,7 +7,6 @@ TensorFlow is not imported for what is on this machine.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -17,7 +16,7 @@ from tfdist.backup.catalog import Entry
 from tfdist.backup.listing import describe_size, entry_row, reason_to_keep, summary, table, tensor_row
 from tfdist.backup.manifest import DamagedBackup
 from tfdist.backup.policy import BEST_MODES, BackupPolicy
-from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_READER, TfdistError, UserError, suggest
+from tfdist.errors import EXIT_DONE, UserError, exit_status_of, suggest
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -32,24 +31,17 @@ EXAMPLE = f"{PROGRAM} list runs/digits"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments), trusts_the_disk=False)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The status of the command that the arguments name."""
+    flags = parse(arguments)
     try:
-        flags = parse(sys.argv[1:] if arguments is None else arguments)
         return COMMANDS[flags.command](flags)
     except DamagedBackup as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_DAMAGED
-    except TfdistError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_NO_READER
-    except OSError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return UserError.exit_status
 
 
 # The commands

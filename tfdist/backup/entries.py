@@ -7,8 +7,10 @@ names and manifests, never data. Keeper, catalog and restore find backups throug
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import uuid
+from collections.abc import Iterator
 
 from tfdist.backup import manifest as manifests
 from tfdist.backup.manifest import DamagedBackup, Manifest
@@ -53,6 +55,14 @@ def list_paths(directory: str) -> list[tuple[int, str]]:
 def list_backups(directory: str) -> list[Entry]:
     """Every backup of `RunDirectory.backups`, oldest step first, half-written ones too. Reads manifests only."""
     return sorted((read_entry(path) for _, path in list_paths(directory)), key=lambda entry: entry.age_order)
+
+
+def newest_first(directory: str, *, before_step: int | None = None) -> Iterator[Entry]:
+    """The same from the newest (below `before_step`) on; a manifest is read when its turn comes."""
+    paths = [(step, path) for step, path in list_paths(directory) if before_step is None or step < before_step]
+    for _, same_step in itertools.groupby(reversed(paths), key=lambda pair: pair[0]):
+        entries = [read_entry(path) for _, path in same_step]
+        yield from sorted(entries, key=lambda entry: entry.age_order, reverse=True)
 
 
 def read_entry(path: str) -> Entry:

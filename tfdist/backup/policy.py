@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
 from tfdist.errors import EXIT_PREEMPTED, UserError, is_whole_number, suggest
+from tfdist.telemetry.metric_direction import larger_is_better
 
 ON_ERROR = ("continue", "stop")
 COMPRESSIONS = ("none", "lz4", "zstd", "auto")
 BEST_MODES = ("min", "max", "auto")
-_GROWING = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "bleu", "map", "similarity", "reward")
-_SHRINKING = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "entropy", "divergence", "hinge")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,8 @@ class BackupPolicy:
         None of the three: automatic, the interval √(2 · cost · mean time between failures) of Young (1974,
         "A first order approximation to the optimum checkpoint interval"), from the measured cost.
       mean_seconds_between_failures: for the automatic interval.
+      memory_every_steps: how often to keep a backup in the memory of the chief's machine besides; None: not at all.
+      memory_dir: a directory of a file system in memory, for those.
       keep_last: how many of the newest backups stay.
       keep_every_steps: backups whose step is a multiple of this stay for good.
       keep_best: a metric's name, such as "val_accuracy"; the backup with its best value stays, too.
@@ -41,6 +43,8 @@ class BackupPolicy:
     every_seconds: float | None = None
     every_epochs: int | None = None
     mean_seconds_between_failures: float = 3600.0
+    memory_every_steps: int | None = None
+    memory_dir: str = "/dev/shm"
     keep_last: int = 2
     keep_every_steps: int | None = None
     keep_best: str | None = None
@@ -51,7 +55,7 @@ class BackupPolicy:
     preempted_exit_status: int = EXIT_PREEMPTED
 
     def __post_init__(self) -> None:
-        for name in ("every_steps", "every_epochs", "keep_every_steps"):
+        for name in ("every_steps", "every_epochs", "keep_every_steps", "memory_every_steps"):
             if getattr(self, name) is not None:
                 self._require_whole(name, or_none=True)
         self._require_whole("keep_last", or_none=False)
@@ -60,6 +64,8 @@ class BackupPolicy:
         if self.every_seconds is not None:
             self._require_seconds("every_seconds", or_none=True)
         self._require_seconds("mean_seconds_between_failures", or_none=False)
+        if self.memory_every_steps is not None:
+            self._require_memory_dir()
         self._require_one_of("best_mode", BEST_MODES)
         self._require_one_of("compression", COMPRESSIONS)
         self._require_one_of("on_error", ON_ERROR)
@@ -72,11 +78,18 @@ class BackupPolicy:
         return self.every_steps is None and self.every_seconds is None and self.every_epochs is None
 
     @property
+    def in_memory(self) -> BackupPolicy | None:
+        """How the backups in memory are made; None: there are none."""
+        if self.memory_every_steps is None:
+            return None
+        return BackupPolicy(every_steps=self.memory_every_steps, keep_last=1, compression="none")
+
+    @property
     def larger_is_better(self) -> bool:
         """Which way `keep_best` is read; only meaningful when it is set."""
         if self.best_mode != "auto":
             return self.best_mode == "max"
-        return _grows(self.keep_best or "") is True
+        return larger_is_better(self.keep_best or "") is True
 
     def _require_whole(self, name: str, *, or_none: bool, least: int = 1) -> None:
         value = getattr(self, name)
@@ -102,22 +115,21 @@ class BackupPolicy:
                 f"{suggest(value, allowed) if isinstance(value, str) else ''}"
             )
 
+    def _require_memory_dir(self) -> None:
+        if not isinstance(self.memory_dir, str) or not os.path.isdir(self.memory_dir):
+            raise UserError(
+                f"train.backup.memory_dir is {self.memory_dir!r}, which is no directory here; write one of a "
+                "file system in memory, such as '/dev/shm', or leave memory_every_steps out."
+            )
+
     def _require_best_metric(self) -> None:
         if not isinstance(self.keep_best, str) or not self.keep_best:
             raise UserError(
                 f"train.backup.keep_best is {self.keep_best!r}; it must be a metric's name, such as "
                 "'val_accuracy', or None."
             )
-        if self.best_mode == "auto" and _grows(self.keep_best) is None:
+        if self.best_mode == "auto" and larger_is_better(self.keep_best) is None:
             raise UserError(
                 f"train.backup.keep_best is {self.keep_best!r}, a name that does not tell whether small or large "
                 "values are good. Set train.backup.best_mode to 'min' or 'max'."
             )
-
-
-def _grows(metric: str) -> bool | None:
-    """Whether a metric of this name is better when larger; None when the name does not tell."""
-    name = metric.lower()
-    if any(part in name for part in _SHRINKING):
-        return False
-    return True if any(part in name for part in _GROWING) else None

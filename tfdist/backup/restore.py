@@ -6,13 +6,12 @@ loop restores through this; so do fine-tuning and `python -m tfdist.backup`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from tfdist.backup.entries import Entry, list_paths, read_entry
+from tfdist.backup.entries import Entry, newest_first, read_entry
 from tfdist.backup.manifest import DamagedBackup
 from tfdist.backup.state import State
 from tfdist.backup.stored_files import read_files
@@ -32,21 +31,18 @@ def newest(directory: str, *, tell: Teller, before_step: int | None = None) -> S
     Raises:
       OSError: the store does not answer; it is not known then what there is.
     """
-    paths = [(step, path) for step, path in list_paths(directory) if before_step is None or step < before_step]
-    for _, same_step in itertools.groupby(reversed(paths), key=lambda pair: pair[0]):
-        entries = [read_entry(path) for _, path in same_step]
-        for entry in sorted(entries, key=lambda entry: entry.age_order, reverse=True):
-            if entry.is_leftover:
-                continue
-            try:
-                return _load(entry, verify=True)
-            except DamagedBackup as error:
-                tell.warning(
-                    "backup_passed_over",
-                    step=entry.step,
-                    message=f"Passed over the backup of step {entry.step:,}: {error}",
-                    backup=entry.path,
-                )
+    for entry in newest_first(directory, before_step=before_step):
+        if entry.is_leftover:
+            continue
+        try:
+            return _load(entry, verify=True)
+        except DamagedBackup as error:
+            tell.warning(
+                "backup_passed_over",
+                step=entry.step,
+                message=f"Passed over the backup of step {entry.step:,}: {error}",
+                backup=entry.path,
+            )
     return None
 
 

@@ -1,7 +1,7 @@
 """Which backups stay: the last ones, some for good, the best.
 
 Invariant: the newest that verified always stays. Pure: nothing here touches a store. The keeper asks after each
-commit, `catalog.prune` on demand.
+commit, `python -m tfdist.backup prune` on demand.
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tfdist.errors import TfdistError, UserError, suggest
+from tfdist.errors import EXIT_DONE, TfdistError, UserError, suggest
 from tfdist.launch import horovod, host, local
 from tfdist.launch.hangs import Deadlines
 from tfdist.launch.output import Output
 from tfdist.launch.plan import Plan, worker_environment
+from tfdist.launch.printing import command as printing
 from tfdist.launch.restarts import Rules
 from tfdist.launch.supervision import Patience
 from tfdist.launch.supervisor import supervise
@@ -35,14 +36,21 @@ Each line that a worker writes has its name in front. The first failure ends all
 started again, and the run goes on from its newest backup. The exit status is that of the last failure. Ctrl-C,
 SIGTERM and SIGUSR1 are passed on to the workers, which save and end; a second Ctrl-C kills them. Exit statuses are
 those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time was up.
+
+With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its options are
+others: --print=slurm --help lists them.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     output = Output()
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        plan, launcher, patience, rules = parse(sys.argv[1:] if arguments is None else arguments)
+        if printing.is_asked(arguments):
+            print(printing.printed(arguments), end="", flush=True)
+            return EXIT_DONE
+        plan, launcher, patience, rules = parse(arguments)
         signals = collect_signals()
         return supervise(plan, LAUNCHERS[launcher], output, signals=signals, patience=patience, rules=rules)
     except TfdistError as error:
@@ -109,7 +117,9 @@ def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        near = suggest(unknown[0].split("=")[0], [name for name in _shown(parser) if name.startswith("--")])
+        near = suggest(
+            unknown[0].split("=")[0], ["--print", *(name for name in _shown(parser) if name.startswith("--"))]
+        )
         hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
     if options.launcher == "host":

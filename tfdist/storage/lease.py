@@ -27,6 +27,8 @@ from tfdist.storage import files
 NAME = ".lease"
 RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 30.0
+LOCAL_WAIT_SECONDS = 2.0  # for a process that is just ending
+REMOTE_WAIT_SECONDS = LAPSE_SECONDS + 10.0
 _OLD_SECONDS = 300.0  # an owner that has not renewed for so long by our clock is gone, however wrong that may be set
 _POLL_SECONDS = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -87,14 +89,17 @@ class Owner:
         return _process(self.pid)[2] != start
 
 
-def acquire(directory: files.StrPath, *, owner: str, wait_seconds: float, notify: Callable[[str], None]) -> Lease:
+def acquire(
+    directory: files.StrPath, *, owner: str, notify: Callable[[str], None], wait_seconds: float | None = None
+) -> Lease:
     """Takes the lease of a directory.
 
     Args:
       directory: exists, or is gs://.
       owner: what a second run is told, such as "training".
-      wait_seconds: how long to wait for another to give it back, or to lapse.
       notify: takes a line that says what is waited for.
+      wait_seconds: how long to wait for another to give it back, or to lapse; by default long enough for one whose
+        process is gone.
 
     Raises:
       UserError: another live run has it.
@@ -104,6 +109,8 @@ def acquire(directory: files.StrPath, *, owner: str, wait_seconds: float, notify
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     me = Owner(owner, socket.gethostname(), os.getpid(), since, _process(os.getpid()))
     take = _ObjectTaker(path, me, notify) if files.is_remote(directory) else _FileTaker(path, me, notify)
+    if wait_seconds is None:
+        wait_seconds = REMOTE_WAIT_SECONDS if files.is_remote(directory) else LOCAL_WAIT_SECONDS
     deadline, told = time.monotonic() + wait_seconds, False
     while True:
         lease = take()

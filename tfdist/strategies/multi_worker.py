@@ -20,6 +20,7 @@ from tfdist.telemetry import pulse
 MEBIBYTE = 2**20
 PACKING_CANDIDATES = (0, MEBIBYTE, 2 * MEBIBYTE, 4 * MEBIBYTE)  # 0: everything in one pack, TensorFlow's default
 DEFAULT_PACKING = 2 * MEBIBYTE
+NAME_PATIENCE_SECONDS = 10.0
 IMPLEMENTATIONS = ("auto", "ring", "nccl")
 TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -94,10 +95,20 @@ class MultiWorker(Strategy):
             )
         return cluster
 
+    def _name_patience_seconds(self) -> float:
+        """How long a peer's name may fail to resolve: a misspelt one is soon said, but a pod's name may come late."""
+        is_pod = environment.is_kubernetes_pod(environment.current())
+        return self.peer_timeout_seconds if is_pod else min(NAME_PATIENCE_SECONDS, self.peer_timeout_seconds)
+
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         cluster = self._cluster()
         try:
-            rendezvous(cluster, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
+            rendezvous(
+                cluster,
+                timeout_seconds=self.peer_timeout_seconds,
+                on_wait=notify,
+                name_patience_seconds=self._name_patience_seconds(),
+            )
         except AddressTakenError:
             pulse.tell(address_taken=True)  # a launcher that chose the address chooses another
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tfdist.telemetry import notices
@@ -22,6 +22,14 @@ class Waited(Protocol):
     seconds: tuple[float, ...]
     by_worker: list[float]
     is_notable: bool
+
+
+class WorkerTimes(Protocol):
+    """What a worker's steps took: its own seconds a step, its shares of waiting."""
+
+    step_seconds: float
+    input_share: float
+    idle_share: float
 
 
 class RunReporter:
@@ -89,6 +97,36 @@ class RunReporter:
     def input_bound(self, *, step: int, waited: Waited, cure: str) -> None:
         message = f"Training: {_said(waited)}. {cure}".strip()
         self._events.warning("input_bound", step=step, message=message, **_figures(waited))
+
+    def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None:
+        self._events.warning(
+            "straggler",
+            step=step,
+            message=f"worker {worker} holds up the others: a step takes it {_milliseconds(seconds)}, where the median "
+            f"is {_milliseconds(median)}. Look at what else runs on its machine, its clock speed and its input.",
+            slow_worker=worker,
+            step_seconds=seconds,
+            median_seconds=median,
+        )
+
+    def workers(self, *, step: int, times: Sequence[WorkerTimes]) -> None:
+        rows = [
+            f"  worker {worker}: {_milliseconds(each.step_seconds)} a step of its own; of its time "
+            f"{each.input_share:.0%} waiting for input, {each.idle_share:.0%} for other workers"
+            for worker, each in enumerate(times)
+        ]
+        self._events.info(
+            "workers",
+            step=step,
+            message="\n".join(["the workers:", *rows]),
+            step_seconds=[each.step_seconds for each in times],
+            input_share=[each.input_share for each in times],
+            idle_share=[each.idle_share for each in times],
+        )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
 
 
 def _said(waited: Waited) -> str:

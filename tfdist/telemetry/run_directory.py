@@ -60,6 +60,11 @@ class RunDirectory:
         return files.join(self.path, "backups")
 
     @property
+    def memory(self) -> str:
+        """Names the directory in the chief's memory that holds the newest backups, if the policy has any kept there."""
+        return files.join(self.path, "memory.json")
+
+    @property
     def fitted(self) -> str:
         """What sources fitted on the training data, which evaluations need again: vocabularies, means."""
         return files.join(self.path, "fitted")
@@ -76,6 +81,11 @@ class RunDirectory:
     def sweep(self) -> str:
         """The journal of `--mode=tune`: what each trial was, reported and came to."""
         return files.join(self.path, "sweep.jsonl")
+
+    @property
+    def sweep_mark(self) -> str:
+        """By which workers of a sweep over a cluster see that they share the directory with its chief."""
+        return files.join(self.path, ".sweep-chief")
 
     @property
     def trials(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.backup import catalog
+from tfdist.backup.entries import newest_first
 from tfdist.errors import UserError
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
@@ -20,6 +20,7 @@ MAY_CHANGE = (
     "train.epochs",
     "train.steps",
     "train.stop_after_epochs",
+    "train.must_report",
     "train.steps_per_call",
     "train.log_every_steps",
     "train.xla",
@@ -43,10 +44,9 @@ def identity(settings: Mapping[str, str], *, strategy: str, num_workers: int, nu
 
 def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str]) -> None:
     """Raises UserError where the newest backup is of another experiment, with the settings that differ."""
-    kept = [entry.manifest for entry in catalog.list_backups(directory.backups) if entry.manifest is not None]
-    if not kept:
+    newest = next((entry.manifest for entry in newest_first(directory.backups) if entry.manifest is not None), None)
+    if newest is None:
         return
-    newest = kept[-1]
     theirs = newest.identity.get("settings", {})
     changed = sorted(name for name in theirs.keys() | settings.keys() if theirs.get(name) != settings.get(name))
     lines = [_difference(name, theirs, settings) for name in changed if not _may_change(name)]

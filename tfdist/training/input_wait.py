@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled  # the public module only sets it
 
 from tfdist.strategies.base import Strategy
+from tfdist.training.randomness import is_deterministic
 
 SHOWN_SHARE, SHOWN_SECONDS = 0.05, 1.0
 WARNED_SHARE, WARNED_SECONDS = 0.2, 3.0
@@ -27,7 +27,7 @@ def timed_next(strategy: Strategy, iterator: Iterator[Any]) -> tuple[Any, tf.Ten
 
     Where TensorFlow is to be deterministic it refuses to look at the clock, and nothing is measured: not a number.
     """
-    if is_op_determinism_enabled():
+    if is_deterministic():
         return next(iterator), tf.constant(math.nan, tf.float64)
     asked = tf.timestamp()
     with tf.control_dependencies([asked]):

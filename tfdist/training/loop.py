@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import keras
@@ -28,7 +28,8 @@ from tfdist.training.pace import Pace
 from tfdist.training.precision import LossScale
 from tfdist.training.recovery import Position, Recovery
 from tfdist.training.step import TrainStep
-from tfdist.training.wishes import Wanted
+from tfdist.training.stragglers import Stragglers, WorkerTimes
+from tfdist.training.wishes import NUM_WISHES, Wanted
 
 
 class Reporter(Protocol):
@@ -49,6 +50,10 @@ class Reporter(Protocol):
     def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None: ...
 
     def input_bound(self, *, step: int, waited: Waited, cure: str) -> None: ...
+
+    def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None: ...
+
+    def workers(self, *, step: int, times: Sequence[WorkerTimes]) -> None: ...
 
 
 class Loop:
@@ -104,6 +109,7 @@ class Loop:
         self._outcome = Outcome()
         self._wanted = Wanted()
         self._input_wait = InputWait(strategy, reporter, cure=input_cure)
+        self._stragglers = Stragglers(strategy, reporter)
         self._epoch_started = time.perf_counter()
         self._evaluation_seconds = 0.0
 
@@ -119,7 +125,8 @@ class Loop:
             self._train_until(boundaries.next_after(outcome.step))
             self._at_boundary()
         if self._recovery is not None and not self._recovery.has_saved(outcome.step):
-            self._save()  # what follows can be done again from here
+            self._save(must_store=True)  # what follows can be done again from here
+        self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
             self._recovery.pause()
             return dataclasses.replace(outcome, paused=True)
@@ -155,7 +162,7 @@ class Loop:
         if self._wanted.save:
             self._save()
 
-    def _save(self, *, boundary_is_due: bool = False) -> None:
+    def _save(self, *, boundary_is_due: bool = False, must_store: bool = False) -> None:
         outcome = self._outcome
         callbacks, arrays = self._callbacks.changes()
         values = {
@@ -168,11 +175,11 @@ class Loop:
         evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
         metrics = {**outcome.train_metrics, **{f"val_{name}": value for name, value in evaluated.items()}}
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
-        self._recovery.save(Position(outcome.step, values, arrays), numbers)
+        self._recovery.save(Position(outcome.step, values, arrays), numbers, must_store=must_store)
         self._wanted = Wanted()
 
     def _leave(self, *, boundary_is_due: bool) -> NoReturn:
-        self._save(boundary_is_due=boundary_is_due)
+        self._save(boundary_is_due=boundary_is_due, must_store=True)
         self._recovery.leave(self._outcome.step)
 
     def _wishes(self, step: int) -> Wanted:
@@ -222,10 +229,12 @@ class Loop:
         self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
         pulse.beat(pulse.TRAINING, self._outcome.step)
         started = time.perf_counter()
-        totals, metrics, wanted = self._step.run(self._iterator, tf.constant(steps), self._wishes(last_step).tensor())
+        wishes = self._wishes(last_step).tensor(self._stragglers.news())
+        totals, metrics, answers = self._step.run(self._iterator, tf.constant(steps), wishes)
         done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         seconds = time.perf_counter() - started
-        self._wanted = Wanted.of(wanted.numpy())
+        answers = answers.numpy().tolist()
+        self._wanted = Wanted.of(answers)
         self._sums.add(totals)
         self._outcome.step += done
         pulse.beat(pulse.BETWEEN, self._outcome.step)
@@ -237,6 +246,14 @@ class Loop:
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
         self._pace.observe(steps, seconds)
         self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
+        self._stragglers.observe(
+            step=self._outcome.step,
+            steps=done,
+            seconds=seconds,
+            input_seconds=float(totals.input_seconds),
+            peer_seconds=float(totals.peer_seconds),
+            news=answers[NUM_WISHES:],
+        )
         self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
         self._reporter.progress(
             step=self._outcome.step,

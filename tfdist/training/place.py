@@ -14,9 +14,6 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.identity import check_same_experiment
 
-LOCAL_WAIT_SECONDS = 2.0  # for a process that is just ending
-REMOTE_WAIT_SECONDS = lease.LAPSE_SECONDS + 10.0
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -84,8 +81,7 @@ def _taken(
     accept_changes: bool,
     notify: Callable[[str], None],
 ) -> Place:
-    wait_seconds = REMOTE_WAIT_SECONDS if files.is_remote(directory.path) else LOCAL_WAIT_SECONDS
-    held = lease.acquire(directory.path, owner="a training", wait_seconds=wait_seconds, notify=notify)
+    held = lease.acquire(directory.path, owner="a training", notify=notify)
     try:
         if not accept_changes:
             check_same_experiment(directory, settings())

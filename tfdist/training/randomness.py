@@ -13,17 +13,31 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import config as framework  # the public module can only switch determinism on
 
 ODD_CONSTANT = 0x9E3779B9  # 2^32 ÷ golden ratio: spreads small indices over the seeds
 NUMPY_KEY = "random/numpy"
 NUMPY_GAUSS = ("has_gauss", "gauss")
+_ours: list[str] = []  # what an earlier run of this process switched on
 
 
 def set_seeds(seed: int, *, deterministic: bool) -> None:
-    """Seeds Python, NumPy, TensorFlow and Keras; with `deterministic` TensorFlow's kernels are made repeatable too."""
+    """Seeds Python, NumPy, TensorFlow and Keras; with `deterministic` TensorFlow's kernels are made repeatable too.
+
+    Without it they stay as the user's own code has set them.
+    """
     keras.utils.set_random_seed(seed)
-    if deterministic:
+    if deterministic and not is_deterministic():
         tf.config.experimental.enable_op_determinism()
+        _ours.append("determinism")
+    elif not deterministic and _ours:
+        framework.disable_op_determinism()
+        _ours.clear()
+
+
+def is_deterministic() -> bool:
+    """Whether TensorFlow's kernels are repeatable; it then refuses to look at the clock."""
+    return framework.is_op_determinism_enabled()
 
 
 def separate_replicas(model: keras.Model) -> None:

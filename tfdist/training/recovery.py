@@ -41,6 +41,14 @@ class Position:
     arrays: Mapping[str, np.ndarray]
 
 
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Backups in the memory of the chief's machine; `keeper` as `Recovery`'s."""
+
+    keeper: BackupKeeper | None
+    schedule: Schedule
+
+
 class Recovery:
     """The survival of one run, on one worker.
 
@@ -50,6 +58,7 @@ class Recovery:
       keeper: on the chief; None on other workers.
       schedule: when backups are due; only the chief's clock counts.
       preemption: entered.
+      memory: for backups between those; None keeps none.
       exit_status: of a process that left after saving.
     """
 
@@ -61,6 +70,7 @@ class Recovery:
         keeper: BackupKeeper | None,
         schedule: Schedule,
         preemption: Preemption,
+        memory: Memory | None = None,
         exit_status: int = EXIT_PREEMPTED,
     ) -> None:
         self._strategy = strategy
@@ -68,6 +78,7 @@ class Recovery:
         self._keeper = keeper
         self._schedule = schedule
         self._preemption = preemption
+        self._memory = memory
         self._exit_status = exit_status
         self._saved_step = -1
 
@@ -76,40 +87,65 @@ class Recovery:
         tensors = self._state.tensors()
         if self._keeper is not None:
             self._keeper.prepare(tensors)
+        if self._memory is not None and self._memory.keeper is not None:
+            self._memory.keeper.prepare(tensors)
 
     def next_boundary(self, step: int) -> int | None:
         """The next step at which a call has to end for a backup; the same on every worker."""
-        return self._schedule.next_boundary(step)
+        schedules = [self._schedule, *([self._memory.schedule] if self._memory else [])]
+        return min(filter(None, (schedule.next_boundary(step) for schedule in schedules)), default=None)
 
     def wishes(self, step: int) -> Wanted:
         """What this worker wants once `step` steps are done."""
         leave = self._preemption.reason is not None
-        return Wanted(leave, save=self._keeper is not None and self._schedule.due(step, time.monotonic()))
+        now = time.monotonic()
+        due = self._schedule.due(step, now) or (self._memory is not None and self._memory.schedule.due(step, now))
+        return Wanted(leave, save=self._keeper is not None and due)
 
     def check(self) -> None:
         """Surfaces what became of earlier backups."""
         if self._keeper is not None:
             self._keeper.check()
+        if self._memory is not None and self._memory.keeper is not None:
+            self._memory.keeper.check()
 
-    def save(self, position: Position, metrics: Mapping[str, float]) -> None:
-        """Copies the state, to be written while training goes on. A collective."""
+    def save(self, position: Position, metrics: Mapping[str, float], *, must_store: bool = False) -> None:
+        """Copies the state, to be written while training goes on. A collective.
+
+        Args:
+          position: with the variables, all that there is to save.
+          metrics: of this step, for what is kept as the best.
+          must_store: in the run directory, even if a backup is due in memory only.
+        """
         begun = time.monotonic()
         pulse.beat(pulse.SAVING)
         tensors = self._state.tensors()
+        stores = must_store or self._memory is None or self._schedule.due(position.step, begun)
         if self._keeper is not None:
             drawn, arrays = read_generators()
             values = {**position.values, RANDOM: drawn}
             tensors |= {**position.arrays, **arrays}
-            self._keeper.save(State(position.step, tensors, values), metrics=metrics)
-            if self._keeper.write_seconds is not None:
-                self._schedule.written(self._keeper.write_seconds)
+            self._keep(State(position.step, tensors, values), metrics, stores=stores)
         now = time.monotonic()
-        self._schedule.saved(position.step, now, cost_seconds=now - begun)
-        self._saved_step = position.step
+        if stores:
+            self._schedule.saved(position.step, now, cost_seconds=now - begun)
+        if self._memory is not None:
+            self._memory.schedule.saved(position.step, now, cost_seconds=now - begun)
+        if must_store or self._memory is None:  # else only the chief knows whether it is stored
+            self._saved_step = position.step
         pulse.beat(pulse.BETWEEN)
 
+    def _keep(self, state: State, metrics: Mapping[str, float], *, stores: bool) -> None:
+        """Hands the state to the keepers, on the chief."""
+        if stores:
+            self._keeper.save(state, metrics=metrics)
+            if self._keeper.write_seconds is not None:
+                self._schedule.written(self._keeper.write_seconds)
+        if self._memory is not None and self._memory.schedule.due(state.step, time.monotonic()):
+            self._memory.keeper.save(state)
+
     def has_saved(self, step: int) -> bool:
-        """Whether the last backup is of this step."""
+        """Whether the last backup is of this step, and for sure in the run directory."""
         return self._saved_step == step
 
     def pause(self) -> None:

@@ -19,10 +19,11 @@ from tfdist.training.input_wait import timed_next
 from tfdist.training.layer_state import moving_variables
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.precision import LossScale
+from tfdist.training.stragglers import Reduction
 
 
 class Totals(NamedTuple):
-    """What some steps add up to, the same on every replica but for `input_seconds`.
+    """What some steps add up to, the same on every replica but for the seconds.
 
     Attributes:
       loss_sum: Σ of weighted losses over the global batches of the steps that were applied.
@@ -31,6 +32,7 @@ class Totals(NamedTuple):
       steps: steps done, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
       input_seconds: float64, this worker's own: how long it waited for batches.
+      peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
     """
 
     loss_sum: tf.Tensor
@@ -39,16 +41,18 @@ class Totals(NamedTuple):
     steps: tf.Tensor
     overflowed: tf.Tensor
     input_seconds: tf.Tensor
+    peer_seconds: tf.Tensor
 
 
 class GlobalSums(NamedTuple):
-    """One step's sums over all replicas; the gradients divided by the weight."""
+    """One step's sums over all replicas; the gradients divided by the weight. `peer_seconds`: until they were there."""
 
     gradients: list[tf.Tensor | tf.IndexedSlices]
     loss_sum: tf.Tensor
     weight: tf.Tensor
     term_sums: dict[str, tf.Tensor]
     finite: tf.Tensor
+    peer_seconds: tf.Tensor
 
 
 class TrainStep:
@@ -91,8 +95,8 @@ class TrainStep:
         self._loss_scale = loss_scale
         self._typical_weight = typical_weight
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
-        # What a skipped step must not change.
-        self._moving = [*moving_variables(model), *metrics.variables]
+        # What a skipped step must not change; without a loss scale the run ends with it.
+        self._moving = [] if loss_scale is None else [*moving_variables(model), *metrics.variables]
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
         # Keras's fit traces without autograph too, so a model behaves alike under both.
@@ -107,7 +111,7 @@ class TrainStep:
         Args:
           iterator: local batches.
           num_steps: int32 scalar.
-          wishes: float32 vector, this worker's.
+          wishes: float32 vector, this worker's; and whatever else the workers should tell each other.
 
         Returns:
           The totals of these steps, the training metrics so far, and the sum of all replicas' wishes.
@@ -151,11 +155,11 @@ class TrainStep:
         self._learning = [v for v, g in zip(variables, local.gradients, strict=True) if g is not None]
         self.unused = [v.path for v, g in zip(variables, local.gradients, strict=True) if g is None]
         terms = [local.term_sums[name] for name in self._term_names]
-        gradients, (loss_sum, weight, *terms) = self._strategy.sum_gradients(
-            [g for g in local.gradients if g is not None],
-            [local.loss_sum, local.weight, *terms],
-            scale=self._typical_weight,
-        )
+        own, beside = [g for g in local.gradients if g is not None], [local.loss_sum, local.weight, *terms]
+        reduction = Reduction(self._strategy, [*own, *beside])
+        gradients, summed = self._strategy.sum_gradients(own, beside, scale=self._typical_weight)
+        peer_seconds = reduction.seconds_until([*gradients, *summed])
+        loss_sum, weight, *terms = summed
         if not self._local_gradients.gives_means:
             # A batch whose weights are all zero changes nothing, instead of making everything NaN.
             factor = tf.math.reciprocal_no_nan(weight)
@@ -163,7 +167,7 @@ class TrainStep:
                 factor /= self._loss_scale.factor()
             gradients = [_times(g, factor) for g in gradients]
         term_sums = dict(zip(self._term_names, terms, strict=True))
-        return GlobalSums(gradients, loss_sum, weight, term_sums, _all_finite(gradients, loss_sum))
+        return GlobalSums(gradients, loss_sum, weight, term_sums, _all_finite(gradients, loss_sum), peer_seconds)
 
     def _update(self, sums: GlobalSums) -> tf.Tensor:
         def on_replica(gradients: list[tf.Tensor]) -> None:
@@ -186,8 +190,8 @@ class TrainStep:
         return [tf.identity(variable.value) for variable in self._moving]  # assignments leave this buffer alone
 
     def _zero_totals(self) -> Totals:
-        zero, none = tf.constant(0.0), tf.constant(0)
-        return Totals(zero, zero, dict.fromkeys(self._term_names, zero), none, none, tf.constant(0.0, tf.float64))
+        zero, none, seconds = tf.constant(0.0), tf.constant(0), tf.constant(0.0, tf.float64)
+        return Totals(zero, zero, dict.fromkeys(self._term_names, zero), none, none, seconds, seconds)
 
 
 def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
@@ -203,6 +207,7 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
         totals.input_seconds + waited,
+        totals.peer_seconds + seen.peer_seconds,
     )
 
 

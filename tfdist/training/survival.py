@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Iterator
 
-from tfdist.backup import catalog, restore
+from tfdist.backup import restore
+from tfdist.backup.entries import list_paths
 from tfdist.backup.keeper import BackupKeeper
 from tfdist.backup.manifest import NAME as MANIFEST
 from tfdist.backup.metadata_server import find_address
@@ -25,6 +26,7 @@ from tfdist.telemetry import pulse
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import assembly
 from tfdist.training.identity import identity
+from tfdist.training.in_memory import newest, open_memory
 from tfdist.training.learner import Learner
 from tfdist.training.recovery import Position, Recovery, restored
 from tfdist.training.run import Run
@@ -58,8 +60,7 @@ def check_start_from(path: str | None) -> None:
     if path.endswith(WEIGHTS):
         found = files.exists(path)
     else:
-        places = (path, RunDirectory(path).backups)
-        found = files.exists(files.join(path, MANIFEST)) or any(map(catalog.list_backups, places))
+        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, _places_of_backups(path)))
     if not found:
         raise UserError(
             f"There is no backup and no model in train.start_from = {path!r}. Write a run directory that has backups, "
@@ -92,7 +93,7 @@ def open_recovery(
     """
     pulse.beat(pulse.RESTORING)
     state = TrainingState(run.strategy, learner)
-    start = _resumed(run, state, partial=partial) if policy is not None else None
+    start, source = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "")
     if start is None:
         run.metrics.discard_after(0)  # of a start that came to no backup
     if start is None and start_from is not None:
@@ -101,6 +102,9 @@ def open_recovery(
         yield None, start
         return
     with contextlib.ExitStack() as stack:
+        memory = stack.enter_context(
+            open_memory(run, policy, identity=_identity(run), step=start.step if start else 0, source=source)
+        )
         keeper = None
         if run.topology.is_chief:
             keeper = BackupKeeper(
@@ -123,6 +127,7 @@ def open_recovery(
                 policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0, now=time.monotonic()
             ),
             preemption=stack.enter_context(preemption),
+            memory=memory,
             exit_status=policy.preempted_exit_status,
         )
         recovery.prepare()
@@ -138,19 +143,25 @@ def _identity(run: Run) -> dict[str, object]:
     )
 
 
-def _resumed(run: Run, state: TrainingState, *, partial: bool) -> Position | None:
-    start = restored(
-        run.strategy, state, lambda: restore.newest(run.directory.backups, tell=run.events), partial=partial
-    )
+def _resumed(run: Run, state: TrainingState, policy: BackupPolicy, *, partial: bool) -> tuple[Position | None, str]:
+    """Where the run goes on, if it does, and, on the chief, the directory of that backup."""
+    source = run.directory.backups
+
+    def read() -> State | None:
+        nonlocal source
+        found, source = newest(run, policy)
+        return found
+
+    start = restored(run.strategy, state, read, partial=partial)
     if start is not None:
         due = bool(start.values.get("boundary_is_due"))
         run.metrics.discard_after(start.step - 1 if due else start.step)
         run.events.info(
             "resumed",
             step=start.step,
-            message=f"Going on at step {start.step:,}, from the backup in {run.directory.backups}.",
+            message=f"Going on at step {start.step:,}, from the backup in {source}.",
         )
-    return start
+    return start, source
 
 
 def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, partial: bool) -> None:
@@ -169,10 +180,15 @@ def _found(run: Run, path: str) -> State:
     """The state in a run directory, a directory of backups, or one backup."""
     if files.exists(files.join(path, MANIFEST)):
         return restore.load(path)
-    for directory in (RunDirectory(path).backups, path):
+    for directory in _places_of_backups(path):
         if (state := restore.newest(directory, tell=run.events)) is not None:
             return state
     raise UserError(f"No backup in train.start_from = {path!r} is whole.")
+
+
+def _places_of_backups(path: str) -> tuple[str, str]:
+    """Where the backups are of what is a run directory or the directory of its backups."""
+    return RunDirectory(path).backups, path
 
 
 def _plain(path: str) -> str:

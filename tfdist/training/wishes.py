@@ -26,16 +26,17 @@ class Wanted:
     save: bool = False
     stop: bool = False
 
-    def tensor(self) -> tf.Tensor:
-        """Float32 [3], to be summed over the replicas."""
-        return tf.constant([float(self.leave), float(self.save), float(self.stop)])
+    def tensor(self, news: Sequence[float] = ()) -> tf.Tensor:
+        """Float32 [3 + len(news)], to be summed over the replicas: the wishes, then what else the workers tell."""
+        return tf.constant([float(self.leave), float(self.save), float(self.stop), *news])
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> Wanted:
         """What somebody wants, out of the sums."""
-        return cls(*(bool(number > 0) for number in sums))
+        return cls(*(bool(number > 0) for number in sums[:NUM_WISHES]))
 
 
+NUM_WISHES = len(dataclasses.fields(Wanted))
 Wishes = Callable[[], Wanted]
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import UserError, suggest
+from tfdist.telemetry.metric_direction import larger_is_better
+
+if TYPE_CHECKING:
+    from tfdist.tasks.base import Task
+    from tfdist.training.metrics import MetricGroup
 
 DIRECTIONS = ("min", "max")
 VALIDATION = "val_"
-_GROWING = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "bleu", "map", "similarity", "reward")
-_SHRINKING = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "entropy", "divergence", "hinge")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,20 @@ class Objective:
         )
 
 
+def check_reported(name: str | None, metrics: MetricGroup, task: Task, *, evaluates: bool) -> None:
+    """Raises UserError where it is known already that a training will not report a metric of this name."""
+    if name is None:
+        return
+    objective = Objective(name, "max")
+    if objective.split == "eval" and not evaluates:
+        raise objective.missing({})
+    names = metrics.reported_names()
+    if names is not None:
+        known = ["loss", *(f"{term}_loss" for term in task.term_names()), *names]
+        if name.removeprefix(VALIDATION) not in known:
+            raise objective.missing(dict.fromkeys(known, 0.0))
+
+
 def build_objective(name: object, direction: object) -> Objective:
     """The objective that is meant; without a direction its name tells it.
 
@@ -65,11 +82,9 @@ def build_objective(name: object, direction: object) -> Objective:
     if not isinstance(name, str) or not name:
         raise UserError(f"tune.objective must be a metric's name, such as 'val_accuracy'; received {name!r}.")
     if direction is None:
-        lowered = name.removeprefix(VALIDATION).lower()
-        if any(part in lowered for part in _SHRINKING):
-            return Objective(name, "min")
-        if any(part in lowered for part in _GROWING):
-            return Objective(name, "max")
+        better = larger_is_better(name.removeprefix(VALIDATION))
+        if better is not None:
+            return Objective(name, "max" if better else "min")
         raise UserError(f"Whether {name!r} should grow or shrink is not clear. Write tune.direction = 'max' or 'min'.")
     if direction not in DIRECTIONS:
         raise UserError(f"tune.direction must be 'min' or 'max'; received {direction!r}.")

@@ -7,12 +7,15 @@ written; TensorFlow is not imported. The sweep calls `write_report` at its end a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import importlib
 import io
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
-from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, TfdistError, UserError
+from tfdist.errors import exit_status_of
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.history import Sweep, read_sweep
@@ -23,6 +26,19 @@ from tfdist.tuning.plots import draw_curves, draw_importance, draw_objective
 from tfdist.tuning.report_page import Picture, build_page, importance_text
 
 PAGE_NAME = "index.html"
+
+
+def import_ahead() -> threading.Thread:
+    """Imports what `write_report` needs, on a thread; to be joined before the interpreter ends."""
+
+    def work() -> None:
+        for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "scipy.stats", "sklearn.ensemble"):
+            with contextlib.suppress(ImportError):  # write_report says so
+                importlib.import_module(name)
+
+    thread = threading.Thread(target=work, name="tfdist-report", daemon=True)
+    thread.start()
+    return thread
 
 
 def write_report(run_dir: str) -> str:
@@ -99,18 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run directory of --mode=tune, local or gs://")
     flags = parser.parse_args(arguments)
-    try:
-        print(write_report(flags.run_dir))
-        return EXIT_DONE
-    except TfdistError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
-    except OSError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return UserError.exit_status
+    return exit_status_of(lambda: print(write_report(flags.run_dir)), trusts_the_disk=False)
 
 
 if __name__ == "__main__":

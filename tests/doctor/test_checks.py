@@ -1,0 +1,241 @@
+"""Each check by itself: against the pins, a made-up /sys, and peers that answer oddly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import socket
+import socketserver
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+
+from tfdist import config
+from tfdist.doctor import facts, findings, machine, meeting, network, versions
+from tfdist.doctor.findings import Finding
+from tfdist.strategies.cluster import Cluster
+
+FITTING = {"tensorflow": "2.21.0", "keras": "3.15.1", "gin-config": "0.5.0", "numpy": "2.4.6"}
+
+
+def by_level(found: list[Finding], level: str) -> list[str]:
+    return [each.what for each in found if each.level == level]
+
+
+def test_the_table_of_versions_is_that_of_the_project() -> None:
+    project = tomllib.loads((support.REPOSITORY / "pyproject.toml").read_text())["project"]
+    stated = [*project["dependencies"], *(each for e in project["optional-dependencies"].values() for each in e)]
+    pins = dict(re.fullmatch(r"([A-Za-z0-9_.-]+)(?:\[.*\])?(.*)", each).groups() for each in stated)
+    for package, wanted in {**versions.NEEDED, "google-cloud-storage": versions.BESIDE["google-cloud-storage"]}.items():
+        assert pins[package] == wanted
+    assert project["requires-python"] == versions.PYTHON
+    build = (support.REPOSITORY / "tools" / "build_horovod.py").read_text()
+    assert f'HOROVOD_VERSION = "{versions.BESIDE["horovod"].removeprefix("==")}"' in build
+
+
+def test_versions_that_do_not_go_together_are_found() -> None:
+    assert by_level(versions.check_versions(version_of=FITTING.get), "problem") == []
+    other = FITTING | {"tensorflow": "2.20.0", "nvidia-cudnn-cu12": "8.9.7", "libtpu": "0.0.17"}
+    found = versions.check_versions(["horovod"], version_of=other.get, driver="470.82.01")
+    assert by_level(found, "problem") == [
+        "tensorflow is 2.20.0, not ==2.21.0",
+        "horovod is not installed",
+        "NVIDIA's driver is 470.82.01",
+    ]
+    assert by_level(found, "warning") == ["nvidia-cudnn-cu12 is 8.9.7, not >=9.3.0.75,<10"]
+    assert by_level(found, "note") == ["libtpu 0.0.17"]
+
+
+def test_the_drivers_version_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
+    assert versions.driver_version(file) == "535.104.05"
+    assert versions.driver_version(tmp_path / "none") is None
+
+
+def test_little_shared_memory_and_few_open_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ENOUGH_SHARED_BYTES", 1 << 60)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    found = machine.check_machine(shared_memory=tmp_path, has_rdma=True)
+    assert [each.level for each in found] == ["warning"] * 3
+    assert "only 1024 open files" in found[1].what and "ulimit -n 4096" in found[1].cure
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    assert machine.check_machine(shared_memory=tmp_path)[1].level == "problem"
+    assert machine.check_machine(shared_memory=tmp_path / "none")[0].level == "warning"
+
+
+def host(directory: Path, *, link: str = "InfiniBand", state: str = "4: ACTIVE", modules: str = "") -> network.Host:
+    """A machine with one adapter, of one port with four addresses, and two interfaces."""
+    port = directory / "infiniband" / "mlx5_0" / "ports" / "1"
+    (port / "gid_attrs" / "types").mkdir(parents=True)
+    (port / "gids").mkdir()
+    (port / "state").write_text(state + "\n")
+    (port / "link_layer").write_text(link + "\n")
+    for index, (kind, address) in enumerate(
+        [("IB/RoCE v1", "fe80::1"), ("RoCE v2", "fe80::1"), ("IB/RoCE v1", "::ffff:a"), ("RoCE v2", "0000:ffff:0a00")]
+    ):
+        (port / "gid_attrs" / "types" / str(index)).write_text(kind + "\n")
+        (port / "gids" / str(index)).write_text(address + "\n")
+    for name in ("lo", "eth0", "eth1"):
+        (directory / "net" / name).mkdir(parents=True)
+    (directory / "modules").write_text(modules)
+    return network.Host(directory / "infiniband", directory / "net", directory / "modules")
+
+
+@pytest.mark.parametrize(
+    ("variables", "level", "expected"),
+    [
+        ({"NCCL_IB_DISABLE": "1"}, "warning", "NCCL_IB_DISABLE=1 with 1 active"),
+        ({"NCCL_NET_GDR_LEVEL": "NEAR"}, "warning", "NCCL_NET_GDR_LEVEL=NEAR"),
+        ({"NCCL_NET_GDR_LEVEL": "LOC"}, "warning", "switches GPUDirect RDMA off"),
+        ({}, "warning", "nvidia_peermem is not loaded"),
+        ({}, "note", "NCCL_DEBUG is not set"),
+        ({"NCCL_DEBUG": "LOUD"}, "note", "NCCL_DEBUG=LOUD"),
+        ({}, "note", "NCCL_SOCKET_IFNAME is not set and there are the interfaces eth0, eth1"),
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, "problem", "NCCL_SOCKET_IFNAME=ib0 fits no interface"),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, "problem", "NCCL_SOCKET_IFNAME==eth fits no interface"),
+        ({"NCCL_IB_GID_INDEX": "0"}, "warning", "NCCL_IB_GID_INDEX=0 is no RoCE v2 address"),
+        ({"https_proxy": "http://proxy:1"}, "problem", "no_proxy does not name node1"),
+    ],
+)
+def test_settings_of_the_network_that_are_wrong_are_found(
+    tmp_path: Path, variables: dict[str, str], level: str, expected: str
+) -> None:
+    machine_of = host(tmp_path, link="Ethernet")
+    found = network.check_network(variables, num_gpus=8, peers=["node1"], host=machine_of)
+    assert any(expected in what for what in by_level(found, level)), found
+    assert all(each.why and each.cure for each in found if each.level != "ok")
+
+
+def test_good_settings_of_the_network_are_fine(tmp_path: Path) -> None:
+    good = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "eth", "NCCL_IB_GID_INDEX": "3", "NCCL_NET_GDR_LEVEL": "PHB"}
+    proxy = {"http_proxy": "http://proxy:1", "no_proxy": ".cluster,node1"}
+    machine_of = host(tmp_path, link="Ethernet", modules="nvidia_peermem 16384 0 - Live 0x0\n")
+    found = network.check_network(good | proxy, num_gpus=8, peers=["node1", "a.cluster"], host=machine_of)
+    assert {each.level for each in found} == {"ok"}
+    assert "NCCL_DEBUG=WARN" in found[-1].what and "proxy:1" not in str(found)
+    (tmp_path / "down").mkdir()
+    (warning, _) = network.check_network({}, num_gpus=0, host=host(tmp_path / "down", state="1: DOWN"))
+    assert warning.level == "warning" and "none is active" in warning.what
+
+
+def two(index: int = 0) -> Cluster:
+    first, second = support.free_ports(2)
+    return Cluster((f"127.0.0.1:{first}", f"127.0.0.1:{second}"), "worker", index)
+
+
+@contextlib.contextmanager
+def peer_that_answers(address: str, answer: bytes) -> Iterator[None]:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(answer)
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True
+
+    with Server(("127.0.0.1", int(address.rpartition(":")[2])), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield
+        server.shutdown()
+
+
+def words(cluster: Cluster, **changed: Any) -> bytes:
+    said = {"protocol": meeting.PROTOCOL, "index": 1, "workers": list(cluster.workers), "facts": {}}
+    return json.dumps({**said, "time": time.time(), **changed}).encode() + b"\n"
+
+
+def met(cluster: Cluster) -> list[Finding]:
+    (peer,), _ = meeting.meet(cluster, {}, seconds=1.0)
+    return meeting.check_peer(cluster, peer, seconds=1.0)
+
+
+def test_a_clock_that_is_off_is_found() -> None:
+    cluster = two()
+    with peer_that_answers(cluster.workers[1], words(cluster, time=time.time() - 60)):
+        found = met(cluster)
+    (clock,) = [what for what in by_level(found, "warning") if "clock" in what]
+    assert "s behind this one's" in clock
+    assert any("did not reach this worker" in what for what in by_level(found, "warning"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [({"workers": ["a:1", "b:2"]}, "has another TF_CONFIG: worker 1 of a:1, b:2"), ({"index": 0}, "worker 0 of")],
+)
+def test_a_peer_with_another_tf_config_is_found(changed: dict[str, Any], expected: str) -> None:
+    cluster = two()
+    with peer_that_answers(cluster.workers[1], words(cluster, **changed)):
+        (problem,) = met(cluster)
+    assert problem.level == "problem" and expected in problem.what
+
+
+def test_something_else_at_a_peers_address_is_found() -> None:
+    cluster = two()
+    with peer_that_answers(cluster.workers[1], b"HTTP/1.1 400 Bad Request\r\n"):
+        (problem,) = met(cluster)
+    assert "something else than a tfdist worker answers there" in problem.what
+
+
+def test_a_port_that_is_taken_is_found() -> None:
+    cluster = two()
+    with socket.create_server(("127.0.0.1", int(cluster.address.rpartition(":")[2]))):
+        _, cannot_listen = meeting.meet(cluster, {}, seconds=0.1)
+    problem = meeting.check_port(cluster, cannot_listen)
+    assert problem.level == "problem" and f"worker 0 cannot listen at its address {cluster.address}" in problem.what
+
+
+def test_a_port_of_the_kernels_own_is_warned_of() -> None:
+    assert meeting.check_port(Cluster(("host:40000", "b:1"), "worker", 0), None).level == "warning"
+    assert meeting.check_port(Cluster(("host:2222", "b:1"), "worker", 0), None).level == "ok"
+
+
+def test_workers_that_differ_are_told_apart() -> None:
+    mine = facts.collect(versions={"tensorflow": "2.21.0", "libtpu": "1"}, settings={"a.b": "1"}, num_devices=2)
+    same = facts.compare(mine, mine, "worker 1")
+    assert [each.level for each in same] == ["ok"] and facts.settings_digest({"a.b": "1"}) in same[0].what
+    theirs = mine | {"code": "other", "num_devices": 1, "settings": {"a.b": "2"}, "versions": {"tensorflow": "2.20.0"}}
+    found = facts.compare(mine, theirs, "worker 1")
+    assert [each.level for each in found] == ["problem"] * 4
+    assert "tensorflow 2.20.0, here 2.21.0" in found[0].what and "a.b: 2 there, 1 here" in found[2].what
+    assert [e.level for e in facts.compare(mine, mine | {"settings": None}, "worker 1")] == ["warning"]
+    only_beside = mine | {"versions": {"tensorflow": "2.21.0"}}
+    assert [e.level for e in facts.compare(mine, only_beside, "worker 1")] == ["note"]
+
+
+def test_the_digest_of_the_code_follows_every_file(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    before = facts.code_digest(tmp_path)
+    (tmp_path / "a.txt").write_text("no code")
+    assert facts.code_digest(tmp_path) == before
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert facts.code_digest(tmp_path) != before
+
+
+def test_the_later_statement_of_a_setting_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(support.REPOSITORY)
+    digits = ["configs/experiments/digits.gin"]
+    before = config.stated(gin_files=digits, gin_params=[])
+    assert before["train.epochs"] == "12" and "import keras" in before
+    assert config.stated(gin_files=digits, gin_params=["train.epochs = 12"]) == before
+    assert config.stated(gin_files=digits, gin_params=["train.epochs = 13"])["train.epochs"] == "13"
+
+
+def test_findings_are_lines_that_say_why_and_what_to_do() -> None:
+    found = [findings.fine("machine", "good"), Finding("problem", "ports", "taken\nby x", "It is needed.", "End x.")]
+    assert findings.as_text(found[1]).splitlines() == [
+        "problem  ports     taken",
+        "                   by x",
+        "                   why: It is needed.",
+        "                   do:  End x.",
+    ]
+    assert findings.summary(found) == "a run would fail: ports (1 ok, 0 notes, 0 warnings, 1 problem)"
+    assert findings.exit_status(found) == 2 and findings.exit_status(found[:1]) == 0

@@ -1,0 +1,108 @@
+"""A worker that is slower than the others is named while it is, and the end tells what each did with its time."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import support
+
+from tfdist.strategies.base import Topology
+from tfdist.training.stragglers import SLOW_CALLS, Stragglers, WorkerTimes
+
+SLOW_SECONDS = 0.1
+MODULE = f"""\
+import json, os, time
+import numpy as np
+import tensorflow as tf
+from tfdist.data.source import RandomAccessSource
+
+class UnevenSource(RandomAccessSource):
+    calls_python = False
+
+    def __init__(self):
+        self.num_examples = 64
+        self.structure = (tf.TensorSpec([None, 8, 8, 1], tf.float32), tf.TensorSpec([None], tf.int32))
+
+    def gatherer(self):
+        rank = os.environ.get("HOROVOD_RANK")
+        is_slow = int(rank if rank else json.loads(os.environ["TF_CONFIG"])["task"]["index"]) == 1
+
+        def rows(indices):
+            time.sleep({SLOW_SECONDS} if is_slow else 0.0)
+            return [np.ones((len(indices), 8, 8, 1), np.float32), np.zeros(len(indices), np.int32)]
+
+        def gather(indices):
+            found = tf.numpy_function(rows, [indices], [spec.dtype for spec in self.structure])
+            return tuple(tf.ensure_shape(f, spec.shape) for f, spec in zip(found, self.structure, strict=True))
+
+        return gather
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pathlib.Path, launcher: str) -> None:
+    (tmp_path / "uneven.py").write_text(MODULE)
+    settings = ["import uneven", "train.train_data = @uneven.UnevenSource", "train.eval_data = None"]
+    settings += ["train.steps = 50", "train.epochs = None", "train.steps_per_call = 1", "train.global_batch_size = 16"]
+    finished = support.run_python(
+        [
+            *("-m", "tfdist.launch", "--workers=2", f"--launcher={launcher}", "--"),
+            f"--gin_file={support.REPOSITORY / 'configs/experiments/digits.gin'}",
+            *(f"--gin_param={setting}" for setting in settings),
+            f"--run_dir={tmp_path / 'run'}",
+        ],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{support.REPOSITORY}:{tmp_path}"},
+    ).check()
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    (named,) = [event for event in events if event["event"] == "straggler"]
+    assert named["details"]["slow_worker"] == 1
+    assert named["step"] < 50  # while it happens
+    assert "worker 1 holds up the others" in finished.stderr
+    (told,) = [event["details"] for event in events if event["event"] == "workers"]
+    quick, slow = told["step_seconds"]
+    assert quick < SLOW_SECONDS / 2 < slow
+    assert told["input_share"][0] < 0.3 < 0.5 < told["input_share"][1]
+    assert told["idle_share"][1] < 0.3 < 0.5 < told["idle_share"][0]
+    assert "worker 1: " in finished.stdout
+
+
+class Recorder:
+    """Takes what is reported."""
+
+    def __init__(self) -> None:
+        self.named: list[tuple[int, int]] = []
+
+    def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None:
+        assert seconds > 1.5 * median
+        self.named.append((step, worker))
+
+    def workers(self, *, step: int, times: list[WorkerTimes]) -> None: ...
+
+
+class FourWorkers:
+    """As much of a strategy as the comparison needs."""
+
+    topology = Topology(0, 4, 1)
+
+
+def test_it_takes_a_while_without_a_break_to_be_named_and_again_after_one() -> None:
+    recorder = Recorder()
+    stragglers = Stragglers(FourWorkers(), recorder)
+
+    def calls(count: int, first: int, *own: float) -> None:
+        for step in range(first, first + count):
+            stragglers.observe(step=step, steps=1, seconds=2.0, input_seconds=0.0, peer_seconds=1.0, news=list(own))
+
+    calls(5, 0, 0.0, 0.0, 0.0, 0.0)  # nothing is known yet
+    calls(SLOW_CALLS - 1, 10, 1.0, 1.1, 1.6, 0.9)
+    calls(1, 20, 1.0, 1.1, 1.4, 0.9)
+    assert not recorder.named
+    calls(2 * SLOW_CALLS, 30, 1.0, 1.1, 1.7, 0.9)
+    calls(1, 50, 1.0, 1.1, 1.2, 0.9)
+    calls(SLOW_CALLS, 60, 9.0, 1.1, 1.2, 0.9)
+    assert recorder.named == [(30 + SLOW_CALLS - 1, 2), (60 + SLOW_CALLS - 1, 0)]
+    assert stragglers.news() == [1.0, 0.0, 0.0, 0.0]

@@ -1,0 +1,48 @@
+"""Which devices TensorFlow finds. Imports TensorFlow, which the caller has quieted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfdist.doctor.findings import PROBLEM, Finding, fine
+from tfdist.strategies import environment
+
+GROUP = "devices"
+GPUS_OF_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def check_devices(variables: Mapping[str, str]) -> tuple[list[Finding], int]:
+    """Findings, and the number of GPUs."""
+    found = {kind: tf.config.list_physical_devices(kind) for kind in ("CPU", "GPU", "TPU")}
+    gpus_there = len(list(GPUS_OF_DRIVER.glob("*"))) if variables.get("CUDA_VISIBLE_DEVICES") != "" else 0
+    findings = []
+    if gpus_there > len(found["GPU"]):
+        findings.append(
+            Finding(
+                PROBLEM,
+                GROUP,
+                f"NVIDIA's driver has {gpus_there} GPUs and TensorFlow finds {len(found['GPU'])}",
+                "The run would train on what TensorFlow finds, in the worst case the CPU.",
+                "Set TF_CPP_MIN_LOG_LEVEL=0 and run the doctor again: TensorFlow says which library it misses. CUDA's "
+                "come with: pip install 'tensorflow[and-cuda]==2.21.0'. Is CUDA_VISIBLE_DEVICES set?",
+            )
+        )
+    mark = environment.first_set(environment.TPU_MARKS, variables)
+    if mark and not found["TPU"]:
+        findings.append(
+            Finding(
+                PROBLEM,
+                GROUP,
+                f"{mark} is set and TensorFlow lists no TPU",
+                "The strategy `auto` would choose the TPU and end.",
+                "On a TPU VM install libtpu (docs/tpu.md); elsewhere unset the variable.",
+            )
+        )
+    shown = [f"{len(devices)} {kind}{'s' * (len(devices) > 1)}" for kind, devices in found.items() if devices]
+    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in found["GPU"]]
+    kinds = f" ({', '.join(sorted(set(names)))})" if names else ""
+    counts = {kind: len(devices) for kind, devices in found.items()}
+    return [*findings, fine(GROUP, ", ".join(shown) + kinds, **counts)], counts["GPU"]

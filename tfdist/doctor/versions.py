@@ -1,0 +1,132 @@
+"""Which versions work together, and which are installed here. Imports none of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
+
+GROUP = "versions"
+PYTHON = ">=3.11,<3.12"
+# What tfdist was built for and is tested with: pyproject.toml's pins.
+NEEDED = {"tensorflow": "==2.21.0", "keras": "==3.15.1", "gin-config": "==0.5.0", "numpy": ">=2.0,<2.5"}
+# What goes with them where it is there. CUDA's libraries are those that TensorFlow 2.21.0 was built with: CUDA 12.5.1,
+# cuDNN 9, and for its extra and-cuda NCCL from 2.27.7.
+BESIDE = {
+    "horovod": "==0.28.1",
+    "google-cloud-storage": ">=3.4,<4",
+    "nvidia-cuda-runtime-cu12": ">=12.5.82,<13",
+    "nvidia-cudnn-cu12": ">=9.3.0.75,<10",
+    "nvidia-nccl-cu12": ">=2.27.7,<3",
+}
+CUDA_DRIVER = "525.60.13"  # the oldest that runs CUDA 12, by its release notes' table of minor version compatibility
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+Installed = Callable[[str], str | None]
+
+
+def installed(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def driver_version(file: Path = DRIVER_FILE) -> str | None:
+    """The version of NVIDIA's kernel module; None where there is none."""
+    try:
+        found = re.search(r"Kernel Module\D*([0-9]+(?:\.[0-9]+)+)", file.read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def all_versions(version_of: Installed = installed) -> dict[str, str]:
+    """What is here, for comparing with the other workers."""
+    found = {package: version_of(package) for package in [*NEEDED, *BESIDE, "libtpu"]}
+    here = {package: version for package, version in found.items() if version is not None}
+    return {"python": platform.python_version(), **here}
+
+
+def check_versions(
+    needs: Iterable[str] = (), *, version_of: Installed = installed, driver: str | None = None
+) -> list[Finding]:
+    """Findings about what is installed.
+
+    Args:
+      needs: packages of `BESIDE` that this run cannot do without.
+      driver: the version of NVIDIA's driver, None where there is none.
+    """
+    findings = _python()
+    for package, wanted in {**NEEDED, **BESIDE}.items():
+        version = version_of(package)
+        if version is None and (package in NEEDED or package in needs):
+            findings.append(_missing(package, wanted))
+        elif version is not None and not _fits(version, wanted):
+            findings.append(_other(package, version, wanted))
+    if (tpu := version_of("libtpu")) is not None:
+        findings.append(
+            Finding(
+                NOTE,
+                GROUP,
+                f"libtpu {tpu}",
+                "Which libtpu goes with TensorFlow 2.21.0 nobody has proven.",
+                "Look at what `devices` says: TensorFlow must list TPUs (docs/tpu.md).",
+            )
+        )
+    if driver is not None and Version(driver) < Version(CUDA_DRIVER):
+        findings.append(
+            Finding(
+                PROBLEM,
+                GROUP,
+                f"NVIDIA's driver is {driver}",
+                f"TensorFlow 2.21.0 is built for CUDA 12.5, which runs on drivers from {CUDA_DRIVER}.",
+                "Install a newer driver on this machine.",
+            )
+        )
+    shown = ", ".join(f"{name} {version}" for name, version in all_versions(version_of).items())
+    return [*findings, fine(GROUP, shown + (f", NVIDIA driver {driver}" if driver else ""))]
+
+
+def _python() -> list[Finding]:
+    if _fits(platform.python_version(), PYTHON):
+        return []
+    return [
+        Finding(
+            PROBLEM,
+            GROUP,
+            f"Python is {platform.python_version()} ({sys.executable})",
+            f"tfdist and its pinned packages are for Python {PYTHON}.",
+            "Use the Python of the environment that tools/quickstart.sh makes.",
+        )
+    ]
+
+
+def _missing(package: str, wanted: str) -> Finding:
+    cure = "Run: python tools/build_horovod.py" if package == "horovod" else f"Run: pip install '{package}{wanted}'"
+    return Finding(PROBLEM, GROUP, f"{package} is not installed", f"This run needs {package}{wanted}.", cure)
+
+
+def _other(package: str, version: str, wanted: str) -> Finding:
+    level = PROBLEM if package in ("tensorflow", "keras", "gin-config") else WARNING
+    why = "tfdist uses private parts of this package and is pinned to what it was tested with."
+    if level == WARNING:
+        why = "TensorFlow 2.21.0 and tfdist were not tried with it."
+    cure = "Run: python tools/build_horovod.py" if package == "horovod" else f"Run: pip install '{package}{wanted}'"
+    return Finding(level, GROUP, f"{package} is {version}, not {wanted}", why, cure)
+
+
+def _fits(version: str, wanted: str) -> bool:
+    try:
+        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False

@@ -1,0 +1,68 @@
+"""The TPU slices that tfdist trains on, as Cloud TPU and GKE name them: those of a single host.
+
+The names are those of https://cloud.google.com/tpu/docs/runtimes and
+https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+
+from tfdist.errors import suggest
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuSlice:
+    """A slice of one host.
+
+    Attributes:
+      runtime_version: the software that Cloud TPU puts on the VM.
+      node_label: GKE's name for its kind, in cloud.google.com/gke-tpu-accelerator; None where GKE has none.
+      topology: how its chips are laid, in cloud.google.com/gke-tpu-topology.
+    """
+
+    runtime_version: str
+    node_label: str | None
+    topology: str
+    chips: int
+
+
+SLICES = {
+    "v2-8": TpuSlice("tpu-ubuntu2204-base", None, "2x2", 4),
+    "v3-8": TpuSlice("tpu-ubuntu2204-base", None, "2x2", 4),
+    "v4-8": TpuSlice("tpu-ubuntu2204-base", "tpu-v4-podslice", "2x2x1", 4),
+    "v5litepod-1": TpuSlice("v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice", "1x1", 1),
+    "v5litepod-4": TpuSlice("v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice", "2x2", 4),
+    "v5litepod-8": TpuSlice("v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice", "2x4", 8),
+    "v5p-8": TpuSlice("v2-alpha-tpuv5", "tpu-v5p-slice", "2x2x1", 4),
+    "v6e-1": TpuSlice("v2-alpha-tpuv6e", "tpu-v6e-slice", "1x1", 1),
+    "v6e-4": TpuSlice("v2-alpha-tpuv6e", "tpu-v6e-slice", "2x2", 4),
+    "v6e-8": TpuSlice("v2-alpha-tpuv6e", "tpu-v6e-slice", "2x4", 8),
+}
+_KINDS = sorted({name.split("-")[0] for name in SLICES})
+
+
+def tpu_type(text: str) -> str:
+    """Checks the name of a slice for argparse."""
+    if text in SLICES:
+        return text
+    known = ", ".join(SLICES)
+    if re.fullmatch(rf"({'|'.join(_KINDS)})-[0-9]+", text):
+        raise argparse.ArgumentTypeError(
+            f"{text} has several hosts or does not exist; tfdist trains on the TPUs of one host (docs/tpu.md). "
+            f"Write one of {known}"
+        )
+    raise argparse.ArgumentTypeError(f"must be one of {known}; received {text!r}.{suggest(text, SLICES)}")
+
+
+def gpu_or_tpu(text: str) -> str:
+    """Checks an accelerator of GKE: a TPU slice, or the label of a GPU."""
+    if re.match(r"v[0-9]", text):
+        return tpu_type(text)
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(
+            f"must be a GPU as GKE labels it, such as nvidia-l4, or a TPU such as v5litepod-8; received {text!r}"
+        )
+    return text

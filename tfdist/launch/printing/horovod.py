@@ -1,0 +1,132 @@
+"""`--print=horovod`: a script around horovodrun, for hosts that are fixed or that a script finds.
+
+horovodrun ends with 1 whatever its workers' status was. So what the user has to mend is looked for before, by
+`--mode=validate`, and whatever fails later is tried again, from the newest backup, on the hosts that are there then.
+Where the run is elastic, `elastic_worker.py` goes on with the others inside of one start.
+
+Invariant: the script starts horovodrun at most 1 + `restarts` times.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from tfdist.errors import UserError
+from tfdist.launch.printing import checks
+from tfdist.launch.printing.job import add_options, read_job, shell
+
+SCRIPT = """\
+#!/bin/bash
+# bash FILE, on the first host; {title}, run directory {run_dir}
+set -uo pipefail
+{discovery}{validate}
+running=
+trap '[[ -z "$running" ]] || kill -TERM "$running"; wait; exit 143' TERM INT
+pause=2
+for ((start = 0; start <= {restarts}; start++)); do
+    if ((start > 0)); then
+        echo "horovodrun ended with status $status; start $((start + 1)) in $pause s" >&2
+        sleep "$pause"
+        pause=$((pause < 30 ? 2 * pause : 60))
+    fi
+    {horovodrun} \\
+        {command} &
+    running=$!
+    status=0
+    wait "$running" || status=$?
+    ((status == 0)) && break
+done
+exit "$status"
+"""
+DISCOVERY = """
+# Prints HOST:SLOTS for each host that answers; horovodrun asks it again while it runs.
+discovery="$(mktemp)"
+trap 'rm -f "$discovery"' EXIT
+cat >"$discovery" <<'END'
+#!/bin/bash
+{body}
+END
+chmod +x "$discovery"
+"""
+VALIDATE = """
+# A mistake in the configuration would be the same on every host and at every start.
+{command} >/dev/null || exit
+"""
+PROBE = """\
+for each in {hosts}; do
+    timeout 5 ssh -o BatchMode=yes -o ConnectTimeout=4 "${{each%:*}}" true 2>/dev/null && echo "$each"
+done
+exit 0"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(parser)
+    add = parser.add_argument
+    add("--hosts", type=checks.hosts, help="HOST:SLOTS,HOST:SLOTS; a slot is a process, one for each GPU")
+    add("--min_workers", type=checks.whole_number(1), metavar="N", help="goes on with so many; makes the run elastic")
+    add("--max_workers", type=checks.whole_number(1), metavar="N", help="default: the slots of --hosts")
+    add("--interfaces", type=checks.word, help="of the network, such as eth0; horovodrun else looks for common ones")
+    add("--discovery", type=checks.path, metavar="SCRIPT", help="your own, which prints HOST:SLOTS lines")
+
+
+def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+    job = read_job(options, arguments)
+    if options.gpus or options.cpus:
+        raise UserError(
+            "--print=horovod takes the processes of a host from --hosts=HOST:SLOTS; leave --gpus, --cpus out."
+        )
+    if not options.hosts and not options.discovery:
+        raise UserError("--print=horovod needs the hosts: --hosts=host1:4,host2:4, or --discovery=SCRIPT.")
+    slots = sum(int(each.rpartition(":")[2]) for each in (options.hosts or "").split(",") if each)
+    num_workers = job.num_workers if options.workers > 1 else slots
+    is_elastic = bool(options.min_workers or options.max_workers or options.discovery)
+    _check_counts(options, num_workers, slots)
+    if is_elastic and not options.interfaces and options.hosts and "," not in options.hosts:
+        raise UserError(
+            "An elastic horovodrun looks for network interfaces that two hosts share and would wait for a second one "
+            "without end: name them, --interfaces=eth0, or give another host."
+        )
+    words = _elastic(options, slots) if is_elastic else ["-np", str(num_workers), "-H", options.hosts]
+    interfaces = ["--network-interfaces", options.interfaces] if options.interfaces else []
+    command = job.command
+    if is_elastic and not options.doctor:
+        command = [command[0], "-m", "tfdist.launch.elastic_worker", "--", *job.arguments]
+    at_most = options.max_workers or slots
+    title = (
+        f"{options.min_workers or 1} to {at_most or 'any number of'} workers"
+        if is_elastic
+        else f"{num_workers} workers"
+    )
+    return SCRIPT.format(
+        title=title,
+        run_dir=job.run_dir,
+        discovery=_discovery(options) if is_elastic else "",
+        validate="" if options.doctor else VALIDATE.format(command=shell([*job.command, "--mode=validate"])),
+        restarts=job.restarts,
+        horovodrun=" ".join(["horovodrun", "--gloo", *interfaces, *words]),
+        command=shell(command, indent="        "),
+    )
+
+
+def _check_counts(options: argparse.Namespace, num_workers: int, slots: int) -> None:
+    if slots and num_workers > slots:
+        raise UserError(f"--workers={num_workers}, but --hosts={options.hosts} has {slots} slots.")
+    if slots and (options.min_workers or 0) > slots:
+        raise UserError(f"--min_workers={options.min_workers}, but --hosts={options.hosts} has {slots} slots.")
+    if options.max_workers and options.max_workers < (options.min_workers or 1):
+        raise UserError(f"--max_workers={options.max_workers} is below --min_workers={options.min_workers}.")
+
+
+def _elastic(options: argparse.Namespace, slots: int) -> list[str]:
+    at_most = options.max_workers or slots
+    at_least = str(options.min_workers or 1)
+    words = ["-np", at_least, "--min-np", at_least, *(["--max-np", str(at_most)] if at_most else [])]
+    script = f"./{options.discovery}" if options.discovery and "/" not in options.discovery else options.discovery
+    return [*words, "--host-discovery-script", script or '"$discovery"', "--blacklist-cooldown-range 10 60"]
+
+
+def _discovery(options: argparse.Namespace) -> str:
+    if options.discovery:
+        return ""
+    return DISCOVERY.format(body=PROBE.format(hosts=" ".join(options.hosts.split(","))))

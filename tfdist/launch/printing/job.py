@@ -1,0 +1,140 @@
+"""What is to be run, whoever schedules it: the part of `--print`'s options that all schedulers share.
+
+Invariant: a `Job` that exists names a gin file that exists (or lies in a bucket) and a run directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from tfdist.errors import UserError
+from tfdist.launch.printing import checks
+
+DOCTOR = "tfdist.doctor"
+DOCTORS_FLAGS = ("--gin_file", "--gin_param", "--run_dir")
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run as a scheduler sees it.
+
+    Attributes:
+      name: names the job, and its workers' hosts where the scheduler gives them names.
+      num_workers: processes, one a machine.
+      restarts: how often a run that failed is started again; preemptions do not count.
+      save_seconds: what a worker gets to save and end once it was told to.
+      module: what each worker runs, tfdist.main or, to look at the machines before, tfdist.doctor.
+      arguments: those of the module.
+    """
+
+    name: str
+    num_workers: int
+    gpus: int
+    cpus: int | None
+    memory: str | None
+    python: str
+    restarts: int
+    save_seconds: int
+    module: str
+    arguments: tuple[str, ...]
+
+    @property
+    def run_dir(self) -> str:
+        return values_of("--run_dir", self.arguments)[-1]
+
+    @property
+    def is_in_bucket(self) -> bool:
+        return self.run_dir.startswith("gs://")
+
+    @property
+    def command(self) -> list[str]:
+        return [self.python, "-m", self.module, *self.arguments]
+
+
+def add_options(parser: argparse.ArgumentParser, *, memory: str | None = None) -> None:
+    """Adds the options of a Job; `memory` names the check for the scheduler's way to write an amount of it."""
+    add = parser.add_argument
+    add("--name", type=checks.name, help="of the job; default: that of the first gin file")
+    add("--workers", type=checks.whole_number(1), default=1, metavar="N", help="how many, one a machine; default 1")
+    add("--gpus", type=checks.whole_number(0), default=0, metavar="N", help="for each worker; default 0")
+    add("--cpus", type=checks.whole_number(1), metavar="N", help="for each worker")
+    if memory:
+        add("--memory", type=getattr(checks, memory), help="for each worker")
+    add("--doctor", action="store_true", help="have the machines examined (docs/clusters.md) in place of the training")
+    add("--python", type=checks.path, default="python", help="the interpreter; default python")
+    add("--restarts", type=checks.whole_number(0), default=3, metavar="N", help="after failures; default 3")
+    add(
+        "--save_seconds",
+        type=checks.whole_number(1),
+        default=120,
+        metavar="S",
+        help="to save and end after a signal; default 120",
+    )
+
+
+def read_job(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
+    """The Job that the options and tfdist.main's arguments describe.
+
+    Raises:
+      UserError: the arguments name no gin file or run directory, or a file that does not exist.
+    """
+    gin_files = values_of("--gin_file", arguments)
+    if not gin_files:
+        raise UserError("No experiment given. Write -- --gin_file=configs/experiments/digits.gin --run_dir=…")
+    for name in gin_files:
+        if not name.startswith("gs://") and not any(os.path.isfile(os.path.join(p, name)) for p in ("", REPOSITORY)):
+            raise UserError(f"There is no gin file {name!r} here, so the workers would not find it either.")
+    if not values_of("--run_dir", arguments):
+        raise UserError("No --run_dir given. Every worker must write into one place: add --run_dir=… behind `--`.")
+    name = options.name or name_from(gin_files[0])
+    return Job(
+        name=f"{name[:33]}-doctor" if options.doctor else name,
+        num_workers=options.workers,
+        gpus=options.gpus,
+        cpus=options.cpus,
+        memory=getattr(options, "memory", None),
+        python=options.python,
+        restarts=0 if options.doctor else options.restarts,
+        save_seconds=options.save_seconds,
+        module=DOCTOR if options.doctor else "tfdist.main",
+        arguments=tuple(for_doctor(arguments) if options.doctor else arguments),
+    )
+
+
+def for_doctor(arguments: Sequence[str]) -> list[str]:
+    """Those of tfdist.main's arguments that the doctor takes too."""
+    return [f"{flag}={value}" for flag in DOCTORS_FLAGS for value in values_of(flag, arguments)]
+
+
+def values_of(flag: str, arguments: Sequence[str]) -> list[str]:
+    """The values of a flag that is written as `--flag=value` or `--flag value`."""
+    found = []
+    for place, argument in enumerate(arguments):
+        if argument.startswith(f"{flag}="):
+            found.append(argument.partition("=")[2])
+        elif argument == flag and place + 1 < len(arguments):
+            found.append(arguments[place + 1])
+    return [value for value in found if value]
+
+
+def name_from(gin_file: str) -> str:
+    """A job's name made of a gin file's."""
+    stem = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(gin_file).stem.lower()).strip("-")[:40].strip("-")
+    return stem if re.match(r"[a-z]", stem) else f"run-{stem}"[:40].strip("-")
+
+
+def shell(words: Sequence[str], *, indent: str = "    ", width: int = 110) -> str:
+    """Words quoted for a shell, over several lines where one would be long."""
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return f" \\\n{indent}".join(lines)

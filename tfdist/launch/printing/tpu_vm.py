@@ -1,0 +1,152 @@
+"""`--print=tpu_vm`: gcloud commands that get a Cloud TPU VM by a queued resource, train on it and give it back.
+
+Invariant: the script deletes what it created however it ends, and only that; a secret is read on the VM from Google's
+Secret Manager and never printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+
+from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from tfdist.launch.printing import accelerators, checks
+from tfdist.launch.printing.job import add_options, read_job, shell
+
+SCRIPT = """\
+#!/bin/bash
+# bash FILE, in the repository; one {accelerator} slice, run directory {run_dir}
+set -uo pipefail
+
+name={name}
+where=({where})
+archive="$(mktemp --suffix=.tar.gz)"
+
+created=
+
+# Deletes only what this script created: the name may be somebody else's.
+give_back() {{
+    [[ -z "$created" ]] || gcloud compute tpus queued-resources delete "$name" "${{where[@]}}" --force --quiet
+    created=
+}}
+
+get() {{
+    # A queued resource: granted when there is capacity{valid}.
+    gcloud compute tpus queued-resources create "$name" "${{where[@]}}" \\
+        --node-id="$name" \\
+        {create} || return 1
+    created=yes
+    local state=
+    until [[ "$state" == ACTIVE ]]; do
+        state="$(gcloud compute tpus queued-resources describe "$name" "${{where[@]}}" \\
+            --format='value(state.state)')" || return 1
+        case "$state" in
+            FAILED | SUSPENDED | SUSPENDING)
+                echo "the queued resource $name is $state" >&2
+                return 1
+                ;;
+            ACTIVE) ;;
+            *) sleep "${{POLL_SECONDS:-30}}" ;;
+        esac
+    done
+    tar -czf "$archive" --exclude='./.git' --exclude='./.venv*' --exclude='./runs' --exclude='./data' . || return 1
+    gcloud compute tpus tpu-vm scp "$archive" "$name:tfdist.tar.gz" "${{where[@]}}" --worker=all --quiet || return 1
+    gcloud compute tpus tpu-vm ssh "$name" "${{where[@]}}" --worker=all --quiet \\
+        --command={install} || return 1
+}}
+
+train() {{
+    gcloud compute tpus tpu-vm ssh "$name" "${{where[@]}}" --worker=all --quiet \\
+        --command={run}
+}}
+
+trap 'give_back; rm -f "$archive"' EXIT
+failures=0
+while true; do
+    status=0
+    get || status=$?
+    if ((status == 0)); then
+        train || status=$?
+    fi
+    case $status in
+        {done} | {user_error} | {diverged}) break ;; # done, or again would be the same
+        {preempted}) ;;       # told to leave, and saved: that is no failure
+        *) ((++failures > {restarts})) && break ;;
+    esac
+    # A spot VM that was taken away leaves a queued resource that is suspended: a new one takes its place.
+    echo "ended with status $status: starting again" >&2
+    give_back
+done
+exit "$status"
+"""
+INSTALL = (
+    "sudo add-apt-repository --yes ppa:deadsnakes/ppa && sudo apt-get install --yes python3.11 python3.11-venv && "
+    "mkdir -p tfdist && tar -xzf tfdist.tar.gz -C tfdist && cd tfdist && python3.11 -m venv .venv && "
+    ".venv/bin/pip install --quiet -e '.[gcs,examples]' libtpu"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(parser)
+    add = parser.add_argument
+    add("--accelerator", type=accelerators.tpu_type, required=True, help="such as v5litepod-8 or v4-8: of one host")
+    add("--zone", type=checks.zone, required=True)
+    add("--project", type=checks.pattern(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "the id of a project of Google Cloud"))
+    add("--runtime_version", type=checks.word, help="default: the plain one for the accelerator")
+    add("--network", type=checks.word)
+    add("--service_account", type=checks.word, help="its e-mail address; default: the machine's")
+    add("--spot", action="store_true", help="cheaper, and taken away when somebody pays more")
+    add("--time", type=checks.duration, help="gives the request up when it was not granted by then, such as 6h")
+    add("--env", type=checks.variable, action="append", default=[], metavar="NAME=VALUE", help="no secrets; repeats")
+    add(
+        "--secret_env",
+        type=checks.google_secret,
+        action="append",
+        default=[],
+        metavar="VARIABLE=SECRET[/VERSION]",
+        help="a variable that the VM reads from Google's Secret Manager; repeats",
+    )
+
+
+def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+    if options.python == "python":
+        options.python = ".venv/bin/python"
+    job = read_job(options, arguments)
+    if job.num_workers > 1 or job.gpus:
+        raise UserError("A TPU slice of one host is one worker: leave --workers and --gpus out with --print=tpu_vm.")
+    if not job.is_in_bucket:
+        raise UserError(f"--run_dir={job.run_dir} would be lost with the TPU VM. Write --run_dir=gs://BUCKET/…")
+    create = [
+        f"--accelerator-type={options.accelerator}",
+        f"--runtime-version={options.runtime_version or accelerators.SLICES[options.accelerator].runtime_version}",
+        *([f"--network={options.network}"] if options.network else []),
+        *([f"--service-account={options.service_account}"] if options.service_account else []),
+        *(["--spot"] if options.spot else []),
+        *([f"--valid-until-duration={options.time}"] if options.time else []),
+    ]
+    where = [f"--zone={options.zone}", *([f"--project={options.project}"] if options.project else [])]
+    return SCRIPT.format(
+        accelerator=options.accelerator,
+        run_dir=job.run_dir,
+        name=job.name,
+        where=shlex.join(where),
+        valid=f", or given up after {options.time}" if options.time else "",
+        create=shell(create, indent="        "),
+        install=shlex.quote(INSTALL),
+        run=shlex.quote(_run(options, job.command)),
+        restarts=job.restarts,
+        done=EXIT_DONE,
+        preempted=EXIT_PREEMPTED,
+        user_error=EXIT_USER_ERROR,
+        diverged=EXIT_DIVERGED,
+    )
+
+
+def _run(options: argparse.Namespace, command: Sequence[str]) -> str:
+    """What the shell of the VM runs."""
+    words = ["cd tfdist"]
+    words += [f"export {name}={shlex.quote(value)}" for name, value in options.env]
+    for name, secret, version in options.secret_env:
+        words.append(f'{name}="$(gcloud secrets versions access {version} --secret={secret})" && export {name}')
+    return " && ".join([*words, f"exec {shlex.join(command)}"])

@@ -1,0 +1,67 @@
+"""`srun … python -m tfdist.launch.slurm_worker --hosts=a,b --port=P -- ARGUMENTS`: one task of a Slurm job as a worker.
+
+Sets TF_CONFIG from the job's hosts and this task's number and becomes `python -m tfdist.main ARGUMENTS`, under the same
+process number, so that Slurm's signals reach the training. Worker i listens at port P + i. A job of one task gets no
+TF_CONFIG: it trains on the devices of its machine.
+
+Invariant: imports no TensorFlow; what Slurm did not say, or said otherwise than the hosts, is a message and status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from tfdist.errors import TfdistError, UserError
+from tfdist.launch.local import tf_config
+
+EXAMPLE = "srun python -m tfdist.launch.slurm_worker --hosts=node1,node2 --port=20000 -- --gin_file=…"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        command, variables = prepare(sys.argv[1:] if arguments is None else arguments, os.environ)
+    except TfdistError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_status
+    os.execve(command[0], command, {**os.environ, **variables})
+
+
+def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The command to become, and the variables to set for it.
+
+    Raises:
+      UserError: this is no task of a Slurm job, or the job has another number of tasks than there are hosts.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tfdist.launch.slurm_worker", allow_abbrev=False)
+    parser.add_argument("--hosts", required=True)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--module", default="tfdist.main", help=argparse.SUPPRESS)
+    split = list(arguments).index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(list(arguments)[:split])
+    command = [sys.executable, "-m", options.module, *arguments[split + 1 :]]
+    hosts = [host for host in options.hosts.split(",") if host]
+    index, num_tasks = _number("SLURM_PROCID", environment), _number("SLURM_NTASKS", environment)
+    if num_tasks != len(hosts):
+        raise UserError(
+            f"The job has {num_tasks} tasks on {len(hosts)} hosts ({options.hosts}); a worker is one task with a host "
+            "of its own. Submit it with --ntasks-per-node=1, as `python -m tfdist.launch --print=slurm` writes it."
+        )
+    variables = {"PYTHONUNBUFFERED": "1"}
+    if num_tasks > 1:
+        variables["TF_CONFIG"] = tf_config([f"{host}:{options.port + i}" for i, host in enumerate(hosts)], index)
+    return command, variables
+
+
+def _number(name: str, environment: Mapping[str, str]) -> int:
+    text = environment.get(name, "")
+    if not re.fullmatch("[0-9]+", text):
+        raise UserError(f"{name} is {text!r}: this is no task of a Slurm job. Run it so: {EXAMPLE}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
