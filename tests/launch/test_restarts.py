@@ -172,7 +172,8 @@ def test_a_pulse_shows_what_a_process_does_and_what_it_told(tmp_path: pathlib.Pa
     mine.beat(pulse.TRAINING, 7)
     mine.beat(pulse.BETWEEN)
     mine.beat(pulse.TRAINING, 8)
-    mine.storing(True)
+    mine.storing(True, writer=1)
+    mine.storing(False, writer=2)
     shown = read(path)
     assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (pulse.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
