@@ -136,6 +136,9 @@ def test_a_stopped_worker_is_known_by_that() -> None:
     watcher, vitals = Watcher(Deadlines()), [vital(0, reading()), vital(1, reading(), "T")]
     assert look_until(watcher, vitals, 100.0, 99.0 + STOPPED_SECONDS) is None
     assert [suspect.worker for suspect in watcher.find(vitals, 100.0 + STOPPED_SECONDS).suspects] == [1]
+    # A deadline may come first.
+    soon = look_until(Watcher(Deadlines(given_seconds=1.0)), vitals, 100.0, 102.0)
+    assert [suspect.worker for suspect in soon.suspects] == [1] and soon.why == "it is stopped, as by SIGSTOP"
 
 
 def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count() -> None:

@@ -19,6 +19,7 @@ from tfdist.telemetry import pulse
 from tfdist.telemetry.pulse import Reading
 
 STOPPED_SECONDS = 5.0
+STOPPED_WORDS = "it is stopped, as by SIGSTOP"
 BLIND_SECONDS = 5.0  # between two looks: the supervisor was stopped itself, or the machine slept
 LEAST_SECONDS = {pulse.TRAINING: 60.0, pulse.EVALUATING: 60.0, pulse.AGREEING: 60.0, pulse.SAVING: 300.0}
 TIMES_RECENT, TIMES_LONGEST = 10.0, 2.0
@@ -86,13 +87,16 @@ class Watcher:
             if not vital.is_stopped:
                 self._stopped_since.pop(vital.worker, None)
             elif now - self._stopped_since.setdefault(vital.worker, now) >= STOPPED_SECONDS:
-                return Hang((vital,), "it is stopped, as by SIGSTOP")
+                return Hang((vital,), STOPPED_WORDS)
         if not any(vital.reading for vital in vitals):
             return None  # programs that show nothing
         last = hindmost(vitals)
         late = [v for v in last if self._silent_seconds(v, now) > self._deadlines.of(v.reading)]
         if len(late) < len(last):
             return None
+        stopped = [vital for vital in late if vital.is_stopped]
+        if stopped:
+            return Hang((stopped[0],), STOPPED_WORDS)
         least = min(self._deadlines.of(v.reading) for v in late)
         return Hang(tuple(late), f"it has shown no progress for more than {least:.3g} s")
 
@@ -110,7 +114,7 @@ def absent(vitals: Sequence[Vital]) -> Hang | None:
     """The worker whose peers gave up on it: one that is stopped, or that has not come as far as to meet them."""
     stopped = [vital for vital in vitals if vital.is_stopped]
     if stopped:
-        return Hang((stopped[0],), "it is stopped, as by SIGSTOP")
+        return Hang((stopped[0],), STOPPED_WORDS)
     early = [v for v in vitals if v.reading is None or v.reading.phase == pulse.STARTING]
     if early and any(vital.reading for vital in vitals):
         return Hang((early[0],), "the others waited for it, and it did not come")
