@@ -416,6 +416,7 @@ def _described_by_keras_tuner(each: Any) -> dict[str, Any]:
     told = {"kind": kinds.get(type(each).__name__, "choice"), "low": config.get("min_value")}
     told |= {"high": config.get("max_value"), "step": config.get("step"), "sampling": config.get("sampling")}
     told["values"] = config.get("values") or ([config["value"]] if "value" in config else None)
+    told["of_model"] = True
     told["under"] = {condition.name: list(condition.values) for condition in each.conditions}
     return {name: value for name, value in told.items() if value not in (None, {})}
 
