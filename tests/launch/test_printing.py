@@ -440,6 +440,7 @@ script="$(sed -n 's/.*--host-discovery-script \\([^ ]*\\).*/\\1/p' <<<"$*")"
 """
     stubs = write_stubs(tmp_path, horovodrun=horovodrun, ssh='[[ "$*" == *good* ]]', sleep="exit 0")
     text = printed("horovod", "--python=true", "--hosts=good:2,dead:2", "--min_workers=2")
+    assert "-m tfdist.launch.elastic_worker -- --gin_file=" in text
     assert run_script(text, stubs, tmp_path).check().stderr.count("start 2 in 2 s") == 1
     assert (stubs / "found").read_text() == "good:2\n" * 2
     refused = printed("horovod", "--python=false", "--hosts=good:2", "--restarts=0")

@@ -10,7 +10,6 @@ and the nursery does not outlive the chief, however that ends. Linux and other s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import gc
 import json
@@ -19,14 +18,14 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist.errors import EXIT_BUG, TfdistError
+from tfdist.launch.processes import has_ended
 from tfdist.strategies import environment
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+from tfdist.tuning import group
+from tfdist.tuning.forks import die_with, forked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +36,19 @@ class Start:
       name: what its end will be reported under.
       arguments: of the command.
       log: the file that gets what it writes, behind what is there.
-      environment: variables to set.
+      environment: variables to set; None takes one out.
       cpus: that it may use; none: all.
+      processes: how many make up the run.
+      launcher: of several: how they find each other, one of `group.py`.
     """
 
     name: str
     arguments: Sequence[str]
     log: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str | None]
     cpus: Sequence[int] = ()
+    processes: int = 1
+    launcher: str = ""
 
 
 class Nursery:
@@ -112,8 +115,8 @@ def open_nursery(run: Callable[[Sequence[str]], int]) -> Nursery:
         theirs.close()
         return Nursery(ours, pid)
     ours.close()
-    with _leaving():
-        _die_with(chief)
+    with forked():
+        die_with(chief)
         os.setsid()  # Ctrl-C is the chief's to deal with
         gc.freeze()  # what the trials share with us stays shared
         _Server(theirs, run).serve()
@@ -164,7 +167,7 @@ class _Server:
         if pid:
             self._names[pid] = start.name
             return
-        with _leaving():
+        with forked():
             self._become(start, nursery)
         os._exit(EXIT_BUG)
 
@@ -173,7 +176,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in (self._connection, self._woken, self._wake):
             each.close()
-        _die_with(nursery)
+        die_with(nursery)
         os.setsid()
         log = os.open(start.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -182,13 +185,16 @@ class _Server:
         if start.cpus and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, start.cpus)
         environment.change(start.environment)
-        status = self._run(start.arguments)
+        if start.processes > 1:
+            status = group.run(self._run, start.arguments, count=start.processes, launcher=start.launcher)
+        else:
+            status = self._run(start.arguments)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
     def _reap(self) -> None:
-        for pid in [pid for pid in self._names if _has_ended(pid)]:
+        for pid in [pid for pid in self._names if has_ended(pid)]:
             _send_signal(pid, signal.SIGKILL)  # what it left behind; before it is reaped its number is its own
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
@@ -200,29 +206,6 @@ class _Server:
             _send_signal(pid, signal.SIGKILL)
         for pid in self._names:
             os.waitpid(pid, 0)
-
-
-@contextlib.contextmanager
-def _leaving() -> Iterator[None]:
-    """Never lets a forked process run on into what its parent was about to do."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, SystemExit):
-            traceback.print_exception(error)
-        sys.stderr.flush()
-        os._exit(EXIT_BUG)
-
-
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(EXIT_BUG)
-
-
-def _has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _send_signal(pid: int, number: int) -> None:
