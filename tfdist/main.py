@@ -8,6 +8,8 @@ without it.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -144,6 +146,15 @@ def run(flags: argparse.Namespace) -> None:
             nursery.close()
 
 
+def prepare(arguments: Sequence[str]) -> None:
+    """Imports what the command will need for such arguments: TensorFlow, tfdist and what the configuration names."""
+    from tfdist import config
+
+    flags = parse(arguments)
+    roots = functools.partial(load_roots, flags.verbose)
+    config.load(gin_files=flags.gin_file, gin_params=flags.gin_param, roots=roots, read_url=read_url)
+
+
 def run_mode(
     flags: argparse.Namespace, loaded: Any, load: Callable[[Sequence[str]], Any], nurseries: Sequence[Any]
 ) -> None:
@@ -192,7 +203,7 @@ def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str
     from tfdist.tuning import nursery, sweep
 
     if nurseries is not None and not nurseries:
-        nurseries.append(nursery.open_nursery(main))
+        nurseries.append(nursery.open_nursery(main, prepare))
     return {"train": experiment.train, "evaluate": experiment.evaluate, "tune": sweep.tune}
 
 
@@ -233,5 +244,20 @@ def check_installed(error: ModuleNotFoundError) -> None:
         ) from error
 
 
+def leave(status: int) -> NoReturn:
+    """Ends the process; one that led or served a sweep without taking down TensorFlow, which takes some seconds.
+
+    Such a process has computed nothing and has closed what it opened; its trials are processes of their own.
+    """
+    if parse(sys.argv[1:]).mode == "tune":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    ended_with = main()
+    with contextlib.suppress(UserError):  # `main` has said what was wrong with the flags
+        leave(ended_with)
+    sys.exit(ended_with)

@@ -19,9 +19,13 @@ def current() -> Mapping[str, str]:
     return os.environ
 
 
-def change(values: Mapping[str, str]) -> None:
-    """Sets variables of this process."""
-    os.environ.update(values)
+def change(values: Mapping[str, str | None]) -> None:
+    """Sets variables of this process; None takes one out."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | None:

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min_workers", type=checks.whole_number(1), metavar="N", help="goes on with so many; makes the run elastic")
     add("--max_workers", type=checks.whole_number(1), metavar="N", help="default: the slots of --hosts")
     add("--interfaces", type=checks.word, help="of the network, such as eth0; horovodrun else looks for common ones")
-    add("--discovery", type=checks.word, metavar="SCRIPT", help="your own, which prints HOST:SLOTS lines")
+    add("--discovery", type=checks.path, metavar="SCRIPT", help="your own, which prints HOST:SLOTS lines")
 
 
 def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
