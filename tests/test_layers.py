@@ -15,9 +15,10 @@ FOUNDATION = {"storage", "telemetry", "user_code", "errors"}
 COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "backup"} | COMPUTING
 MAY_IMPORT = {
-    "": {"backup"},  # the package itself, whose names are imported when they are first used
-    "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
+    "": {"backup", "keras_fit"},  # the package itself, whose names are imported when they are first used
+    "main": {"config", "experiment", "tuning", "training", "launch.elastic_worker"} | MATERIAL,
     "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
+    "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "errors"},
     "doctor": {"config"} | COMPUTING,
     "config": {"configuration", "tuning", "training"} | MATERIAL,

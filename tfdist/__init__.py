@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["BackupAndRestore"]
+__all__ = ["BackupAndRestore", "TfdistFit", "fit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -11,4 +11,8 @@ def __getattr__(name: str) -> Any:
         from tfdist.backup.keras_callback import BackupAndRestore
 
         return BackupAndRestore
+    if name in ("TfdistFit", "fit"):
+        from tfdist import keras_fit
+
+        return getattr(keras_fit, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ else comes from the gin files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import accumulation, arguments, assembly, checks
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import check_callbacks
+from tfdist.training.compiled import parts_of
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.normalization import synchronized
@@ -33,6 +34,8 @@ from tfdist.training.randomness import set_seeds
 from tfdist.training.run import Request, Run, open_run
 from tfdist.training.survival import check_start_from, checked_policy, open_recovery
 from tfdist.training.tuned import XLA_CHOICES
+from tfdist.tuning import hypermodel
+from tfdist.tuning.objective import check_reported
 
 DataFunction = Callable[[], Any]
 
@@ -41,11 +44,12 @@ def train(
     *,
     request: Request,
     model: ModelBuilder,
-    optimizer: OptimizerBuilder,
-    task: Task,
     train_data: DataFunction,
     strategy: Strategy,
     global_batch_size: int,
+    optimizer: OptimizerBuilder | None = None,
+    task: Task | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
     eval_data: DataFunction | None = None,
     epochs: int | None = None,
     steps: int | None = None,
@@ -67,17 +71,19 @@ def train(
     accept_changes: bool = False,
     start_from: str | None = None,
     partial_restore: bool = False,
+    must_report: str | None = None,
 ) -> RunResult | None:
     """Trains a model, evaluates and exports it.
 
     Args:
       request: from the command line.
-      model: builds the uncompiled model, inside the strategy's scope.
-      optimizer: builds the Keras optimizer, there too.
-      task: what is learned.
+      model: builds the model, inside the strategy's scope; `build(hp)` and a HyperModel of KerasTuner may stand here.
       train_data: gives the training examples.
       strategy: who computes.
       global_batch_size: examples of one step over all replicas.
+      optimizer: builds the Keras optimizer, in the scope too; None takes that which the model is compiled with.
+      task: what is learned; None takes the loss and metrics which the model is compiled with.
+      hyperparameters: values for a model that takes `hp`, by their names there; those not given have their defaults.
       eval_data: gives the examples to evaluate on; None evaluates nothing.
       epochs: passes over the training examples; with `steps`, what comes first ends the run.
       steps: optimizer updates.
@@ -101,6 +107,8 @@ def train(
         backup goes on from there.
       accept_changes: goes on although the settings that say what is trained are no longer those of the backup.
       start_from: weights to begin a new run with: another run's directory, one of its backups, or a .keras file.
+      must_report: a metric, `val_NAME` for one of the evaluation, without which nothing is trained; what --mode=tune
+        asks of its trials.
       partial_restore: takes of a backup or of `start_from` what fits, and leaves out what does not.
 
     Returns:
@@ -141,11 +149,13 @@ def train(
     arguments.check_choice("train.precision", precision, POLICIES)
     arguments.check_choice("train.xla", xla, XLA_CHOICES)
     arguments.check_objects("train", strategy=strategy, task=task)
+    model = hypermodel.as_builder(model, hyperparameters)
     arguments.check_functions("train", {"model": model, "train_data": train_data, "eval_data": eval_data})
     if request.serve is not None:
         request.serve(train_data)
         return None
-    check_optimizer_builder(optimizer)
+    if optimizer is not None:
+        check_optimizer_builder(optimizer)
     check_callbacks(callbacks)
     policy = checked_policy(backup)
     check_start_from(start_from)
@@ -153,6 +163,10 @@ def train(
         raise UserError("train needs an end: write train.epochs = 10 or train.steps = 1000.")
     if stop_after_epochs is not None and policy is None:
         raise UserError("train.stop_after_epochs saves the run to go on later, and train.backup is 'off'. Remove one.")
+
+    if request.inspect is not None:
+        request.inspect(model, train_data)
+        return None
 
     def plan_for(num_examples: int, num_replicas: int) -> BatchPlan:
         return BatchPlan(
@@ -167,7 +181,7 @@ def train(
 
     if request.check_only:
         set_precision(precision)
-        checks.check_training(
+        metrics, task = checks.check_training(
             request.tell,
             strategy=strategy,
             model=model,
@@ -178,6 +192,7 @@ def train(
             plan=plan_for,
             eval_batch_size=eval_batch_size or global_batch_size,
         )
+        check_reported(must_report, metrics, task, evaluates=eval_data is not None)
         return None
 
     with open_run(request, strategy, mode="train", accept_changes=accept_changes) as run:
@@ -186,16 +201,21 @@ def train(
         set_seeds(seed, deterministic=deterministic)
         set_precision(precision)
         source = assembly.open_source(run, train_data, "training")
+        build, optimizer, task = parts_of(strategy, model, optimizer, task, source.structure)
+        global_batch_size = getattr(model, "batch_size", None) or global_batch_size
         plan = plan_for(source.num_examples, run.topology.num_replicas)
         learner = build_learner(
             strategy,
-            model,
+            build,
             optimizer,
             task,
             source.structure,
             precision=precision,
             batch_size=global_batch_size,
         )
+        check_reported(must_report, learner.eval_metrics, task, evaluates=eval_data is not None)
+        if run.topology.is_chief:
+            hypermodel.write(model, run.directory.path)
         plan = accumulation.made_up(run, learner, plan)
         boundaries = Boundaries(
             total_steps=min(limit for limit in (steps, epochs and epochs * plan.steps_per_epoch) if limit),
@@ -280,9 +300,9 @@ def evaluate(
     *,
     request: Request,
     model: ModelBuilder,
-    task: Task,
     data: DataFunction,
     strategy: Strategy,
+    task: Task | None = None,
     global_batch_size: int = 256,
     precision: str = "float32",
     weights: str | None = None,
@@ -291,10 +311,10 @@ def evaluate(
 
     Args:
       request: from the command line.
-      model: builds the uncompiled model, as in training.
-      task: gives loss and metrics.
+      model: builds the model, as in training; one that takes `hp` gets the values of the run directory's training.
       data: gives the examples.
       strategy: who computes.
+      task: gives loss and metrics; None takes those which the model is compiled with.
       global_batch_size: examples of one step over all replicas.
       precision: as in `train`.
       weights: a .keras or .weights.h5 file; None takes the run directory's export/model.keras.
@@ -308,6 +328,8 @@ def evaluate(
     arguments.check_counts("evaluate", {"global_batch_size": global_batch_size})
     arguments.check_choice("evaluate.precision", precision, POLICIES)
     arguments.check_objects("evaluate", strategy=strategy, task=task)
+    if hypermodel.takes_hyperparameters(model):
+        model = hypermodel.as_builder(model, (hypermodel.read(request.run_dir) or {}).get("values"))
     arguments.check_functions("evaluate", {"model": model, "data": data})
     path = weights or RunDirectory(request.run_dir).model
     if request.check_only:
@@ -321,9 +343,12 @@ def evaluate(
 
     with open_run(request, strategy, mode="evaluate") as run:
         set_precision(precision)
+        structure = assembly.open_source(run, data, None).structure
+        if task is None:
+            model, _, task = parts_of(strategy, model, None, None, structure)
         with strategy.scope():
             metrics = MetricGroup(task.metric_specs())
-            built = build_model(model, task, assembly.open_source(run, data, None).structure, metrics=[metrics])
+            built = build_model(model, task, structure, metrics=[metrics])
         assembly.load_weights(built, path)
         evaluator = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size)
         results = evaluator.evaluate()

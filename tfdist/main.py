@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import pathlib
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist.errors import TfdistError, UserError, exit_status_of, suggest
+from tfdist.strategies import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -24,15 +26,27 @@ MODES = {
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
+ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovodrun do something together
 REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return exit_status_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments)))
+        return exit_status_of(lambda: start(given))
     finally:
         _tell_end()
+
+
+def start(arguments: Sequence[str]) -> int | None:
+    """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
+    flags = parse(arguments)
+    if environment.is_elastic(os.environ) and flags.mode in ELASTIC_MODES:
+        from tfdist.launch import elastic_worker
+
+        return elastic_worker.main(["--", *arguments])
+    return run(flags)
 
 
 def _tell_end() -> None:
@@ -132,6 +146,15 @@ def run(flags: argparse.Namespace) -> None:
             nursery.close()
 
 
+def prepare(arguments: Sequence[str]) -> None:
+    """Imports what the command will need for such arguments: TensorFlow, tfdist and what the configuration names."""
+    from tfdist import config
+
+    flags = parse(arguments)
+    roots = functools.partial(load_roots, flags.verbose)
+    config.load(gin_files=flags.gin_file, gin_params=flags.gin_param, roots=roots, read_url=read_url)
+
+
 def run_mode(
     flags: argparse.Namespace, loaded: Any, load: Callable[[Sequence[str]], Any], nurseries: Sequence[Any]
 ) -> None:
@@ -180,7 +203,7 @@ def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str
     from tfdist.tuning import nursery, sweep
 
     if nurseries is not None and not nurseries:
-        nurseries.append(nursery.open_nursery(main))
+        nurseries.append(nursery.open_nursery(main, prepare))
     return {"train": experiment.train, "evaluate": experiment.evaluate, "tune": sweep.tune}
 
 

@@ -75,13 +75,13 @@ def test_no_fewer_than_the_least_go_on() -> None:
     assert isinstance(restarts.after(Failure(KILLED, 1, None)), Enough)
 
 
-def reading(phase: str = pulse.TRAINING, *, step: int | None = 10, moment: float = 100.0, **changes: float) -> Reading:
+def reading(phase: str = pulse.TRAINING, *, moment: float = 100.0, **changes: float) -> Reading:
     made = Reading(
         pid=1,
         host="here",
         phase=phase,
         turn=9,
-        step=step,
+        step=10,
         moment=moment,
         recent_seconds=0.1,
         longest_seconds=0.1,
@@ -119,7 +119,7 @@ def look_until(watcher: Watcher, vitals: list[Vital], begin: float, end: float) 
 
 
 def test_who_the_others_wait_for_hangs_and_only_its_own_deadline_counts() -> None:
-    waits, blocked = vital(0, reading()), vital(1, reading(pulse.BETWEEN, recent_seconds=0.0))
+    waits, blocked = vital(0, reading(turn=12)), vital(1, reading(pulse.BETWEEN, turn=11, recent_seconds=0.0))
     watcher = Watcher(Deadlines(start_seconds=300.0))
     assert look_until(watcher, [waits, blocked], 100.0, 399.0) is None  # the other is past its 60 seconds
     found = look_until(watcher, [waits, blocked], 400.0, 402.0)
@@ -141,21 +141,20 @@ def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count() -> Non
     assert look_until(watcher, vitals, 1060.0, 1062.0) is not None
 
 
-def test_the_hindmost_is_in_an_earlier_turn_or_step_or_not_yet_where_all_meet() -> None:
+def test_the_hindmost_has_begun_fewer_turns() -> None:
     def last(*shown: Reading | None) -> list[int]:
         return [vital.worker for vital in hindmost([vital(i, r) for i, r in enumerate(shown)])]
 
     assert last(reading(), None) == [1]
-    assert last(reading(pulse.CONNECTING, step=None, turn=2), reading(pulse.STARTING, step=None, turn=1)) == [1]
-    assert last(reading(), reading(pulse.RESTORING, step=None)) == [1]
-    assert last(reading(step=9), reading(step=10)) == [0]
-    assert last(reading(), reading(pulse.BETWEEN), reading(pulse.SAVING)) == [1]
-    assert last(reading(pulse.FINISHING), reading(pulse.EVALUATING)) == [1]
+    assert last(reading(pulse.CONNECTING, turn=2), reading(pulse.STARTING, turn=1)) == [1]
+    assert last(reading(turn=12), reading(pulse.BETWEEN, turn=11), reading(pulse.SAVING, turn=13)) == [1]
+    assert last(reading(turn=12), reading(turn=12)) == [0, 1]
+    assert last(reading(turn=12), reading(pulse.LEAVING, turn=13)) == [1]
 
 
 def test_who_did_not_come_is_told_from_who_waited() -> None:
-    waits = vital(0, reading(pulse.CONNECTING, step=None))
-    assert absent([waits, vital(1, reading(pulse.STARTING, step=None))]).suspects[0].worker == 1
+    waits = vital(0, reading(pulse.CONNECTING))
+    assert absent([waits, vital(1, reading(pulse.STARTING))]).suspects[0].worker == 1
     assert absent([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
     assert absent([waits]) is None
 

@@ -77,6 +77,15 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
         ("tune.objective = 'val_quality'", "tune.direction"),
         ("tune.direction = 'up'", "'min' or 'max'; received 'up'"),
         ("tune.num_workers = 0", "tune.num_workers"),
+        ("tune.objective = 'val_acuracy'\ntune.direction = 'max'", "They report val_loss, val_sparse_categorical_accu"),
+        ("tune.objective = 'val_losses'", "which the trials do not report. Did you mean 'val_loss'"),
+        ("tune.space = {}", "at least one setting"),
+        ("tune.space = None", "at least one setting"),
+        ("tune.max_examples = 100", "less than one epoch of the 960 training examples"),
+        ("tune.warm_start = 'runs/earlier'", "must be a list of run directories"),
+        ("tune.warm_start = ['nowhere']", "There is no sweep in 'nowhere'"),
+        ("tune.warm_start = ['nowhere']\ntune.search = @search.Grid()", "of no use to search.Grid"),
+        ("train.hyperparameters = {'units': 3}", "the model takes none"),
         ("tune.max_seconds = -1", "above 0"),
         ("tune.lease_seconds = 0", "tune.lease_seconds must be a number above 0"),
         ("tune.workers_per_trial = 2", "which is of one. Write @multi_worker.MultiWorker()"),
@@ -85,7 +94,7 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
 def test_what_is_wrong_is_one_message_and_status_2(
     answer: Callable[..., tuple[int, str]], parameter: str, expected: str
 ) -> None:
-    status, said = answer("tune.max_trials = 3", parameter)
+    status, said = answer("tune.max_trials = 3", *parameter.split("\n"))
     assert status == 2 and said.startswith("error: ") and said.count("error: ") == 1, said
     assert expected in said and "Traceback" not in said
 

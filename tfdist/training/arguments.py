@@ -44,12 +44,12 @@ def check_seed(setting: str, seed: Any) -> None:
 
 
 def check_objects(root: str, *, strategy: Any, task: Any) -> None:
-    """They are what their names say, made already."""
+    """They are what their names say, made already; the task may be None."""
     for name, value, kind, example in (
         ("strategy", strategy, Strategy, "@mirrored.Mirrored()"),
         ("task", task, Task, "@supervised.Supervised()"),
     ):
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) and not (name == "task" and value is None):
             raise UserError(f"{root}.{name} is {_kind_of(value)}; write {example}, with parentheses.")
 
 

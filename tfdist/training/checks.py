@@ -20,6 +20,7 @@ from tfdist.data.source import Source
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
+from tfdist.training.compiled import parts_of
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.optimizer import build_optimizer
@@ -32,14 +33,14 @@ def check_training(
     *,
     strategy: Strategy,
     model: ModelBuilder,
-    optimizer: OptimizerBuilder,
-    task: Task,
+    optimizer: OptimizerBuilder | None,
+    task: Task | None,
     train_data: Callable[[], Any],
     eval_data: Callable[[], Any] | None,
     plan: Callable[[int, int], BatchPlan],
     eval_batch_size: int,
-) -> None:
-    """Builds all that a training needs, on this process alone, without a step.
+) -> tuple[MetricGroup, Task]:
+    """Builds all that a training needs, on this process alone, without a step; its metrics and task.
 
     `plan` gives the batches for a number of examples and of replicas.
     """
@@ -51,6 +52,7 @@ def check_training(
         if eval_data is not None:
             splits["evaluation"] = _opened(eval_data, scratch)
             check_evaluation_data(tell, splits["evaluation"], source, eval_batch_size, replicas)
+    model, optimizer, task = parts_of(None, model, optimizer, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     built = build_model(model, task, source.structure, metrics=[metrics])
     for split, each in splits.items():
@@ -59,16 +61,19 @@ def check_training(
     made = build_optimizer(optimizer, built)
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
+    return metrics, task
 
 
 def check_evaluation(
-    tell: Tell, *, strategy: Strategy, model: ModelBuilder, task: Task, data: Callable[[], Any], batch_size: int
+    tell: Tell, *, strategy: Strategy, model: ModelBuilder, task: Task | None, data: Callable[[], Any], batch_size: int
 ) -> None:
     """The same for an evaluation."""
     replicas = _tell_strategy(tell, strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
         source = _opened(data, scratch)
         check_evaluation_data(tell, source, source, batch_size, replicas)
+    if task is None:
+        model, _, task = parts_of(None, model, None, None, source.structure)
     built = build_model(model, task, source.structure, metrics=[MetricGroup(task.metric_specs())])
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 

@@ -20,6 +20,7 @@ MAY_CHANGE = (
     "train.epochs",
     "train.steps",
     "train.stop_after_epochs",
+    "train.must_report",
     "train.steps_per_call",
     "train.log_every_steps",
     "train.xla",

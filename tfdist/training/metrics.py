@@ -41,6 +41,17 @@ class MetricGroup:
                     "function that returns keras.metrics.…(name='another_name')."
                 )
 
+    def reported_names(self) -> list[str] | None:
+        """What `read` will call its results; None where a metric of the user's own does not tell before it counts."""
+        names: list[str] = []
+        for name, metric in zip(self.names, self.metrics, strict=True):
+            try:
+                result = metric.result()
+            except Exception:  # whatever a metric that has seen nothing may do
+                return None
+            names += list(result) if isinstance(result, dict) else [name]
+        return names
+
     def reset(self) -> None:
         """Back to no example seen; in replica context."""
         for metric in self.metrics:

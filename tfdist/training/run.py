@@ -48,6 +48,7 @@ class Request:
       check_only: check all that can be checked, train nothing.
       tell: takes the lines of what a check finds.
       serve: takes the function of the training data; given, nothing else is done with it.
+      inspect: takes the function that builds the model, and that of the training data; as `serve`.
     """
 
     run_dir: str
@@ -56,6 +57,7 @@ class Request:
     check_only: bool = False
     tell: Callable[[str], None] = print
     serve: Callable[[Callable[[], Any]], None] | None = None
+    inspect: Callable[[Callable[[], Any], Callable[[], Any]], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

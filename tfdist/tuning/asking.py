@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,11 +104,28 @@ class Asking:
         names, self._to_stop = self._to_stop, []
         return names
 
-    def end(self, name: str, value: float | None, epoch: int, message: str) -> None:
-        """Tells the end of a trial, with its objective or without."""
+    def end(
+        self,
+        name: str,
+        value: float | None,
+        epoch: int,
+        message: str,
+        *,
+        new: Sequence[Mapping[str, Any]] = (),
+        values: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tells the end of a trial, with its objective or without.
+
+        Args:
+          new: hyperparameters that its model asked for besides those known; `values` are those that they had.
+        """
 
         def call() -> None:
             trial = self._oracle.get_trial(name)
+            if new:
+                from tfdist.tuning import oracles
+
+                oracles.learn(trial, new, values or {})
             if value is not None:
                 self._oracle.update_trial(name, {self._metric: value}, step=epoch)
             trial.status, trial.message = ("FAILED", message) if value is None else ("COMPLETED", None)

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning import hypermodel
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking, Suggestion
 from tfdist.tuning.journal import Journal
 from tfdist.tuning.leaving import Leaving
 from tfdist.tuning.objective import Objective
 from tfdist.tuning.search import Search
-from tfdist.tuning.space import Space, statements
+from tfdist.tuning.space import Space
 from tfdist.tuning.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
 from tfdist.tuning.workers import Ended, Job, Place, Workers
 
@@ -167,7 +168,9 @@ class Chief:
                 trial = self._trials[name]
                 trial.status, trial.objective = event["status"], event["objective"]
                 trial.is_open = trial.is_told = False
-                self._tell_end(trial, event["message"])
+                self._plan.space.news({"space": event.get("found", [])})
+                trial.values |= event.get("values", {})
+                self._tell_end(trial, event["message"], event.get("found", []))
         self._asking.settle()
         self._note_stops()
         for trial in self.trials:
@@ -289,7 +292,7 @@ class Chief:
 
     def _parameters(self, job: Job) -> list[str]:
         """The gin statements that tell this run from others."""
-        settings = statements(job.trial.values)
+        settings = self._plan.space.statements(job.trial.values)
         if job.run.seed != self._plan.seed:
             settings.append(f"train.seed = {job.run.seed}")
         if job.trial.is_partial:
@@ -334,7 +337,8 @@ class Chief:
         if run.status == FAILED and ended.status == UserError.exit_status:
             if not self._has_trained():
                 self._stop_all()
-                raise UserError(f"The first trial cannot be trained: {run.message}\n{_listed(trial.values)}")
+                values = _listed(self._plan.space.statements(trial.values))
+                raise UserError(f"The first trial cannot be trained: {run.message}\n{values}")
             run.status = INFEASIBLE  # others could be trained, so it is these values that do not go
         self._conclude(trial)
 
@@ -352,14 +356,29 @@ class Chief:
             return
         status, objective, message = trial.conclude()
         trial.status, trial.objective, trial.is_open = status, objective, False
-        self._write_end(trial, status, objective, message)
-        self._tell_end(trial, message)
+        found, more = self._found(trial)
+        self._write_end(trial, status, objective, message, **more)
+        self._tell_end(trial, message, found)
         self._failures = self._failures + 1 if status == FAILED else 0
         if self._failures >= self._plan.max_failures:
             self._stop_all()
             raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {message}")
 
-    def _write_end(self, trial: Trial, status: str, objective: float | None, message: str) -> None:
+    def _found(self, trial: Trial) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What its model has asked for that was not known, and what of it the journal is told.
+
+        The values that the model got are the trial's from now on.
+        """
+        told = hypermodel.read(trial.runs[0].directory.path) if self._plan.space.may_grow else None
+        if told is None:
+            return [], {}
+        found = self._plan.space.news(told)
+        if told["values"].keys() <= trial.values.keys():
+            return found, {"found": found} if found else {}
+        trial.values |= told["values"]
+        return found, {"values": trial.values} | ({"found": found} if found else {})
+
+    def _write_end(self, trial: Trial, status: str, objective: float | None, message: str, **more: Any) -> None:
         self._journal.write(
             journals.TRIAL_ENDED,
             trial=trial.name,
@@ -370,11 +389,14 @@ class Chief:
             seconds=round(trial.active_seconds, 3),
             message=message,
             asked=self._asking.asked,
+            **more,
         )
         trial.active_seconds, trial.is_told = 0.0, False
 
-    def _tell_end(self, trial: Trial, message: str) -> None:
-        self._asking.end(trial.suggestion, trial.objective, trial.epochs or trial.epochs_done, message)
+    def _tell_end(self, trial: Trial, message: str, found: Sequence[Mapping[str, Any]]) -> None:
+        values = self._plan.space.encoded(trial.values)
+        epochs = trial.epochs or trial.epochs_done
+        self._asking.end(trial.suggestion, trial.objective, epochs, message, new=found, values=values)
 
     def _look_at_reports(self) -> None:
         if time.monotonic() >= self._next_look:
@@ -426,5 +448,5 @@ class Chief:
             self._write_end(trial, journals.INTERRUPTED, None, "the sweep ended")
 
 
-def _listed(values: Mapping[str, Any]) -> str:
-    return "\n".join(f"    {line}" for line in ["with the trial's values:", *statements(values)])
+def _listed(statements: Sequence[str]) -> str:
+    return "\n".join(f"    {line}" for line in ["with the trial's values:", *statements])

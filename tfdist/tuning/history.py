@@ -266,6 +266,7 @@ def _ended(trial: Trial, event: Event, seconds: float) -> Trial:
     )
     return dataclasses.replace(
         trial,
+        values=event.get("values") or trial.values,
         status=end.status,
         rung=end.rung,
         epochs=max(trial.epochs, end.epochs),
@@ -297,7 +298,7 @@ def finite(value: Any) -> float | None:
 def _parameter(path: str, entry: Mapping[str, Any]) -> Parameter:
     return Parameter(
         path=path,
-        kind=str(entry.get("kind") or "choice"),
+        kind="log_uniform" if entry.get("sampling") == "log" else str(entry.get("kind") or "choice"),
         low=finite(entry.get("low")),
         high=finite(entry.get("high")),
         values=tuple(entry.get("values") or ()),

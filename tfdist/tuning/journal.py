@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import UserError
@@ -20,6 +20,7 @@ from tfdist.telemetry.json_text import to_json
 
 NAME = "sweep.jsonl"
 STARTED, ENDED = "sweep_started", "sweep_ended"
+TRIAL_KNOWN = "trial_known"  # finished in an earlier sweep
 TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED = "trial_started", "trial_reported", "trial_ended"
 INTERRUPTED = "interrupted"  # the one end that is none: the trial goes on later
 
@@ -73,12 +74,13 @@ class Identity:
     search: str
     space: Mapping[str, Any]
     configuration: str
+    warm_start: Sequence[str] = ()
 
     def check(self, started: Mapping[str, Any], run_dir: str) -> None:
         """Raises UserError where the journal's first event is of another sweep."""
         for field in dataclasses.fields(self):
             ours, theirs = json.loads(to_json(getattr(self, field.name))), started.get(field.name)
-            if ours != theirs:
+            if ours != theirs and (ours or theirs):  # older journals lack what is empty
                 shown = "its settings differ" if field.name == "configuration" else f"there {theirs}, here {ours}"
                 raise UserError(
                     f"{run_dir} holds another sweep; the {field.name}: {shown}. Give another --run_dir. "

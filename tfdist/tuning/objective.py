@@ -8,10 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import UserError, suggest
 from tfdist.telemetry.metric_direction import larger_is_better
+
+if TYPE_CHECKING:
+    from tfdist.tasks.base import Task
+    from tfdist.training.metrics import MetricGroup
 
 DIRECTIONS = ("min", "max")
 VALIDATION = "val_"
@@ -53,6 +57,20 @@ class Objective:
             f"tune.objective is {self.name!r}, which the trials do not report.{suggest(self.name, known)} "
             f"They report {', '.join(known)}."
         )
+
+
+def check_reported(name: str | None, metrics: MetricGroup, task: Task, *, evaluates: bool) -> None:
+    """Raises UserError where it is known already that a training will not report a metric of this name."""
+    if name is None:
+        return
+    objective = Objective(name, "max")
+    if objective.split == "eval" and not evaluates:
+        raise objective.missing({})
+    names = metrics.reported_names()
+    if names is not None:
+        known = ["loss", *(f"{term}_loss" for term in task.term_names()), *names]
+        if name.removeprefix(VALIDATION) not in known:
+            raise objective.missing(dict.fromkeys(known, 0.0))
 
 
 def build_objective(name: object, direction: object) -> Objective:

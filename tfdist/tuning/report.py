@@ -7,9 +7,12 @@ written; TensorFlow is not imported. The sweep calls `write_report` at its end a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import importlib
 import io
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 from tfdist.errors import exit_status_of
@@ -23,6 +26,19 @@ from tfdist.tuning.plots import draw_curves, draw_importance, draw_objective
 from tfdist.tuning.report_page import Picture, build_page, importance_text
 
 PAGE_NAME = "index.html"
+
+
+def import_ahead() -> threading.Thread:
+    """Imports what `write_report` needs, on a thread; to be joined before the interpreter ends."""
+
+    def work() -> None:
+        for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "scipy.stats", "sklearn.ensemble"):
+            with contextlib.suppress(ImportError):  # write_report says so
+                importlib.import_module(name)
+
+    thread = threading.Thread(target=work, name="tfdist-report", daemon=True)
+    thread.start()
+    return thread
 
 
 def write_report(run_dir: str) -> str:

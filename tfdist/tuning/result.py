@@ -13,7 +13,6 @@ from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.chief import Chief, Plan
-from tfdist.tuning.space import statements
 
 
 def write_result(plan: Plan, chief: Chief, text_of: Callable[[Sequence[str]], str], seconds: float) -> dict[str, Any]:
@@ -35,7 +34,8 @@ def write_result(plan: Plan, chief: Chief, text_of: Callable[[Sequence[str]], st
     }
     if best is not None:
         head = f"# The best of {len(chief.trials)} trials: {best.name}, {plan.objective.name} {best.objective:.6g}.\n"
-        head += "".join(f"#   {line}\n" for line in statements(best.values))
-        files.write_atomic(files.join(plan.run_dir, "best.gin"), head + text_of(statements(best.values)))
+        statements = plan.space.statements(best.values)
+        head += "".join(f"#   {line}\n" for line in statements)
+        files.write_atomic(files.join(plan.run_dir, "best.gin"), head + text_of(statements))
     files.write_atomic(RunDirectory(plan.run_dir).result, to_json(result, indent=2) + "\n")
     return result

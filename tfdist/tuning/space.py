@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SAMPLINGS = ("linear", "log", "reverse_log")
 REFERENCES = ("@", "%")  # a text that begins so is a gin reference, not a text
 NO_CONDITIONS: Mapping[str, Sequence[Any]] = {}
+SETTING = "train.hyperparameters"  # holds the values for a model of KerasTuner's kind
 FUNCTIONS = "space.uniform, log_uniform, reverse_log_uniform, integer, choice or boolean"
 
 
@@ -88,6 +89,11 @@ class Range:
         """The value that JSON has so."""
         return self.decoded(value)
 
+    def holds(self, value: Any) -> bool:
+        """Whether it is a value of this range; where there is a step, steps are not asked for."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and self.low <= value <= self.high and (self.kind != "integer" or value == int(value))
+
     def describe(self) -> dict[str, Any]:
         """For the journal."""
         return _described(self)
@@ -149,6 +155,10 @@ class Choice:
         same = [each for each in self.values if _same(each, value)]
         return same[0] if same else next(each for each in self.values if to_json(each) == to_json(value))
 
+    def holds(self, value: Any) -> bool:
+        """Whether it is one of the values, as JSON has it."""
+        return any(_same(each, value) or to_json(each) == to_json(value) for each in self.values)
+
     def describe(self) -> dict[str, Any]:
         """For the journal."""
         return _described(self)
@@ -204,13 +214,21 @@ class Space:
 
     Args:
       parameters: a range by binding path, such as `train.global_batch_size` or the macro `OPTIMIZER`.
+      found: what a model of KerasTuner's kind asks for; its names stand beside the paths, and trials may add to it.
 
     Raises:
       UserError: it is empty, or something in it cannot be meant.
     """
 
-    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
-        if not isinstance(parameters, Mapping) or not parameters:
+    def __init__(
+        self, parameters: Mapping[str, Parameter] | None, found: keras_tuner.HyperParameters | None = None
+    ) -> None:
+        self._found = [] if found is None else list(found.space)
+        self._known = {_key(each) for each in _entries(found)}
+        self.may_grow = found is not None
+        if self.may_grow and parameters is None:
+            parameters = {}
+        if not isinstance(parameters, Mapping) or not (parameters or self._found):
             raise UserError(
                 "tune.space must name at least one setting: tune.space = {'train.global_batch_size': "
                 f"@space.choice(values=[32, 64])}}. Received {parameters!r}."
@@ -223,6 +241,9 @@ class Space:
             parameter.check(path)
         for path, parameter in parameters.items():
             _check_conditions(path, parameter, parameters)
+        for each in self._found:
+            if each.name in parameters:
+                raise _wrong(each.name, "the model asks hp for a value of this name, too. Give one of them another.")
         self._parameters = {path: parameters[path] for path in _parents_first(parameters)}
 
     def check_paths(self, load: Callable[[Sequence[str]], Any]) -> None:
@@ -257,6 +278,7 @@ class Space:
             raise missing_extra("keras-tuner", "tuner", "--mode=tune") from error
         made = keras_tuner.HyperParameters()
         made.merge([parameter.build(path, self._conditions(parameter)) for path, parameter in self._parameters.items()])
+        made.merge(self._found)
         return made
 
     def _conditions(self, parameter: Parameter) -> list[Any]:
@@ -269,20 +291,65 @@ class Space:
         ]
 
     def decoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values by path, of those in KerasTuner's words; what is not of the space (`tuner/…`) is left out."""
-        return {path: p.decoded(values[path]) for path, p in self._parameters.items() if path in values}
+        """Values by path or name, of those in KerasTuner's words; what is the oracle's own (`tuner/…`) is left out."""
+        own = {path: p.decoded(values[path]) for path, p in self._parameters.items() if path in values}
+        return own | {name: value for name, value in self._of_model(values).items() if not name.startswith("tuner/")}
 
     def encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`decoded`, the other way."""
-        return {path: self._parameters[path].encoded(value) for path, value in values.items()}
+        own = {path: p.encoded(values[path]) for path, p in self._parameters.items() if path in values}
+        return own | self._of_model(values)
 
     def restored(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values that have been JSON, whose tuples are lists then."""
-        return {path: self._parameters[path].restored(value) for path, value in values.items()}
+        own = {path: p.restored(values[path]) for path, p in self._parameters.items() if path in values}
+        return own | self._of_model(values)
+
+    def statements(self, values: Mapping[str, Any]) -> list[str]:
+        """The gin statements that give a configuration these values."""
+        of_model = self._of_model(values)
+        own = {path: value for path, value in values.items() if path in self._parameters}
+        return statements(own | ({SETTING: of_model} if of_model else {}))
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """What the journal keeps of it."""
-        return {path: parameter.describe() for path, parameter in self._parameters.items()}
+        own = {path: parameter.describe() for path, parameter in self._parameters.items()}
+        return own | {each.name: _described_by_keras_tuner(each) for each in self._found}
+
+    def why_outside(self, values: Mapping[str, Any]) -> str:
+        """Why values, as JSON has them, are no trial of this space; empty where they are one."""
+        for path, parameter in self._parameters.items():
+            exists = all(values.get(parent) in allowed for parent, allowed in parameter.under.items())
+            if exists and path not in values:
+                return f"{path} is searched here and was not there"
+            if exists and not parameter.holds(values[path]):
+                return f"{path} had a value that is not in its range here"
+        found = {}
+        for each in self._found:
+            if all(values.get(condition.name) in condition.values for condition in each.conditions):
+                found[each.name] = each
+        for name, each in found.items():
+            if name not in values:
+                return f"{name} is searched here and was not there"
+            if not _keras_tuner_holds(each, values[name]):
+                return f"{name} had a value that is not in its range here"
+        foreign = [name for name in values if name not in self._parameters and name not in found]
+        if foreign and not self.may_grow:
+            return f"{foreign[0]} was searched there and is fixed here"
+        return ""
+
+    def news(self, told: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """What of a trial's hyperparameters.json has not been known so far; from now on it is."""
+        if not self.may_grow or told is None:
+            return []
+        new = [entry for entry in told["space"] if _key(entry) not in self._known]
+        self._known.update(map(_key, new))
+        return new
+
+    def _of_model(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.may_grow:
+            return {}
+        return {name: _plain(value) for name, value in values.items() if name not in self._parameters}
 
     def _parents_of(self, path: str) -> dict[str, Any]:
         """Values with which the parameter exists."""
@@ -320,6 +387,37 @@ def _is_literal(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_literal, [*value, *value.values()]))
     return value is None or (isinstance(value, bool | int | float | str) and value == value)
+
+
+def _entries(found: keras_tuner.HyperParameters | None) -> list[dict[str, Any]]:
+    return [] if found is None else found.get_config()["space"]
+
+
+def _keras_tuner_holds(each: Any, value: Any) -> bool:
+    config = each.get_config()
+    if "min_value" in config:
+        return isinstance(value, int | float) and config["min_value"] <= value <= config["max_value"]
+    return value in config.get("values", [config.get("value"), False, True])
+
+
+def _plain(value: Any) -> Any:
+    """Python's own number for NumPy's, which some oracles give."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _key(entry: Mapping[str, Any]) -> str:
+    """What makes a hyperparameter one of its own: the name and the conditions."""
+    return to_json([entry["config"]["name"], entry["config"].get("conditions") or []])
+
+
+def _described_by_keras_tuner(each: Any) -> dict[str, Any]:
+    config = each.get_config()
+    kinds = {"Float": "float", "Int": "integer", "Boolean": "boolean", "Fixed": "choice", "Choice": "choice"}
+    told = {"kind": kinds.get(type(each).__name__, "choice"), "low": config.get("min_value")}
+    told |= {"high": config.get("max_value"), "step": config.get("step"), "sampling": config.get("sampling")}
+    told["values"] = config.get("values") or ([config["value"]] if "value" in config else None)
+    told["under"] = {condition.name: list(condition.values) for condition in each.conditions}
+    return {name: value for name, value in told.items() if value not in (None, {})}
 
 
 def _same(one: Any, other: Any) -> bool:

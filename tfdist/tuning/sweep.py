@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import os
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tfdist.data.pipeline import as_source
 from tfdist.errors import EXIT_DONE, PreemptedError, TfdistError, UserError
 from tfdist.storage import files, lease
 from tfdist.strategies import environment
@@ -33,16 +35,18 @@ from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking
 from tfdist.tuning.chief import Chief, Plan
 from tfdist.tuning.devices import GPU_VARIABLE
+from tfdist.tuning.hypermodel import HyperModel
 from tfdist.tuning.journal import Identity, Journal
 from tfdist.tuning.nursery import Nursery
 from tfdist.tuning.objective import build_objective
-from tfdist.tuning.report import write_report
+from tfdist.tuning.report import import_ahead, write_report
 from tfdist.tuning.result import write_result
 from tfdist.tuning.role import VARIABLES, Role, find_role
-from tfdist.tuning.search import Search, check_search
+from tfdist.tuning.search import Grid, Search, check_search
 from tfdist.tuning.space import Parameter, Space
 from tfdist.tuning.table import SweepTable, open_table
 from tfdist.tuning.terms import Terms
+from tfdist.tuning.warm_start import check_directories, read_known
 from tfdist.tuning.workers import Job, Place, Setting, Workers
 
 if TYPE_CHECKING:
@@ -69,12 +73,14 @@ def tune(
     *,
     request: Request,
     experiment: Experiment,
-    space: Mapping[str, Parameter],
     search: Search,
     objective: str,
+    space: Mapping[str, Parameter] | None = None,
     direction: str | None = None,
+    warm_start: Sequence[str] = (),
     max_trials: int | None = None,
     max_epochs: int | None = None,
+    max_examples: int | None = None,
     max_seconds: float | None = None,
     num_workers: int = 1,
     workers_per_trial: int = 1,
@@ -89,13 +95,17 @@ def tune(
     Args:
       request: from the command line.
       experiment: from there, too.
-      space: ranges by the path of a setting, made by the functions of `tuning/space.py`.
       search: how the values are chosen, one of `tuning/search.py`.
       objective: a metric of the evaluation, `val_NAME`, or of training, NAME. That of a finished trial is the one in
         its result.json.
+      space: ranges by the path of a setting, made by the functions of `tuning/space.py`. What a `train.model` of
+        KerasTuner's kind asks for comes on top, and may be all.
       direction: "max" or "min"; None tells it by the objective's name.
+      warm_start: run directories of earlier sweeps for the same objective. Their finished trials whose values lie in
+        this space are known to the search, and not trained again.
       max_trials: how many sets of values are tried.
       max_epochs: that all trials together train for; none begins that would take more.
+      max_examples: the same counted in training examples, of the data as configured without the space's values.
       max_seconds: after so long, counted from this start, running trials are saved and the sweep ends. The same command
         with more goes on.
       num_workers: trials at once on each machine, which share its processors and GPUs.
@@ -115,9 +125,9 @@ def tune(
       PeerLostError: this is a worker of a cluster, and its chief cannot be reached.
       PreemptedError: the process was told to leave; the running trials have saved.
     """
-    counts = {"max_trials": max_trials, "max_epochs": max_epochs, "num_workers": num_workers}
-    counts |= {"seeds_per_trial": seeds_per_trial, "max_failures": max_failures, "workers_per_trial": workers_per_trial}
-    checks.check_counts("tune", counts)
+    counts = {"max_trials": max_trials, "max_epochs": max_epochs, "max_examples": max_examples}
+    counts |= {"num_workers": num_workers, "workers_per_trial": workers_per_trial}
+    checks.check_counts("tune", counts | {"seeds_per_trial": seeds_per_trial, "max_failures": max_failures})
     checks.check_seed("tune.seed", seed)
     seconds = {"max_seconds": max_seconds, "lease_seconds": lease_seconds, "peer_timeout_seconds": peer_timeout_seconds}
     for name, value in seconds.items():
@@ -126,11 +136,21 @@ def tune(
     role = find_role(environment.current())
     epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
     check_search(search).check(max_trials=max_trials, epochs=epochs)
-    if max_epochs is not None and epochs is None:
-        raise UserError("tune.max_epochs counts epochs: write train.epochs = 10, not train.steps.")
+    for name, limit in (("max_epochs", max_epochs), ("max_examples", max_examples)):
+        if limit is not None and epochs is None:
+            raise UserError(f"tune.{name} counts by epochs: write train.epochs = 10, not train.steps.")
+    directories = check_directories(warm_start)
+    if directories and isinstance(search, Grid):
+        raise UserError(
+            "tune.warm_start is of no use to search.Grid, which goes through every combination. Remove it, or write "
+            "tune.search = @search.Random()."
+        )
+    asked_for, num_examples = _inspected(request, experiment, counts_examples=max_examples is not None)
+    if max_examples is not None:
+        max_epochs = _in_epochs(max_examples, num_examples, max_epochs)
     plan = Plan(
         run_dir=RunDirectory(request.run_dir).path,
-        space=Space(space),
+        space=Space(space, asked_for.find_space() if asked_for else None),
         objective=build_objective(objective, direction),
         search=search,
         epochs=epochs,
@@ -143,20 +163,24 @@ def tune(
         lease_seconds=lease_seconds,
     )
     setting = Setting(
-        arguments=experiment.arguments,
+        arguments=[*experiment.arguments, f"--gin_param=train.must_report = {objective!r}"],
         count=num_workers if role is None or role.trains else 0,
         hidden=VARIABLES if role is not None else (),
         processes=workers_per_trial,
         launcher=group.launcher_of(request.settings().get("train.strategy", "")) if workers_per_trial > 1 else "",
     )
-    _check_own_settings(plan, space)
+    _check_own_settings(plan, space or {})
     plan.space.check_paths(experiment.load)
-    terms = Terms(plan.space.hyperparameters(), plan.objective, max_trials, epochs, seed)
+    terms = Terms(plan.space.hyperparameters(), plan.objective, max_trials, epochs, seed, plan.space.may_grow)
     if request.check_only:
-        request.tell(f"a sweep of {', '.join(space)} by {search!r}: {plan.objective.direction} {plan.objective.name}")
+        read_known(directories, plan.space, plan.objective, request.tell)
+        checked = dataclasses.replace(request, tell=lambda line: None)
+        experiment.load([f"train.must_report = {objective!r}"]).run("train", request=checked)
+        varied = ", ".join(plan.space.describe())
+        request.tell(f"a sweep of {varied} by {search!r}: {plan.objective.direction} {plan.objective.name}")
         return None
     console = open_console(is_chief=True)
-    identity = _identity(plan, request, seed)
+    identity = _identity(plan, request, seed, directories)
     if num_workers * workers_per_trial > 1:
         setting = dataclasses.replace(setting, gpus=_gpus())
     if role is not None and not role.is_chief:
@@ -166,8 +190,12 @@ def tune(
     RunDirectory(plan.run_dir).create()
     held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     try:
-        with contextlib.closing(open_table()) as table:
-            result = _run(plan, identity, oracle, role, setting, experiment, table, held.check)
+        importing = import_ahead()
+        try:
+            with contextlib.closing(open_table()) as table:
+                result = _run(plan, identity, oracle, role, setting, experiment, table, held.check, console.message)
+        finally:
+            importing.join()  # imports must not go on while the interpreter ends
         _report(plan.run_dir, console)
         return result
     finally:
@@ -198,6 +226,38 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _inspected(
+    request: Request, experiment: Experiment, *, counts_examples: bool
+) -> tuple[HyperModel | None, int | None]:
+    """The model, where it is one of KerasTuner's kind, and the number of training examples, where it is wanted.
+
+    The chief builds and reads on its processors, and leaves GPUs to the trials.
+    """
+    found: list[Any] = []
+    asking = dataclasses.replace(request, inspect=lambda *both: found.extend(both))
+    experiment.load(()).run("train", request=asking)
+    model, data = found
+    with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
+        tf.config.set_visible_devices([], "GPU")
+    num_examples = None
+    if counts_examples:
+        with tempfile.TemporaryDirectory(prefix="tfdist-sweep-") as scratch:
+            source = as_source(data(), data)
+            source.prepare(scratch)
+            num_examples = source.num_examples
+    return model if isinstance(model, HyperModel) else None, num_examples
+
+
+def _in_epochs(max_examples: int, num_examples: int, max_epochs: int | None) -> int:
+    """The budget in epochs."""
+    if max_examples < num_examples:
+        raise UserError(
+            f"tune.max_examples is {max_examples:,}, less than one epoch of the {num_examples:,} training examples. "
+            "Write a multiple of it: it is counted over all trials."
+        )
+    return min(max_examples // num_examples, max_epochs or max_examples)
+
+
 def _report(run_dir: str, console: Console) -> None:
     """Draws what is to be seen of the sweep; a sweep is no worse without."""
     try:
@@ -215,12 +275,17 @@ def _run(
     experiment: Experiment,
     table: SweepTable,
     still_ours: Callable[[], None],
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
+    from tfdist.tuning.oracles import know  # brings KerasTuner
+
     started = time.monotonic()
     with contextlib.ExitStack() as leaving:
         journal = Journal(plan.run_dir, table.on_event, still_ours)
         leaving.callback(journal.close)
         woken, wake = _open_waking(leaving)
+        past = _past(plan, identity, journal, tell)
+        know(oracle, [_known(plan, event) for event in past if event["event"] == journals.TRIAL_KNOWN])
         asking = Asking(oracle, plan.objective.name, wake=wake)
         leaving.callback(asking.close)
         chief: Chief | None = None
@@ -233,7 +298,6 @@ def _run(
             workers = _open_fleet(plan, identity, role, workers, wake, claim)
         leaving.callback(workers.close)
         chief = Chief(plan, asking, journal, workers, woken, on_wait=table.refresh, notify=_tell)
-        past = _past(plan, identity, journal)
         for event in past:
             table.on_event(event, is_replay=True)
         try:
@@ -284,7 +348,13 @@ def _open_fleet(
     return Fleet(local, RemotePlaces(server, treaty, first=local.num_places, claim=claim, notify=_tell))
 
 
-def _past(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
+def _known(plan: Plan, event: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
+    """A trial of an earlier sweep in the oracle's words."""
+    values = plan.space.encoded(plan.space.restored(event["values"]))
+    return values, [*event["curve"], (max((epoch for epoch, _ in event["curve"]), default=0), event["objective"])]
+
+
+def _past(plan: Plan, identity: Identity, journal: Journal, tell: Callable[[str], None]) -> list[dict[str, Any]]:
     """The journal's events of this sweep; a journal in which nothing has come of anything is begun anew."""
     events = journal.read()
     began = {journals.TRIAL_REPORTED, journals.TRIAL_ENDED} & {
@@ -295,13 +365,16 @@ def _past(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, An
         files.remove_tree(files.join(plan.run_dir, "trials"))
         events = []
     if not events:
+        known = read_known(identity.warm_start, plan.space, plan.objective, tell)
         journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
-        return []
+        for each in known:
+            journal.write(journals.TRIAL_KNOWN, **dataclasses.asdict(each))
+        return journal.read()[1:]
     identity.check(events[0], plan.run_dir)
     return events
 
 
-def _identity(plan: Plan, request: Request, seed: int) -> Identity:
+def _identity(plan: Plan, request: Request, seed: int, warm_start: Sequence[str]) -> Identity:
     settings = [lasting(request.settings()), plan.epochs, plan.seeds_per_trial, seed]
     return Identity(
         objective=plan.objective.name,
@@ -309,6 +382,7 @@ def _identity(plan: Plan, request: Request, seed: int) -> Identity:
         search=repr(plan.search),
         space=plan.space.describe(),
         configuration=hashlib.sha256(to_json(settings).encode()).hexdigest(),
+        warm_start=warm_start,
     )
 
 

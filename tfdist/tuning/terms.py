@@ -19,6 +19,7 @@ class Terms:
       max_trials: how many sets of values are tried.
       epochs: of a whole training; None where the configuration does not say.
       seed: of the search.
+      may_grow: whether trials may ask for hyperparameters that are not known yet.
     """
 
     hyperparameters: keras_tuner.HyperParameters
@@ -26,3 +27,4 @@ class Terms:
     max_trials: int | None
     epochs: int | None
     seed: int
+    may_grow: bool = False

@@ -144,17 +144,19 @@ class Workers(Generic[Each]):
         gpus, setting = self._gpus[job.worker], self._setting
         variables = dict.fromkeys(setting.hidden) | ({GPU_VARIABLE: ",".join(gpus)} if gpus else {})
         given = [f"--gin_param={statement}" for statement in parameters]
-        self._nursery.start(
-            Start(
-                name=key_of(job),
-                arguments=[*setting.arguments, *given, f"--run_dir={job.directory.path}"],
-                log=job.log,
-                environment=variables,
-                cpus=self._cpus[job.worker],
-                processes=setting.processes,
-                launcher=setting.launcher,
-            )
+        start = Start(
+            name=key_of(job),
+            arguments=[*setting.arguments, *given, f"--run_dir={job.directory.path}"],
+            log=job.log,
+            environment=variables,
+            cpus=self._cpus[job.worker],
+            place=str(job.worker),
+            processes=setting.processes,
+            launcher=setting.launcher,
         )
+        self._nursery.start(start)
+        if setting.processes == 1:
+            self._nursery.prepare(start)  # for the next trial here
 
     def stop(self, job: Each) -> None:
         """Lets a process save and leave."""

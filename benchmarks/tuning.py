@@ -1,0 +1,36 @@
+"""What a sweep costs beside the trainings in it, and beside KerasTuner's own.
+
+The parts: how busy two workers are while one trial takes twice as long as the others; how often an oracle is asked, and
+how long the command lasts after its last trial, beside KerasTuner's chief with two workers over gRPC; what is added to
+each trial, beside KerasTuner's tuner in one process; how soon ASHA reaches the score of KerasTuner's Hyperband, each
+with two workers. Takes ten minutes.
+
+    python benchmarks/tuning.py [--part=PART] [--quick] [--json=FILE]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tuning_parts
+from measuring import Figure, as_table, report
+
+PARTS = {
+    "busy": ({"rounds": 3, "num_trials": 17, "seconds": 2.0}, {"rounds": 1, "num_trials": 9, "seconds": 2.0}),
+    "ending": ({"rounds": 3}, {"rounds": 1}),
+    "added": ({"rounds": 5, "epochs": 3}, {"rounds": 2, "epochs": 3}),
+    "asha": ({"rounds": 7}, {"rounds": 2}),
+}
+
+
+def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
+    found = []
+    for part in parts:
+        figures = getattr(tuning_parts, part)(**PARTS[part][quick])
+        print(as_table(figures), flush=True)  # the whole takes long, and may be cut off
+        found += figures
+    return found
+
+
+if __name__ == "__main__":
+    report(__doc__, measure, parts=tuple(PARTS), has_quick=True)

@@ -1,0 +1,78 @@
+"""What is taken from a compiled model is what Keras itself would train it with."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.compiled import parts_of
+
+STRUCTURE = (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None,), tf.int32))
+
+
+def compiled(**arguments: object) -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
+    model.compile(**arguments)
+    return model
+
+
+def metrics_of(task: Supervised) -> list[keras.metrics.Metric]:
+    return [spec.build() for spec in task.metric_specs()]
+
+
+def test_names_mean_what_they_mean_in_compile() -> None:
+    parts = parts_of(
+        None,
+        lambda: compiled(optimizer="sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy", "mse"]),
+        None,
+        None,
+        STRUCTURE,
+    )
+    model = parts.model()
+    assert model is parts.model() and not model.compiled and model.optimizer is None
+    assert isinstance(parts.optimizer(), keras.optimizers.SGD)
+    made = metrics_of(parts.task)
+    assert [type(made[0]).__name__, made[0].name] == ["SparseCategoricalAccuracy", "accuracy"]
+    assert made[1].name == "mse"
+
+
+def test_the_loss_is_that_which_keras_evaluates() -> None:
+    x, y = np.random.default_rng(0).random((8, 4), np.float32), np.arange(8, dtype=np.int32) % 3
+    model = compiled(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    expected = model.evaluate(x, y, verbose=0)
+    parts = parts_of(None, lambda: model, None, None, STRUCTURE)
+    terms, outputs = parts.task.terms(parts.model(), (x, y), training=False)
+    (term,) = terms.values()
+    made = metrics_of(parts.task)
+    parts.task.update_metrics(made, (x, y), outputs, None)
+    assert [float(tf.reduce_mean(term.values)), float(made[0].result())] == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_outputs_have_their_losses_weights_and_metrics_by_name() -> None:
+    inputs = keras.Input((4,))
+    outputs = {"kind": keras.layers.Dense(3, activation="softmax")(inputs), "size": keras.layers.Dense(1)(inputs)}
+    model = keras.Model(inputs, outputs)
+    metrics = {"kind": [keras.metrics.SparseCategoricalAccuracy(name="hits")]}
+    losses = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
+    model.compile(optimizer="adam", loss=losses, loss_weights={"size": 0.5}, metrics=metrics)
+    targets = {"kind": tf.TensorSpec((None,), tf.int32), "size": tf.TensorSpec((None, 1), tf.float32)}
+    task = parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets)).task
+    assert set(task.term_names()) == {"kind", "size"}
+    assert [(spec.output, spec.build().name) for spec in task.metric_specs()] == [("kind", "hits")]
+    x = np.ones((2, 4), np.float32)
+    terms, _ = task.terms(model, (x, {"kind": np.array([0, 1]), "size": np.ones((2, 1))}), training=False)
+    assert terms["size"].coefficient == 0.5 and terms["kind"].coefficient == 1.0
+
+
+def test_a_model_that_is_not_compiled_needs_optimizer_and_task() -> None:
+    def plain() -> keras.Model:
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+    with pytest.raises(UserError, match="one of them has no value"):
+        parts_of(None, plain, None, None, STRUCTURE)
+    task = Supervised(loss=keras.losses.MeanSquaredError())
+    assert parts_of(None, plain, keras.optimizers.SGD, task, STRUCTURE).model is plain

@@ -1,0 +1,52 @@
+"""Models in KerasTuner's style, for test_hypermodel.py; copied beside a gin file."""
+
+from __future__ import annotations
+
+import pathlib
+
+import keras
+import keras_tuner
+import numpy as np
+
+import tfdist
+
+FILE = pathlib.Path(__file__).with_name("digits.npz")
+
+
+def digits(first=0, last=960):
+    with np.load(FILE) as held:
+        return held["images"][first:last], held["labels"][first:last]
+
+
+def build(hp):
+    model = keras.Sequential([keras.Input((64,))])
+    kind = hp.Choice("kind", ["linear", "deep"])
+    with hp.conditional_scope("kind", ["deep"]):
+        if kind == "deep":
+            for index in range(hp.Int("layers", 1, 3)):
+                model.add(keras.layers.Dense(hp.Int(f"units_{index}", 8, 64, step=8), activation="relu"))
+    model.add(keras.layers.Dense(10, activation="softmax"))
+    model.compile(
+        optimizer=keras.optimizers.Adam(hp.Float("learning_rate", 1e-3, 1e-1, sampling="log")),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    return model
+
+
+class BatchSize(keras_tuner.HyperModel):
+    def build(self, hp):
+        return build(hp)
+
+    def fit(self, hp, model, *args, **kwargs):
+        return model.fit(*args, batch_size=hp.Choice("batch_size", [16, 32]), **kwargs)
+
+
+class Shuffled(BatchSize):
+    def fit(self, hp, model, *args, **kwargs):
+        return model.fit(*args, shuffle=hp.Boolean("shuffle"), **kwargs)
+
+
+class Digits(tfdist.TfdistFit, keras_tuner.HyperModel):
+    def build(self, hp):
+        return build(hp)

@@ -1,0 +1,149 @@
+"""Models of KerasTuner's kind in a sweep by the command, and KerasTuner's own tuners over tfdist's loop."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import keras_tuner
+import pytest
+import support
+from tuning import hyper_models
+from tuning.sweeps import Sweep, arguments, write_experiment
+
+from tfdist.errors import UserError
+from tfdist.tuning import hypermodel
+from tfdist.tuning.space import Space
+
+EXPERIMENT = """\
+import hyper_models
+from tfdist.strategies import one_device
+from tfdist.tuning import search
+from tfdist.tuning import space
+
+train.model = @hyper_models.build
+train.train_data = @hyper_models.digits
+train.eval_data = @held_out/hyper_models.digits
+train.strategy = @one_device.OneDevice(device='CPU:0')
+train.epochs = 1
+train.global_batch_size = 64
+held_out/hyper_models.digits.first = 960
+held_out/hyper_models.digits.last = 1500
+tune.objective = 'val_accuracy'
+tune.search = @search.Random()
+"""
+SCRIPT = """\
+import hyper_models
+import keras_tuner
+
+x, y = hyper_models.digits()
+held_out = hyper_models.digits(960, 1500)
+tuner = keras_tuner.RandomSearch(
+    hyper_models.Digits(), objective="val_accuracy", max_trials=2, seed=1, directory="tuned", project_name="digits"
+)
+tuner.search(x, y, validation_data=held_out, epochs=2, batch_size=64, verbose=0)
+best = tuner.oracle.get_best_trials(1)[0]
+print("statuses", [trial.status for trial in tuner.oracle.trials.values()])
+print("score", best.score, tuner.get_best_models(1)[0].evaluate(*held_out, verbose=0)[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("hyper")
+    write_experiment(directory)
+    shutil.copy(hyper_models.__file__, directory)
+    path = directory / "hyper.gin"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+@pytest.mark.slow
+def test_a_hyper_model_is_swept_as_it_is_and_its_best_trained_again(
+    experiment: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    sweep = Sweep(tmp_path / "deep")
+    settings = (
+        "train.model = @hyper_models.BatchSize",
+        "train.hyperparameters = {'kind': 'deep'}",
+        "tune.space = {'train.seed': @space.choice(values=[1, 2])}",
+        "tune.num_workers = 2",
+    )
+    for max_trials in (3, 5):  # the second start learns from the journal what the first one's trials asked for
+        command = arguments(experiment, sweep.directory, *settings, f"tune.max_trials = {max_trials}")
+        support.run_python(["-m", "tfdist.main", *command]).check()
+    space = sweep.events[0]["space"]
+    assert list(space) == ["train.seed", "kind", "layers", "units_0", "learning_rate", "batch_size"]
+    assert space["layers"]["under"] == {"kind": ["deep"]} and space["kind"]["values"] == ["deep"]
+    assert len(sweep.ends) == 5 and {e["status"] for e in sweep.ends} == {"done"}
+    found = [entry["config"]["name"] for event in sweep.ends for entry in event.get("found", [])]
+    assert set(found) <= {"units_1", "units_2"} and len(found) == len(set(found))
+    for event in sweep.of("trial_started"):
+        values, trial = event["values"], sweep.directory / "trials" / event["trial"]
+        assert values["kind"] == "deep" and values["train.seed"] in (1, 2)
+        assert json.loads((trial / "result.json").read_text())["global_batch_size"] == values["batch_size"]
+        told = json.loads((trial / "hyperparameters.json").read_text())["values"]
+        assert {name for name in told if name.startswith("units")} == {f"units_{i}" for i in range(values["layers"])}
+
+    best = tmp_path / "best.gin"
+    best.write_text((sweep.directory / "best.gin").read_text())
+    environment = {"PYTHONPATH": f"{support.REPOSITORY}:{experiment.parent}"}
+    command = ["-m", "tfdist.main", *arguments(best, tmp_path / "again", mode="train")]
+    support.run_python(command, env=environment).check()
+    result = json.loads((tmp_path / "again" / "result.json").read_text())
+    assert result["eval_metrics"]["accuracy"] == pytest.approx(sweep.result["best_objective"], abs=0.02)
+
+
+@pytest.mark.slow
+def test_keras_tuners_own_tuner_trains_by_tfdist(experiment: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    environment = {"PYTHONPATH": f"{support.REPOSITORY}:{experiment.parent}"}
+    finished = support.run_python(["-c", SCRIPT], env=environment, cwd=tmp_path).check()
+    lines = dict(line.split(" ", 1) for line in finished.stdout.splitlines() if line.startswith(("statuses", "score")))
+    assert lines["statuses"] == "['COMPLETED', 'COMPLETED']"
+    score, evaluated = map(float, lines["score"].split())
+    assert score == pytest.approx(evaluated, abs=1e-6) and score > 0.3
+    result = json.loads((tmp_path / "tuned/digits/trial_0/tfdist-0/result.json").read_text())
+    assert result["epochs"] == 2 and result["global_batch_size"] == 64
+    assert "epoch" not in finished.stdout  # verbose=0
+
+
+def test_the_space_is_found_in_each_conditional_scope_and_a_fixed_value_leaves_it() -> None:
+    found = hypermodel.HyperModel(hyper_models.build, {}).find_space()
+    assert {each.name: type(each).__name__ for each in found.space} == {
+        "kind": "Choice",
+        "layers": "Int",
+        "units_0": "Int",
+        "learning_rate": "Float",
+    }
+    found = hypermodel.HyperModel(hyper_models.build, {"kind": "linear"}).find_space()
+    assert {each.name: type(each).__name__ for each in found.space}["kind"] == "Fixed"
+    made = Space(None, found)
+    assert made.statements({"kind": "linear", "learning_rate": 0.1}) == [
+        "train.hyperparameters = {'kind': 'linear', 'learning_rate': 0.1}"
+    ]
+
+
+def test_of_an_overridden_fit_the_batch_size_is_taken_and_anything_else_refused() -> None:
+    model = hypermodel.HyperModel(hyper_models.BatchSize, {"batch_size": 32})
+    model()
+    assert model.batch_size == 32
+    with pytest.raises(UserError, match=r"Shuffled\.fit is overridden.*It passes shuffle to model\.fit"):
+        hypermodel.HyperModel(hyper_models.Shuffled, {})()
+
+
+def test_what_is_of_keras_tuners_kind() -> None:
+    def build(hp: keras_tuner.HyperParameters) -> None: ...
+    def plain(units: int = 3) -> None: ...
+    def unset(units: int) -> None: ...
+
+    taken = [hyper_models.BatchSize, hyper_models.BatchSize(), build]
+    assert all(map(hypermodel.takes_hyperparameters, taken))
+    assert not any(map(hypermodel.takes_hyperparameters, [plain, unset, 3, dict]))
+
+
+def test_values_for_a_model_that_takes_none_are_refused() -> None:
+    with pytest.raises(UserError, match=r"the model takes none\. It must be a function build\(hp\)"):
+        hypermodel.as_builder(lambda: None, {"units": 3})
+    with pytest.raises(UserError, match="must be a dict"):
+        hypermodel.as_builder(hyper_models.build, 3)

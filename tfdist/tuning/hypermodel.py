@@ -1,0 +1,226 @@
+"""Models of KerasTuner's kind in a configuration: `train.model = @mine.build` with `build(hp)`, or a `HyperModel`.
+
+Invariant: what the model asked of `hp`, and what it got, is known after it was built; values that nothing was given for
+are their defaults. `experiment.py` wraps the model in here; `sweep.py` finds the space of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from tfdist import user_code
+from tfdist.errors import TfdistError, UserError, missing_extra
+from tfdist.storage import files
+from tfdist.telemetry.json_text import to_json
+from tfdist.tuning.space import SETTING
+
+if TYPE_CHECKING:
+    import keras_tuner
+
+NAME = "hyperparameters.json"
+PARAMETERS = ("hp", "hyperparameters")  # what the parameter of a building function is called
+FITS = ("batch_size", "callbacks", "verbose")
+MOST_BUILDS = 100  # to find the space
+
+
+class HyperModel:
+    """Builds a model with values for what it asks of `hp`.
+
+    Args:
+      model: `build(hp)`, or a HyperModel, its class or an object of it.
+      values: by the names that the model knows; defaults take the place of what is not there.
+
+    Attributes:
+      batch_size: that an overridden `HyperModel.fit` passes on, once a model was built; None where it passes none.
+    """
+
+    def __init__(self, model: Any, values: Mapping[str, Any]) -> None:
+        import keras_tuner
+
+        made = model() if inspect.isclass(model) else model
+        self._hypermodel = made if isinstance(made, keras_tuner.HyperModel) else None
+        self._build: Callable[[Any], keras.Model] = made.build if self._hypermodel is not None else made
+        self._values = dict(values)
+        self._hyperparameters: keras_tuner.HyperParameters | None = None
+        self.batch_size: int | None = None
+
+    def __call__(self) -> keras.Model:
+        import keras_tuner
+
+        hp = keras_tuner.HyperParameters()
+        hp.values = dict(self._values)
+        if self._hypermodel is not None:
+            self._hypermodel.declare_hyperparameters(hp)
+        model = self.build(hp)
+        self._hyperparameters = hp
+        return model
+
+    def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
+        """The model with the values of `hp`, which gets to know what it asks for."""
+        model = self._build(hp)
+        self.batch_size = self._fitted_batch_size(hp, model)
+        return model
+
+    @property
+    def fits(self) -> bool:
+        """Whether it brings a `fit` of its own."""
+        import keras_tuner
+
+        return self._hypermodel is not None and type(self._hypermodel).fit is not keras_tuner.HyperModel.fit
+
+    def text(self) -> str:
+        """What the model that was built last asked for, and its values, as JSON that `read` understands."""
+        hp = self._hyperparameters
+        known = {each.name for each in hp.space if hp.is_active(each)}
+        return to_json({**hp.get_config(), "values": {k: v for k, v in hp.values.items() if k in known}}) + "\n"
+
+    def find_space(self) -> keras_tuner.HyperParameters:
+        """All that the model asks for, by as many builds as it takes to have been in each conditional scope.
+
+        What has a value in the configuration keeps it.
+
+        Raises:
+          UserError: it cannot be built.
+        """
+        import keras_tuner
+
+        found = keras_tuner.HyperParameters()
+        if self._hypermodel is not None:
+            self._hypermodel.declare_hyperparameters(found)
+        entered: list[Any] = []
+        values: dict[str, Any] = {}
+        for _ in range(MOST_BUILDS):
+            hp = found.copy()
+            hp.values |= values | self._values
+            for each in hp.space:
+                if hp.is_active(each):
+                    hp.values.setdefault(each.name, each.default)
+                else:
+                    hp.values.pop(each.name, None)
+            self._try(hp)
+            found.merge([self._fixed(each) for each in hp.space], overwrite=False)
+            entered += [scope for scope in hp.active_scopes if scope not in entered]
+            missing = [scope for scope in hp.inactive_scopes if scope not in entered]
+            if not missing:
+                break
+            entered.append(copy.deepcopy(missing[0]))  # entered next, or never
+            values = {condition.name: condition.values[0] for condition in missing[0]}
+        return found
+
+    def _fixed(self, each: Any) -> Any:
+        from keras_tuner.engine.hyperparameters import Fixed
+
+        if each.name not in self._values:
+            return each
+        return Fixed(each.name, self._values[each.name], conditions=each.conditions)
+
+    def _try(self, hp: keras_tuner.HyperParameters) -> None:
+        try:
+            self.build(hp)
+        except TfdistError:
+            raise
+        except Exception as error:
+            shown = ", ".join(f"{name} = {value!r}" for name, value in hp.values.items())
+            raise user_code.failed(f"Building the model with {shown or 'no hyperparameters'}", error) from error
+        keras.utils.clear_session()
+
+    def _fitted_batch_size(self, hp: keras_tuner.HyperParameters, model: keras.Model) -> int | None:
+        """What an overridden `fit` passes on to `model.fit`, which it calls with nothing else to pass on."""
+        if not self.fits:
+            return None
+        name = f"{type(self._hypermodel).__name__}.fit"
+        try:
+            self._hypermodel.fit(hp, _Unfitted(model), callbacks=[])
+        except _FitCalled as call:
+            foreign = [argument for argument in call.arguments if argument not in FITS]
+            if not foreign and not call.arguments.get("callbacks"):
+                return call.arguments.get("batch_size")
+            said = f"It passes {', '.join(foreign or ['callbacks'])} to model.fit"
+        except Exception as error:
+            said = f"It fails without data: {user_code.said(error)}"
+        else:
+            said = "It does not call model.fit"
+        raise UserError(
+            f"{name} is overridden, and tfdist's loop trains in its place; of such a fit only the batch_size that it "
+            f"gives to model.fit(*args, batch_size=…, **kwargs) can be taken over. {said}. Leave fit out, and write in "
+            "the gin file train.epochs, train.callbacks and what else it sets; tune.space may name these."
+        )
+
+
+class _FitCalled(Exception):
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+class _Unfitted:
+    """A model whose `fit` tells what it was called with."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        raise _FitCalled({**{f"argument {index + 1}": each for index, each in enumerate(args)}, **kwargs})
+
+
+def as_builder(model: Any, values: Mapping[str, Any] | None) -> Any:
+    """The model builder, wrapped if it is of KerasTuner's kind.
+
+    Raises:
+      UserError: there are values for a model that takes none, or KerasTuner is not installed.
+    """
+    if values is not None and not isinstance(values, Mapping):
+        raise UserError(f"{SETTING} must be a dict of values by name, {{'units': 64}}; received {values!r}.")
+    if not takes_hyperparameters(model):
+        if values:
+            raise UserError(
+                f"{SETTING} is {dict(values)!r}, and the model takes none. It must be a function build(hp), or a "
+                "keras_tuner.HyperModel; the arguments of any other function are settings of their own."
+            )
+        return model
+    try:
+        return HyperModel(model, values or {})
+    except ModuleNotFoundError as error:
+        if error.name != "keras_tuner":
+            raise
+        raise missing_extra("keras-tuner", "tuner", "A model with hyperparameters") from error
+
+
+def takes_hyperparameters(model: Any) -> bool:
+    """Whether it is a HyperModel, its class, or a function whose first parameter is called `hp` and has no default."""
+    if any(each.__module__.startswith("keras_tuner.") for each in inspect.getmro(_class_of(model))):
+        return True
+    if isinstance(model, keras.Model) or not callable(model) or inspect.isclass(model):
+        return False
+    try:
+        first = next(iter(inspect.signature(model).parameters.values()), None)
+    except (TypeError, ValueError):
+        return False
+    return first is not None and first.name in PARAMETERS and first.default is first.empty
+
+
+def _class_of(model: Any) -> type:
+    return model if inspect.isclass(model) else type(model)
+
+
+def write(model: Any, run_dir: str) -> None:
+    """Leaves in a run directory what a model of KerasTuner's kind was built with."""
+    if isinstance(model, HyperModel):
+        files.write_atomic(files.join(run_dir, NAME), model.text())
+
+
+def read(run_dir: str) -> dict[str, Any] | None:
+    """What `write` left: "space" and "values"; None where it left nothing."""
+    try:
+        return json.loads(files.read(files.join(run_dir, NAME)))
+    except FileNotFoundError:
+        return None
