@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import pathlib
 import time
 
 import pytest
+from gcs.server import GcsServer
 
 from tfdist.launch import stacks
 from tfdist.launch.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost
+from tfdist.launch.journal import Journal
 from tfdist.launch.restarts import Again, Enough, Failure, Restarts, Rules
 from tfdist.launch.vitals import Vital
+from tfdist.storage import files
 from tfdist.telemetry import pulse
 from tfdist.telemetry.pulse import Pulse, Reading, read, read_facts, stacks_path
 
@@ -168,7 +172,8 @@ def test_a_pulse_shows_what_a_process_does_and_what_it_told(tmp_path: pathlib.Pa
     mine.beat(pulse.TRAINING, 7)
     mine.beat(pulse.BETWEEN)
     mine.beat(pulse.TRAINING, 8)
-    mine.storing(True)
+    mine.storing(True, writer=1)
+    mine.storing(False, writer=2)
     shown = read(path)
     assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (pulse.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
@@ -191,3 +196,21 @@ def test_stacks_show_the_main_thread_first_and_a_librarys_frames_as_one() -> Non
     assert lines[4] == 'File "/a/loop.py", line 2 in run' and lines[5] == "Thread:"
     assert lines[-1] == "its stacks cannot be shown: it is stopped"
     assert stacks.waits_for_input(dump) and not stacks.waits_for_input(dump.split("\n\n")[1])
+
+
+def test_what_the_supervisor_does_goes_behind_the_events_of_the_run(tmp_path: pathlib.Path, gcs: GcsServer) -> None:
+    for place in (str(tmp_path / "run"), "gs://bucket/run"):
+        said: list[str] = []
+        journal = Journal(said.append)
+        journal.note("warning", "worker_failed", worker=1, step=7, status=KILLED)
+        journal.store(place)
+        assert not files.exists(f"{place}/events.jsonl")  # the run has not made its directory
+        files.make_dirs(place)
+        files.write_atomic(f"{place}/events.jsonl", '{"event": "run_started"}\n')
+        journal.note("info", "restarted", restart=1)
+        journal.store(place)
+        journal.store(place)
+        events = [json.loads(line) for line in files.read(f"{place}/events.jsonl").decode().splitlines()]
+        assert [event["event"] for event in events] == ["run_started", "worker_failed", "restarted"]
+        assert events[1]["worker"] == 1 and events[1]["step"] == 7 and events[1]["details"] == {"status": KILLED}
+        assert said == []
