@@ -26,7 +26,17 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFE
 # Tests start up to four processes on what may be two cores. The same number everywhere also means the same order of
 # additions inside an operation, without which no two runs would be bit-identical.
 THREADS = {"TF_NUM_INTRAOP_THREADS": "2", "TF_NUM_INTEROP_THREADS": "2", "OMP_NUM_THREADS": "2"}
-CLUSTER_VARIABLES = ("TF_CONFIG", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TPU_", "COLAB_TPU_ADDR")
+CLUSTER_VARIABLES = (
+    "TF_CONFIG",
+    "HOROVOD_",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "SLURM_",
+    "TPU_",
+    "COLAB_TPU_ADDR",
+    "KERASTUNER_",
+)
 MARK = "TFDIST_TEST_PROCESS"
 
 

@@ -16,7 +16,7 @@ COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "backup"} | COMPUTING
 MAY_IMPORT = {
     "": {"backup", "keras_fit"},  # the package itself, whose names are imported when they are first used
-    "main": {"config", "experiment", "tuning", "training"} | MATERIAL,
+    "main": {"config", "experiment", "tuning", "training", "launch.elastic_worker"} | MATERIAL,
     "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "errors"},
@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of
     "experiment": {"tuning", "training"} | MATERIAL,
-    "tuning": {"training", "launch.processes"} | MATERIAL,
+    "tuning": {"training", "launch"} | MATERIAL,
     "training": MATERIAL,
     "data": COMPUTING,
     "tasks": COMPUTING,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist.errors import TfdistError, UserError, exit_status_of, suggest
+from tfdist.strategies import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -25,15 +26,27 @@ MODES = {
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
+ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovodrun do something together
 REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return exit_status_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments)))
+        return exit_status_of(lambda: start(given))
     finally:
         _tell_end()
+
+
+def start(arguments: Sequence[str]) -> int | None:
+    """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
+    flags = parse(arguments)
+    if environment.is_elastic(os.environ) and flags.mode in ELASTIC_MODES:
+        from tfdist.launch import elastic_worker
+
+        return elastic_worker.main(["--", *arguments])
+    return run(flags)
 
 
 def _tell_end() -> None:
@@ -233,5 +246,20 @@ def check_installed(error: ModuleNotFoundError) -> None:
         ) from error
 
 
+def leave(status: int) -> NoReturn:
+    """Ends the process; one that led or served a sweep without taking down TensorFlow, which takes some seconds.
+
+    Such a process has computed nothing and has closed what it opened; its trials are processes of their own.
+    """
+    if parse(sys.argv[1:]).mode == "tune":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    ended_with = main()
+    with contextlib.suppress(UserError):  # `main` has said what was wrong with the flags
+        leave(ended_with)
+    sys.exit(ended_with)

@@ -20,6 +20,10 @@ from crashes.pace import newest_step
 from crashes.runs import EXPERIMENT, Run, environment
 from launch import gates
 
+from tfdist.launch.elastic_account import Account
+from tfdist.launch.elastic_driver import Place
+from tfdist.launch.elastic_round import Ending
+
 pytestmark = pytest.mark.horovod
 
 TOLERANCE = 1e-5
@@ -64,12 +68,11 @@ class Elastic:
         script.chmod(0o755)
         elastic = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", script]
         horovodrun = [HOROVODRUN, *elastic, "--network-interface", "lo", "--gloo-timeout-seconds", "60"]
-        worker = [sys.executable, "-m", "tfdist.launch.elastic_worker", *command]
         self._mark = uuid.uuid4().hex
         own = {"PYTHONPATH": os.pathsep.join([str(directory), environment()["PYTHONPATH"]])}
         self._output = (directory / "output").open("w", errors="replace")
         self._popen = subprocess.Popen(
-            [sys.executable, *map(str, horovodrun), *worker],
+            [sys.executable, *map(str, horovodrun), sys.executable, "-m", *command],
             env=environment() | own | {support.MARK: self._mark, gates.DIRECTORY: str(directory)},
             cwd=support.REPOSITORY,
             stdin=subprocess.DEVNULL,
@@ -136,7 +139,7 @@ def open_elastic(tmp_path: pathlib.Path) -> Iterator[Any]:
         def start(*command: str, program: str = "", hosts: tuple[str, ...] = HOSTS) -> Elastic:
             if program:
                 (tmp_path / "program.py").write_text(PRELUDE + program)
-                command = (*command, "--module=program", "--", "x")
+                command = ("tfdist.launch.elastic_worker", *command, "--module=program", "--", "x")
             elastic = Elastic(tmp_path, *command, hosts=hosts)
             stack.callback(elastic.close)
             return elastic
@@ -149,7 +152,7 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(tmp_path: pa
     run, reference = Run(tmp_path / "run"), Run(tmp_path / "reference")
     (memory := tmp_path / "memory").mkdir()
     training = [*TRAINING, f"--gin_param=policy.BackupPolicy.memory_dir = {str(memory)!r}"]
-    elastic = open_elastic("--", *training, f"--run_dir={run.directory}", hosts=HOSTS[:1])
+    elastic = open_elastic("tfdist.main", *training, f"--run_dir={run.directory}", hosts=HOSTS[:1])
     joins, dies, goes = gates.STEPS
 
     elastic.at_gate(joins, size=1)
@@ -171,6 +174,9 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(tmp_path: pa
     started = [event["details"]["num_workers"] for event in run.events("run_started")]
     assert started == [1, 2, 2, 1], elastic.output()
     assert [event["step"] for event in run.events("resumed")] == [joins + 1, dies, goes]
+    assert [event["step"] for event in run.events("hosts_changed")] == [joins + 1]
+    failed = [(event["worker"], event["details"]["status"]) for event in run.events("worker_failed")]
+    assert failed == [(1, 137)]  # who notes it for the chief was lost with it
     assert not list(memory.iterdir())
     assert "worker 1 of 2 ended with status 137 (SIGKILL)" in elastic.output()
     assert "worker 1 of 2 is worker 0 of 1 now" in elastic.output()
@@ -201,6 +207,21 @@ sys.exit(4)  # it lost the other
     assert len(elastic.marks("start-*")) == 2
 
 
+def test_what_fails_when_the_run_is_done_does_no_harm(open_elastic: Any) -> None:
+    program = """
+wait_for("start-1")
+if rank == 1:
+    wait_for("done", 1)
+    time.sleep(0.5)
+    os.abort()
+mark("done")
+"""
+    elastic = open_elastic(program=program)
+    assert elastic.end() == 0, elastic.output()
+    assert "worker 1 of 2 ended with status 134 (SIGABRT), when the run was done already" in elastic.output()
+    assert elastic.marks("start-2") == []
+
+
 def test_a_worker_that_fails_too_often_is_left_out_and_the_other_goes_on(open_elastic: Any) -> None:
     program = """
 wait_for("start-1")
@@ -214,7 +235,7 @@ sys.exit(4)
 """
     elastic = open_elastic("--max_failures=1", program=program)
     assert elastic.end() == 0, elastic.output()
-    assert "ended with status 1. This was failure 2 of" in elastic.output()
+    assert "ended with status 1 and is not started again: 2 failures within an hour" in elastic.output()
     assert len(elastic.marks("failed-*")) == 2
     assert len(elastic.marks("start-*")) == 2 + 3  # the other was there once more, and alone
 
@@ -292,6 +313,37 @@ while True:
     assert elastic.end() == 1
     assert len(elastic.marks("saved")) == 2
     assert elastic.marks("start-2") == []
+
+
+def test_failures_that_bring_no_new_step_are_enough_in_the_end() -> None:
+    alone, two = Place(0, 1, 0, 1, 0, 1), Place(0, 2, 0, 1, 0, 2)
+
+    def ended(status: int, step: int | None = None, **how: Any) -> Ending:
+        known = {"was_told": False, "was_asked": False, "was_ended": False, "noted_no_signal": False}
+        return Ending(status, **known | how, step=step)
+
+    def account(place: Place, *endings: Ending, max_failures: int = 3) -> list[str | None]:
+        rounds = Account(max_failures)
+        return [rounds.enough(place, ending, now=10.0 * number) for number, ending in enumerate(endings)]
+
+    lost, killed, left = ended(4), ended(137), ended(143, was_asked=True)
+    assert account(two, lost, left, lost, lost) == [
+        None,
+        None,
+        None,
+        "3 failures in a row brought no new step (the last one is 0)",
+    ]
+    assert account(two, lost, lost, ended(4, 5), lost, lost, ended(4, 5))[-2:] == [
+        None,
+        "3 failures in a row brought no new step (the last one is 5)",
+    ]
+    assert account(two, killed, killed) == [None, "it failed 2 times in a row without a new step"]
+    assert account(alone, killed, killed) == [None, None]
+    assert account(two, *(ended(137, step) for step in (1, 2, 3, 4)))[-2:] == [
+        None,
+        "4 failures within an hour are more than --max_failures=3",
+    ]
+    assert account(two, ended(137, was_ended=True), ended(137, was_ended=True)) == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -531,6 +531,11 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         (["--workers=2", "--gin_file=x"], "The arguments of tfdist.main come after `--`"),
         (["--workers=2", "--launcher=hvd", "--", "x"], "invalid choice: 'hvd'"),
         (["--workers=2", "--timeout_seconds=-1", "--", "x"], "received '-1'"),
+        (
+            ["--launcher=host", "--", "x"],
+            "--launcher=host starts the worker that TF_CONFIG names",
+        ),
+        (["--launcher=host", "--workers=2", "--", "x"], "--launcher=host starts one worker, this host's"),
         (["--workers=2", "--max_restarts=-1", "--", "x"], "--max_restarts: must be a whole number from 0"),
         (["--workers=2", "--min_workers=3", "--max_restarts=1", "--", "x"], "--min_workers=3 is more than --workers=2"),
         (["--workers=2", "--min_workers=1", "--", "x"], "write --max_restarts=N, too"),

@@ -275,6 +275,11 @@ def test_scripts_are_shell(scheduler: str, tmp_path: pathlib.Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
 
 
+def test_paths_can_be_given() -> None:
+    text = printed("slurm", "--time=1:00:00", "--python=/opt/venv/bin/python", "--output=/logs/%j.out")
+    assert "/opt/venv/bin/python -m tfdist.launch.slurm_worker" in text and "--output=/logs/%j.out" in text
+
+
 def test_arguments_with_spaces_and_quotes_stay_one_word(tmp_path: pathlib.Path) -> None:
     odd = """--gin_param=train.tag = 'a "b" $HOME'"""
     stubs = write_stubs(tmp_path, srun='printf "%s\\n" "$@" >"$STUBS/srun.words"', scontrol="echo localhost")
@@ -323,7 +328,7 @@ exit $((status > other ? status : other))
 """
 SCONTROL = """
 case "$1" in
-    show) printf 'localhost\\n127.0.0.1\\n' ;;
+    show) [[ "$2" == job ]] && echo "JobState=${JOB_STATE:-RUNNING}" || printf 'localhost\\n127.0.0.1\\n' ;;
     requeue) echo "$2" >>"$STUBS/requeued" ;;
 esac
 """
@@ -357,6 +362,13 @@ def test_an_ended_job_goes_back_into_the_queue_only_where_that_can_help(
     text = printed("slurm", "--time=1:00:00", "--restarts=3")
     assert run_script(text, stubs, tmp_path, SLURM_RESTART_COUNT=str(restarts)).status == status
     assert (stubs / "requeued").exists() == is_requeued
+
+
+@pytest.mark.parametrize("status", [EXIT_PREEMPTED, 137])
+def test_a_job_that_was_cancelled_stays_so(tmp_path: pathlib.Path, status: int) -> None:
+    stubs = write_stubs(tmp_path, srun=f"exit {status}", scontrol=SCONTROL)
+    finished = run_script(printed("slurm", "--time=1:00:00"), stubs, tmp_path, JOB_STATE="CANCELLED")
+    assert finished.status == status and not (stubs / "requeued").exists()
 
 
 def test_a_task_of_a_job_gets_its_tf_config() -> None:
@@ -428,6 +440,7 @@ script="$(sed -n 's/.*--host-discovery-script \\([^ ]*\\).*/\\1/p' <<<"$*")"
 """
     stubs = write_stubs(tmp_path, horovodrun=horovodrun, ssh='[[ "$*" == *good* ]]', sleep="exit 0")
     text = printed("horovod", "--python=true", "--hosts=good:2,dead:2", "--min_workers=2")
+    assert "-m tfdist.launch.elastic_worker -- --gin_file=" in text
     assert run_script(text, stubs, tmp_path).check().stderr.count("start 2 in 2 s") == 1
     assert (stubs / "found").read_text() == "good:2\n" * 2
     refused = printed("horovod", "--python=false", "--hosts=good:2", "--restarts=0")

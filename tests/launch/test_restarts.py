@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import pathlib
 import time
 
 import pytest
+from gcs.server import GcsServer
 
 from tfdist.launch import stacks
 from tfdist.launch.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost
+from tfdist.launch.journal import Journal
 from tfdist.launch.restarts import Again, Enough, Failure, Restarts, Rules
 from tfdist.launch.vitals import Vital
+from tfdist.storage import files
 from tfdist.telemetry import pulse
 from tfdist.telemetry.pulse import Pulse, Reading, read, read_facts, stacks_path
 
@@ -75,13 +79,13 @@ def test_no_fewer_than_the_least_go_on() -> None:
     assert isinstance(restarts.after(Failure(KILLED, 1, None)), Enough)
 
 
-def reading(phase: str = pulse.TRAINING, *, step: int | None = 10, moment: float = 100.0, **changes: float) -> Reading:
+def reading(phase: str = pulse.TRAINING, *, moment: float = 100.0, **changes: float) -> Reading:
     made = Reading(
         pid=1,
         host="here",
         phase=phase,
         turn=9,
-        step=step,
+        step=10,
         moment=moment,
         recent_seconds=0.1,
         longest_seconds=0.1,
@@ -119,7 +123,7 @@ def look_until(watcher: Watcher, vitals: list[Vital], begin: float, end: float) 
 
 
 def test_who_the_others_wait_for_hangs_and_only_its_own_deadline_counts() -> None:
-    waits, blocked = vital(0, reading()), vital(1, reading(pulse.BETWEEN, recent_seconds=0.0))
+    waits, blocked = vital(0, reading(turn=12)), vital(1, reading(pulse.BETWEEN, turn=11, recent_seconds=0.0))
     watcher = Watcher(Deadlines(start_seconds=300.0))
     assert look_until(watcher, [waits, blocked], 100.0, 399.0) is None  # the other is past its 60 seconds
     found = look_until(watcher, [waits, blocked], 400.0, 402.0)
@@ -141,21 +145,20 @@ def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count() -> Non
     assert look_until(watcher, vitals, 1060.0, 1062.0) is not None
 
 
-def test_the_hindmost_is_in_an_earlier_turn_or_step_or_not_yet_where_all_meet() -> None:
+def test_the_hindmost_has_begun_fewer_turns() -> None:
     def last(*shown: Reading | None) -> list[int]:
         return [vital.worker for vital in hindmost([vital(i, r) for i, r in enumerate(shown)])]
 
     assert last(reading(), None) == [1]
-    assert last(reading(pulse.CONNECTING, step=None, turn=2), reading(pulse.STARTING, step=None, turn=1)) == [1]
-    assert last(reading(), reading(pulse.RESTORING, step=None)) == [1]
-    assert last(reading(step=9), reading(step=10)) == [0]
-    assert last(reading(), reading(pulse.BETWEEN), reading(pulse.SAVING)) == [1]
-    assert last(reading(pulse.FINISHING), reading(pulse.EVALUATING)) == [1]
+    assert last(reading(pulse.CONNECTING, turn=2), reading(pulse.STARTING, turn=1)) == [1]
+    assert last(reading(turn=12), reading(pulse.BETWEEN, turn=11), reading(pulse.SAVING, turn=13)) == [1]
+    assert last(reading(turn=12), reading(turn=12)) == [0, 1]
+    assert last(reading(turn=12), reading(pulse.LEAVING, turn=13)) == [1]
 
 
 def test_who_did_not_come_is_told_from_who_waited() -> None:
-    waits = vital(0, reading(pulse.CONNECTING, step=None))
-    assert absent([waits, vital(1, reading(pulse.STARTING, step=None))]).suspects[0].worker == 1
+    waits = vital(0, reading(pulse.CONNECTING))
+    assert absent([waits, vital(1, reading(pulse.STARTING))]).suspects[0].worker == 1
     assert absent([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
     assert absent([waits]) is None
 
@@ -169,7 +172,8 @@ def test_a_pulse_shows_what_a_process_does_and_what_it_told(tmp_path: pathlib.Pa
     mine.beat(pulse.TRAINING, 7)
     mine.beat(pulse.BETWEEN)
     mine.beat(pulse.TRAINING, 8)
-    mine.storing(True)
+    mine.storing(True, writer=1)
+    mine.storing(False, writer=2)
     shown = read(path)
     assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (pulse.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
@@ -192,3 +196,21 @@ def test_stacks_show_the_main_thread_first_and_a_librarys_frames_as_one() -> Non
     assert lines[4] == 'File "/a/loop.py", line 2 in run' and lines[5] == "Thread:"
     assert lines[-1] == "its stacks cannot be shown: it is stopped"
     assert stacks.waits_for_input(dump) and not stacks.waits_for_input(dump.split("\n\n")[1])
+
+
+def test_what_the_supervisor_does_goes_behind_the_events_of_the_run(tmp_path: pathlib.Path, gcs: GcsServer) -> None:
+    for place in (str(tmp_path / "run"), "gs://bucket/run"):
+        said: list[str] = []
+        journal = Journal(said.append)
+        journal.note("warning", "worker_failed", worker=1, step=7, status=KILLED)
+        journal.store(place)
+        assert not files.exists(f"{place}/events.jsonl")  # the run has not made its directory
+        files.make_dirs(place)
+        files.write_atomic(f"{place}/events.jsonl", '{"event": "run_started"}\n')
+        journal.note("info", "restarted", restart=1)
+        journal.store(place)
+        journal.store(place)
+        events = [json.loads(line) for line in files.read(f"{place}/events.jsonl").decode().splitlines()]
+        assert [event["event"] for event in events] == ["run_started", "worker_failed", "restarted"]
+        assert events[1]["worker"] == 1 and events[1]["step"] == 7 and events[1]["details"] == {"status": KILLED}
+        assert said == []

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -127,12 +127,12 @@ class Sweep:
 
 
 class Running:
-    """A chief that a test signals."""
+    """A chief, or a worker of a cluster, that a test signals."""
 
-    def __init__(self, command: Sequence[str], log: pathlib.Path) -> None:
+    def __init__(self, command: Sequence[str], log: pathlib.Path, variables: Mapping[str, str] = {}) -> None:
         self.mark = uuid.uuid4().hex
         self._log = log
-        environment = support.clean_environment() | {support.MARK: self.mark}
+        environment = support.clean_environment() | dict(variables) | {support.MARK: self.mark}
         with log.open("a") as output:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "tfdist.main", *command],
@@ -172,9 +172,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], log: pathlib.Path) -> Iterator[Running]:
-    """A chief; nothing of it is left afterwards."""
-    chief = Running(command, log)
+def running(command: Sequence[str], log: pathlib.Path, variables: Mapping[str, str] = {}) -> Iterator[Running]:
+    """A chief, or a worker; nothing of it is left afterwards."""
+    chief = Running(command, log, variables)
     try:
         yield chief
     finally:

@@ -10,9 +10,9 @@ import pytest
 
 from tfdist.errors import UserError
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.devices import shares
 from tfdist.tuning.objective import Objective
 from tfdist.tuning.trial import SeedRun, Trial
-from tfdist.tuning.workers import shares
 
 OBJECTIVE = Objective("val_accuracy", "max")
 
@@ -120,3 +120,11 @@ def test_a_run_that_left_with_status_0_before_its_rung_ended_is_not_over(tmp_pat
     list(run.new_reports(OBJECTIVE))
     assert not run.end(0, "", OBJECTIVE, epochs=3) and run.status is None
     assert not run.end(0, "", OBJECTIVE, epochs=None)
+
+
+def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path)
+    log = "error: runs/trials/0001 is in use by a training (host a, process 7, since 2025). Wait for its end.\n"
+    assert not run.end(2, log, OBJECTIVE, epochs=3) and run.status is None and run.deaths == 0
+    assert not run.end(143, "", OBJECTIVE, epochs=3, lost="tuner0 was not heard from for 30 s") and run.deaths == 1
+    assert run.message == "tuner0 was not heard from for 30 s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
 import sys
 from collections.abc import Callable, Iterator
 
@@ -86,6 +87,8 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
         ("tune.warm_start = ['nowhere']\ntune.search = @search.Grid()", "of no use to search.Grid"),
         ("train.hyperparameters = {'units': 3}", "the model takes none"),
         ("tune.max_seconds = -1", "above 0"),
+        ("tune.lease_seconds = 0", "tune.lease_seconds must be a number above 0"),
+        ("tune.workers_per_trial = 2", "which is of one. Write @multi_worker.MultiWorker()"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_status_2(
@@ -96,20 +99,18 @@ def test_what_is_wrong_is_one_message_and_status_2(
     assert expected in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("KERASTUNER_TUNER_ID", "chief"),
-        ("OMPI_COMM_WORLD_RANK", "0"),
-        ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'),
-    ],
-)
-def test_a_sweep_over_a_cluster_is_refused(
-    answer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+def test_an_address_that_is_taken_is_refused(
+    answer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(variable, value)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("KERASTUNER_TUNER_ID", "chief")
+        monkeypatch.setenv("KERASTUNER_ORACLE_PORT", str(port))
+        status, said = answer("tune.max_trials = 3", mode="tune")
+    assert status == 2 and f"cannot listen at 127.0.0.1:{port}" in said and "already in use" in said, said
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "192.0.2.1")  # of RFC 5737, nobody's
     status, said = answer("tune.max_trials = 3", mode="tune")
-    assert status == 2 and variable in said and "are not there yet" in said, said
+    assert status == 2 and "it is no address of this machine" in said, said
 
 
 def test_a_directory_that_another_sweep_uses_is_refused(

@@ -96,7 +96,7 @@ class WriterThread:
             if self._is_busy:  # or training may soon have to wait for it
                 self._courtesy.hurry()
             self._waiting.append(snapshot)
-            pulse.storing(True)
+            pulse.storing(True, writer=id(self))
             self._changed.notify_all()
 
     def news(self) -> Iterator[News | Failure]:
@@ -129,7 +129,7 @@ class WriterThread:
             with self._changed:
                 self._is_busy = False
                 if not self._waiting:
-                    pulse.storing(False)
+                    pulse.storing(False, writer=id(self))
                     self._courtesy.take_time()
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting or self.is_closed)

@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -200,9 +201,13 @@ class Doctor:
 
     def _compare_through(self, strategy: Any, facts: Mapping[str, Any]) -> None:
         """Compares all workers' facts with the chief's; every worker says how it differs."""
-        data = json.dumps(facts).encode() if strategy.topology.is_chief else None
-        chief = json.loads(bytes(strategy.broadcast(data)))
-        if not strategy.topology.is_chief:
+        is_chief = strategy.topology.is_chief
+        chief = json.loads(bytes(strategy.broadcast(json.dumps(facts).encode() if is_chief else None)))
+        began = time.time()  # by now everything is connected
+        chiefs_time = float(bytes(strategy.broadcast(repr(time.time()).encode() if is_chief else None)))
+        if not is_chief:
+            error = time.time() - began
+            self.tell(*meeting.check_clock("worker 0", chiefs_time - time.time(), error))
             self.tell(*facts_of.compare(facts, chief, "worker 0"))
 
 

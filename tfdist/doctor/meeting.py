@@ -215,20 +215,27 @@ def check_peer(cluster: Cluster, peer: Peer, *, seconds: float) -> list[Finding]
             )
         )
     ahead, error = peer.clock_seconds
-    if abs(ahead) - error > CLOCK_SECONDS:
-        findings.append(
-            Finding(
-                WARNING,
-                GROUP,
-                f"{name} has its clock {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this one's",
-                "Logs of workers cannot be laid side by side, and signatures for a bucket are refused from 15 minutes.",
-                "Let both machines take their time from one server: timedatectl set-ntp true.",
-            )
-        )
+    findings += check_clock(name, ahead, error)
     if not findings:
         shown = f"its clock differs by {abs(ahead) * 1e3:.1f} ms (±{error * 1e3:.1f})"
         findings.append(fine(GROUP, f"{name} answers, and asks; {shown}", worker=peer.index, clock_seconds=ahead))
     return findings
+
+
+def check_clock(name: str, ahead_seconds: float, error_seconds: float) -> list[Finding]:
+    """A finding where another worker's clock is off by more than what may be an error of measuring."""
+    if abs(ahead_seconds) - error_seconds <= CLOCK_SECONDS:
+        return []
+    where = "ahead of" if ahead_seconds > 0 else "behind"
+    return [
+        Finding(
+            WARNING,
+            GROUP,
+            f"{name} has its clock {abs(ahead_seconds):.1f} s {where} this one's",
+            "Logs of workers cannot be laid side by side, and signatures for a bucket are refused from 15 minutes.",
+            "Let both machines take their time from one server: timedatectl set-ntp true.",
+        )
+    ]
 
 
 def hosts(cluster: Cluster) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tfdist.errors import EXIT_DONE, TfdistError, UserError, suggest
-from tfdist.launch import horovod, local
+from tfdist.launch import horovod, host, local
 from tfdist.launch.hangs import Deadlines
 from tfdist.launch.output import Output
 from tfdist.launch.plan import Plan, worker_environment
@@ -24,7 +24,7 @@ from tfdist.launch.restarts import Rules
 from tfdist.launch.supervision import Patience
 from tfdist.launch.supervisor import supervise
 
-LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start}
+LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
 USAGE = "python -m tfdist.launch --workers=N [options] -- ARGUMENTS OF tfdist.main"
 EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
 DESCRIPTION = f"""\
@@ -73,10 +73,12 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
         raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
     if sys.platform != "linux":
         raise UserError(f"tfdist.launch starts workers on Linux only; this is {sys.platform!r}.")
+    on_this_host = options.launcher == "host"
     plan = Plan(
         num_workers=options.workers,
+        first_index=host.worker_index(os.environ) if on_this_host else 0,
         command=(sys.executable, "-m", options.module, *workers_own),
-        environment=worker_environment(os.environ),
+        environment=worker_environment(os.environ, keep_cluster=on_this_host),
         pin_cpus=options.pin_cpus,
     )
     patience = Patience(
@@ -120,6 +122,10 @@ def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         )
         hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
+    if options.launcher == "host":
+        if options.workers not in (None, 1):
+            raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")
+        options.workers = 1
     if options.workers is None:
         parser.error("--workers=N is missing: how many processes?")
     return options
@@ -143,7 +149,8 @@ def _parser() -> argparse.ArgumentParser:
         "--launcher",
         choices=list(LAUNCHERS),
         default="tf_config",
-        help="how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy; the default) or horovodrun",
+        help="how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy; the default) or horovodrun; "
+        "host starts the one worker that TF_CONFIG names, for the same command on each host",
     )
     add("--pin_cpus", action="store_true", help="give each worker its own share of the CPUs")
     add("--timeout_seconds", type=_positive_number, metavar="S", help="end the run after S seconds, with status 124")

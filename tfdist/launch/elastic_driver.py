@@ -4,6 +4,9 @@ A *round* is the time between two assignments of ranks. The driver begins the ne
 asked for its new place, or its process has ended; it then forgets what was put into its store. So what the workers
 leave there for one another is about the round that it is read in.
 
+Horovod itself asks the driver for a place only when it is set up again in a process; the first time it takes the place
+that its environment says. So the worker asks, and gives a new process the answer as its environment.
+
 Invariant: nothing here waits longer than it is told to, and no proxy is asked. Called by `elastic_worker.py`.
 """
 

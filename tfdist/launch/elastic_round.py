@@ -14,12 +14,19 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from tfdist.errors import EXIT_PREEMPTED
+from tfdist.errors import EXIT_DONE, EXIT_PREEMPTED
 from tfdist.launch.elastic_driver import Driver, Place
+from tfdist.launch.hangs import STARTUP
 from tfdist.launch.processes import bound_to_parent, has_ended, send_to_group, shell_status
 from tfdist.launch.supervision import SYMPTOMS
+from tfdist.telemetry import pulse
+from tfdist.telemetry.pulse import Reading
 
+DONE = "done"  # a worker has ended well, which none does before all have done their part
+FAILED = "failed"  # what a worker that failed by itself has to say of that
 LEAVING = "leaving"  # a worker has asked its child to leave, and with it all
 OVER = "over"  # a worker's child has ended, other than well
 STOP = "stop"  # a worker's child has ended in a way that would be repeated, and the run with it
@@ -32,18 +39,20 @@ class Patience:
     """How long a worker waits for what.
 
     Attributes:
-      chief_seconds: for the chief's process to find out that another has ended, and to store what was saved.
-      other_seconds: for another's to find out, if that is less.
+      notice_seconds: for its child to find out that another has ended, once it trains.
+      store_seconds: for its child to store what was saved, if it does so.
       grace_seconds: between SIGTERM and SIGKILL after that.
     """
 
-    chief_seconds: float = 60.0
-    other_seconds: float = 10.0
+    notice_seconds: float = 10.0
+    store_seconds: float = 300.0
     grace_seconds: float = 5.0
 
-    def end_seconds(self, place: Place) -> float:
-        """How long the process at `place` may take to end by itself."""
-        return self.chief_seconds if place.rank == 0 else min(self.chief_seconds, self.other_seconds)
+    def end_seconds(self, reading: Reading | None) -> float:
+        """How long a child that shows this may take to end by itself, from the end of another's on."""
+        if reading is not None and reading.is_storing:
+            return self.store_seconds
+        return 0.0 if reading is not None and reading.phase in STARTUP else self.notice_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,19 +62,36 @@ class Ending:
     Attributes:
       status: as a shell gives it.
       was_told: to end, by a signal that this process received.
-      was_asked: to leave, because the hosts have changed, or ended since the round was over.
+      was_asked: to leave, or another of the round, because the hosts have changed.
+      was_ended: by this process, because the round was over for another.
       noted_no_signal: it died of SIGTERM, so it had not come to train, and no other child of this round has.
+      step: the last one that it showed; None where it showed none.
+      facts: that it told.
     """
 
     status: int
     was_told: bool
     was_asked: bool
+    was_ended: bool
     noted_no_signal: bool
+    step: int | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it was neither well nor wanted that it ended."""
+        has_left = self.was_asked or self.status == EXIT_PREEMPTED or bool(self.facts.get("left_after_saving"))
+        return self.status != EXIT_DONE and not has_left
+
+    @property
+    def hung(self) -> bool:
+        """Whether it answered no signal when it should have ended."""
+        return self.was_ended and self.status == 128 + signal.SIGKILL
 
     @property
     def is_own_failure(self) -> bool:
         """Whether nothing but this worker can be to blame."""
-        return not self.was_asked and self.status not in (*SYMPTOMS, EXIT_PREEMPTED)
+        return self.is_failure and not self.was_ended and self.status not in SYMPTOMS
 
 
 def run_round(
@@ -78,6 +104,7 @@ def run_round(
     hosts_changed: threading.Event,
     say: Callable[[str], None],
     patience: Patience,
+    pulse_path: Path,
 ) -> Ending:
     """Runs `command` at `place` until it has ended.
 
@@ -88,9 +115,10 @@ def run_round(
       hosts_changed: has the run leave, to go on with the hosts that are there now.
       say: is told what is done and why.
       patience: with a child when the round is over for another worker.
+      pulse_path: a file that does not exist yet, in which the child shows itself.
     """
-    child = _Child(command, {**environment, **place.variables()})
-    ends = _Ends(driver, patience, place)
+    child = _Child(command, {**environment, **place.variables(), pulse.VARIABLE: str(pulse_path)})
+    ends = _Ends(driver, patience, pulse_path)
     was_told = was_asked = False
     while not child.has_ended():
         while signals:
@@ -106,19 +134,27 @@ def run_round(
             child.send(number)
         time.sleep(POLL_SECONDS)
     noted_no_signal, status = child.reap()
-    was_asked = was_asked or ends.has_begun or driver.told(LEAVING) is not None
-    return Ending(status, was_told, was_asked, noted_no_signal)
+    reading = pulse.read(pulse_path)
+    return Ending(
+        status,
+        was_told=was_told,
+        was_asked=was_asked or driver.told(LEAVING) is not None,
+        was_ended=ends.has_begun,
+        noted_no_signal=noted_no_signal,
+        step=reading.step if reading else None,
+        facts=pulse.read_facts(pulse_path),
+    )
 
 
 class _Ends:
     """When a child is ended because the round is over for another."""
 
-    def __init__(self, driver: Driver, patience: Patience, place: Place) -> None:
+    def __init__(self, driver: Driver, patience: Patience, pulse_path: Path) -> None:
         self._driver = driver
-        self._grace_seconds = patience.grace_seconds
-        self._end_seconds = patience.end_seconds(place)
+        self._patience = patience
+        self._pulse_path = pulse_path
         self._ask_at = time.monotonic() + _ASK_SECONDS
-        self._terminate_at = self._kill_at = math.inf
+        self._over_since = self._kill_at = math.inf
         self.has_begun = False
 
     def due(self, now: float) -> list[signal.Signals]:
@@ -127,10 +163,10 @@ class _Ends:
             over = self._driver.told(OVER)
             self._ask_at = now + _ASK_SECONDS if over is None else math.inf
             if over is not None:
-                self._terminate_at = now if over["noted_no_signal"] else now + self._end_seconds
-        if now >= self._terminate_at:
+                self._over_since = -math.inf if over["noted_no_signal"] else now
+        if now >= self._over_since + self._patience.end_seconds(pulse.read(self._pulse_path)):
             self.has_begun = True
-            self._terminate_at, self._kill_at = math.inf, now + self._grace_seconds
+            self._over_since, self._kill_at = math.inf, now + self._patience.grace_seconds
             return [signal.SIGTERM]
         if now >= self._kill_at:
             self._kill_at = math.inf

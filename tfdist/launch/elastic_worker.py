@@ -3,7 +3,8 @@
 Horovod's own way is to set itself up again inside of a training that has lost a worker; but TensorFlow's step function
 and tfdist's strategies are set up once a process. So horovodrun starts this program in each slot. It imports no
 TensorFlow and stays for as long as the slot does; the training runs in a child of it, another one each round (see
-`elastic_driver.py`), and goes on from the newest backup with as many workers as there are.
+`elastic_driver.py`), and goes on from the newest backup with as many workers as there are. `tfdist.main` becomes such a
+worker by itself where an elastic horovodrun has started it.
 
 Invariant: this process ends with 0 when the run is done or has no place for this slot any more; else with the status of
 a child that it could not or must not start again: what the user has to mend (2) and a training that diverged (3), on
@@ -14,20 +15,26 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import os
 import queue
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist.errors import EXIT_DONE, PeerLostError, PreemptedError, TfdistError, UserError, suggest
+from tfdist.launch.elastic_account import Account
 from tfdist.launch.elastic_driver import EXAMPLE, Driver, Place
-from tfdist.launch.elastic_round import OVER, POLL_SECONDS, STOP, Ending, Patience, run_round
+from tfdist.launch.elastic_round import DONE, FAILED, OVER, POLL_SECONDS, STOP, Ending, Patience, run_round
+from tfdist.launch.journal import Journal
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.supervision import OWN_DOING, SYMPTOMS, describe
+from tfdist.strategies.environment import ELASTIC_CHILD_VARIABLE
 
 USAGE = "python -m tfdist.launch.elastic_worker [options] -- ARGUMENTS OF tfdist.main"
 DESCRIPTION = f"""\
@@ -37,7 +44,6 @@ Runs `python -m tfdist.main ARGUMENTS` in a slot of an elastic horovodrun, again
 
 When a worker is lost or the hosts change, the others start their process again and go on from the newest backup.
 """
-FAILURE_WINDOW_SECONDS = 3600.0
 _SETTLE_SECONDS = 2.0  # for word that another worker's end was the cause, after this one lost its peers
 
 
@@ -45,14 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     try:
         options, command = parse(sys.argv[1:] if arguments is None else arguments)
-        return ElasticWorker(
-            Driver(os.environ),
-            command,
-            worker_environment(os.environ),
-            peer_timeout_seconds=options.peer_timeout_seconds,
-            max_failures=options.max_failures,
-            patience=Patience(chief_seconds=options.end_seconds),
-        ).run()
+        driver = Driver(os.environ)
+        with tempfile.TemporaryDirectory(prefix="tfdist-elastic-") as pulses:
+            return ElasticWorker(
+                driver,
+                command,
+                worker_environment(os.environ) | {ELASTIC_CHILD_VARIABLE: "1"},
+                peer_timeout_seconds=options.peer_timeout_seconds,
+                max_failures=options.max_failures,
+                patience=Patience(notice_seconds=options.end_seconds),
+                pulses=Path(pulses),
+            ).run()
     except TfdistError as error:
         say(f"error: {error}")
         return error.exit_status
@@ -66,8 +75,9 @@ class ElasticWorker:
       command: of the child.
       environment: of the child, but for its place.
       peer_timeout_seconds: for all others to end a round, and for the driver to find enough hosts.
-      max_failures: of this worker itself within FAILURE_WINDOW_SECONDS after which it starts its child again.
+      max_failures: of this worker itself within an hour after which it starts its child again.
       patience: with a child of a round that is over for another worker.
+      pulses: a directory in which each child shows itself.
     """
 
     def __init__(
@@ -79,14 +89,16 @@ class ElasticWorker:
         peer_timeout_seconds: float,
         max_failures: int,
         patience: Patience,
+        pulses: Path,
     ) -> None:
         self._driver = driver
         self._command = command
         self._environment = environment
         self._peer_timeout_seconds = peer_timeout_seconds
-        self._max_failures = max_failures
+        self._account = Account(max_failures)
+        self._journal = Journal(say)
         self._patience = patience
-        self._failures: list[float] = []
+        self._pulses = pulses
         self._signals: collections.deque[int] = collections.deque()
         self._hosts_changed = threading.Event()
 
@@ -102,6 +114,7 @@ class ElasticWorker:
             signal.signal(number, lambda received, _frame: self._signals.append(received))
         self._driver.call_when_hosts_change(self._hosts_changed.set)
         place: Place | None = self._driver.first_place
+        rounds = itertools.count()
         while place is not None:
             ending = run_round(
                 place,
@@ -112,11 +125,14 @@ class ElasticWorker:
                 hosts_changed=self._hosts_changed,
                 say=say,
                 patience=self._patience,
+                pulse_path=self._pulses / f"{next(rounds)}.pulse",
             )
             if ending.status == EXIT_DONE:
+                self._driver.tell(DONE)
                 return EXIT_DONE
             status = self._final_status(place, ending)
             self._driver.tell(OVER, noted_no_signal=ending.noted_no_signal)
+            self._journal.store(ending.facts.get("run_dir"))
             if status is not None:
                 return status
             place = self._next_place(place, ending)
@@ -131,15 +147,17 @@ class ElasticWorker:
             self._driver.tell(STOP, status=ending.status, worker=place.rank, host=self._driver.host)
             say(f"{place} ended with {describe(ending.status)}, which would be so again: all end.")
             return ending.status
-        if (stop := self._word_to_stop(ending)) is not None:
+        stop = self._word_to_stop(ending)
+        if self._driver.told(DONE) is not None:
+            say(f"{place} ended with {describe(ending.status)}, when the run was done already.")
+            return EXIT_DONE
+        if stop is not None:
             whose = f"worker {stop['worker']} (host {stop['host']})"
             say(f"{place}: {whose} ended with {describe(stop['status'])}: all end.")
             return int(stop["status"])
-        if ending.is_own_failure and self._counted() > self._max_failures:
-            say(
-                f"{place} ended with {describe(ending.status)}. This was failure {len(self._failures)} of "
-                f"{self._driver.host} within an hour: it is not started again (--max_failures={self._max_failures})."
-            )
+        self._tell_failure(place, ending)
+        if (why := self._account.enough(place, ending, time.monotonic())) is not None:
+            say(f"{place} ended with {describe(ending.status)} and is not started again: {why}.")
             return ending.status
         return None
 
@@ -150,11 +168,38 @@ class ElasticWorker:
             time.sleep(POLL_SECONDS)
         return stop
 
-    def _counted(self) -> int:
-        """Counts a failure of this worker itself; how many there were of late."""
-        now = time.monotonic()
-        self._failures = [moment for moment in self._failures if now - moment < FAILURE_WINDOW_SECONDS] + [now]
-        return len(self._failures)
+    def _tell_failure(self, place: Place, ending: Ending) -> None:
+        """Leaves word of a failure of this worker itself; the chief's notes what it knows, while no process trains."""
+        how = "hung, and was killed" if ending.hung else f"ended with {describe(ending.status)}"
+        is_to_blame = ending.is_own_failure or ending.hung
+        failed = {"worker": place.rank, "host": self._driver.host, "status": ending.status, "how": how}
+        if is_to_blame:
+            self._driver.tell(FAILED, **failed)
+        if place.rank > 0:
+            return
+        if not ending.is_failure:
+            if ending.was_asked:
+                self._journal.note("info", "hosts_changed", step=ending.step, num_workers=place.size)
+            return
+        found = failed if is_to_blame else self._driver.told(FAILED)
+        found = found or {
+            "worker": None,
+            "host": None,
+            "status": None,
+            "how": "is gone or hangs, and its host may, too",
+        }
+        worker = found["worker"]
+        message = f"{'a worker' if worker is None else f'worker {worker}'} {found['how']}"
+        self._journal.note(
+            "warning",
+            "worker_failed",
+            worker=worker,
+            step=ending.step,
+            message=message,
+            status=found["status"],
+            host=found["host"],
+            num_workers=place.size,
+        )
 
     def _next_place(self, place: Place, ending: Ending) -> Place | None:
         """This slot's place in the next round; None where it has none."""
@@ -231,9 +276,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--end_seconds",
         type=_number(float, "a number of seconds", least=0.0),
-        default=Patience().chief_seconds,
+        default=Patience().notice_seconds,
         metavar="S",
-        help="how long the chief may take to end, and to store what was saved, once another worker has ended",
+        help="how long a process that trains may take to end by itself once another worker's has ended",
     )
     add(
         "--max_failures",

@@ -1,8 +1,7 @@
 """Tells a worker that hangs from workers that wait for it.
 
-Workers of one run go through the same turns, so the one that the others wait for is the hindmost: it is in an earlier
-turn of the start, at an earlier step, or at the same step and not yet in what all do together. Only its own deadline
-counts, however long the others have waited.
+Workers of one run go through the same turns, so the one that the others wait for is the hindmost: it has begun fewer
+of them. Only its own deadline counts, however long the others have waited.
 
 Invariant: a deadline is learned from the turns that the same worker has made of the same kind; what it does for the
 first time (compiling, above all) has the deadline of a start. Time in which the supervisor itself did not run counts
@@ -21,10 +20,10 @@ from tfdist.telemetry.pulse import Reading
 
 STOPPED_SECONDS = 5.0
 BLIND_SECONDS = 5.0  # between two looks: the supervisor was stopped itself, or the machine slept
-LEAST_SECONDS = {pulse.TRAINING: 60.0, pulse.EVALUATING: 60.0, pulse.SAVING: 300.0}
+LEAST_SECONDS = {pulse.TRAINING: 60.0, pulse.EVALUATING: 60.0, pulse.AGREEING: 60.0, pulse.SAVING: 300.0}
 TIMES_RECENT, TIMES_LONGEST = 10.0, 2.0
 STARTUP = (pulse.STARTING, pulse.CONNECTING, pulse.PREPARING, pulse.BUILDING, pulse.RESTORING)
-ORDER_AT_A_STEP = (pulse.BETWEEN, pulse.EVALUATING, pulse.SAVING, pulse.TRAINING, pulse.FINISHING)
+OUT_OF_TURN = (pulse.LEAVING, pulse.ENDED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +117,9 @@ def absent(vitals: Sequence[Vital]) -> Hang | None:
     return None
 
 
-def _place(vital: Vital) -> tuple[int, int, int]:
-    """How far a worker is, in an order that is the same for all of a run."""
+def _place(vital: Vital) -> tuple[int, int]:
+    """How far a worker is, in an order that is the same for all of a run; one that gave up is behind."""
     reading = vital.reading
     if reading is None:
-        return -1, 0, 0
-    if reading.phase not in ORDER_AT_A_STEP or reading.step is None:
-        return 0, reading.turn, 0
-    return 1, reading.step, ORDER_AT_A_STEP.index(reading.phase)
+        return 0, 0
+    return int(reading.phase not in OUT_OF_TURN), reading.turn

@@ -1,8 +1,9 @@
 """Notes in a run's events.jsonl what its supervisor does: failures, restarts, waiting, giving up.
 
-Invariant: it writes only while no worker runs, so that on gs:// too, where a log is rewritten whole, nobody writes at
-the same time; and never into a directory that the run itself has not made. What cannot be stored is said and kept for
-the next time. Imports no TensorFlow. Called by `supervisor.py`.
+Invariant: it writes only while none of its workers runs, and to a file of its own if worker 0 is none of them, so that
+on gs:// too, where a log is rewritten whole, nobody writes at the same time; and never into a directory that the run
+itself has not made. What cannot be stored is said and kept for the next time. Imports no TensorFlow. Called by
+`supervisor.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from tfdist.errors import UserError
 class Journal:
     """The supervisor's notes on one run."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], *, worker: int = 0) -> None:
         self._say = say
+        self._worker = worker  # the first of those that are supervised
         self._lines: list[str] = []
 
     def note(
@@ -37,7 +39,8 @@ class Journal:
         try:
             if not files.is_dir(run_dir):
                 return
-            log = files.open_log(RunDirectory(run_dir).events)
+            directory = RunDirectory(run_dir)
+            log = files.open_log(directory.worker_events(self._worker) if self._worker else directory.events)
             try:
                 for line in self._lines:
                     log.write_line(line)

@@ -28,6 +28,7 @@ class Plan:
       pin_cpus: gives each its share of the CPUs.
       left_out: the places, counted from 0, of workers that are not started. The others are numbered without a gap.
       begin_at: the moment by `time.monotonic` until which workers that are ready wait; None does not wait.
+      first_index: of the workers that are started; others may be somewhere else.
     """
 
     num_workers: int
@@ -36,6 +37,7 @@ class Plan:
     pin_cpus: bool = False
     left_out: frozenset[int] = frozenset()
     begin_at: float | None = None
+    first_index: int = 0
 
     @property
     def places(self) -> list[int]:
@@ -48,21 +50,27 @@ class Plan:
         shares = cpu_shares(self.num_workers) if self.pin_cpus else [[]] * self.num_workers
         return [shares[place] for place in self.places]
 
+    def place_of(self, index: int) -> int:
+        """Where worker `index` is started."""
+        return self.places[index - self.first_index]
+
     def own_variables(self, index: int) -> dict[str, str]:
         """What worker `index` alone has in its environment."""
-        variables = {PLACE_VARIABLE: str(self.places[index])}
+        variables = {PLACE_VARIABLE: str(self.place_of(index))}
         if self.begin_at is not None:
             variables[BEGIN_VARIABLE] = repr(self.begin_at)
         return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if self.left_out else {})
 
 
-def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(environment: Mapping[str, str], *, keep_cluster: bool = False) -> dict[str, str]:
     """The launcher's environment as workers on this machine need it.
 
     Lines appear when they are printed, and a proxy does not stand between the workers, as gRPC else arranges it.
+    TF_CONFIG is the launcher's to make, unless it is to be kept.
     """
     changed = {**environment, "PYTHONUNBUFFERED": "1"}
-    changed.pop("TF_CONFIG", None)
+    if not keep_cluster:
+        changed.pop("TF_CONFIG", None)
     changed.pop(ALL_WORKERS_VARIABLE, None)
     if any(environment.get(name) for name in PROXY_VARIABLES):
         direct = [h for h in (environment.get("no_proxy") or environment.get("NO_PROXY") or "").split(",") if h]

@@ -85,6 +85,9 @@ class Outcome:
       facts: what the workers told.
       was_interrupted: the launcher, or a worker, was told to end.
       noticed: when the failure was, by `time.monotonic`.
+
+    A worker that lost its peers, or one of several that may hang, stands in `worker` although it may not be the cause:
+    then `is_certain` is False.
     """
 
     status: int
@@ -96,6 +99,12 @@ class Outcome:
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     was_interrupted: bool = False
     noticed: float = 0.0
+
+    @property
+    def is_certain(self) -> bool:
+        if self.hang is not None:
+            return len(self.hang.suspects) == 1
+        return self.worker is not None and self.status not in SYMPTOMS
 
 
 def watch(

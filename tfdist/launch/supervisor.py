@@ -65,7 +65,7 @@ class _Supervisor:
         self.begun = time.monotonic()
         self.patience = dataclasses.replace(patience, begun=self.begun)
         self.restarts = Restarts(rules, plan.num_workers)
-        self.journal = Journal(output.say)
+        self.journal = Journal(output.say, worker=plan.first_index)
         self.run_dir: str | None = None
 
     def run(self) -> int:
@@ -87,7 +87,7 @@ class _Supervisor:
             return watch(workers, signals=self.signals, say=self.output.say, patience=self.patience)
 
     def _decide(self, outcome: Outcome) -> Again | Enough:
-        place = None if outcome.worker is None else self.plan.places[outcome.worker]
+        place = self.plan.place_of(outcome.worker) if outcome.is_certain else None
         may_mend = bool(outcome.facts.get("address_taken"))  # a start chooses its ports anew
         decision = self.restarts.after(Failure(outcome.status, place, outcome.step), may_mend=may_mend)
         if outcome.status not in OWN_DOING or may_mend:
@@ -96,7 +96,7 @@ class _Supervisor:
 
     def _note_failure(self, outcome: Outcome) -> None:
         reading = outcome.vital.reading if outcome.vital else None
-        how = "hung: " + outcome.hang.why if outcome.hang else f"ended with {describe(outcome.status)}"
+        how = f"hung: {outcome.hang.why}" if outcome.hang else f"ended with {describe(outcome.status)}"
         self.journal.note(
             "warning",
             "worker_hung" if outcome.hang else "worker_failed",
@@ -107,7 +107,8 @@ class _Supervisor:
             host=reading.host if reading else None,
             pid=outcome.vital.pid if outcome.vital else None,
             phase=reading.phase if reading else None,
-            place=None if outcome.worker is None else self.plan.places[outcome.worker],
+            place=None if outcome.worker is None else self.plan.place_of(outcome.worker),
+            is_certain=outcome.is_certain,
             num_workers=len(self.plan.places),
         )
 
@@ -162,7 +163,8 @@ def report(outcome: Outcome, output: Output) -> None:
     if outcome.worker is None:
         return
     if outcome.hang is not None:
-        output.say(f"worker {outcome.worker} was ended: {outcome.hang.why}")
+        suspects = " or ".join(f"worker {vital.worker}" for vital in outcome.hang.suspects)
+        output.say(f"ended because of {suspects}: {outcome.hang.why}")
         return
     words = [] if outcome.status in ENDED_AS_ASKED else output.last_words(outcome.worker)
     quoted = ["  " + line for line in words]

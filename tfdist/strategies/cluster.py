@@ -165,7 +165,7 @@ def _check_addresses(jobs: dict[str, list[str]]) -> None:
     for job in JOBS:
         for index, address in enumerate(jobs.get(job, [])):
             task = f"cluster.{job}[{index}]"
-            if mistake := _address_mistake(address):
+            if mistake := address_mistake(address):
                 raise UserError(f"{VARIABLE}: {task} must be host:port: {mistake}\n  Received: {address!r}")
             if address.lower() in seen:
                 raise UserError(
@@ -175,8 +175,8 @@ def _check_addresses(jobs: dict[str, list[str]]) -> None:
             seen[address.lower()] = task
 
 
-def _address_mistake(address: str) -> str | None:
-    """What is wrong with an address and what it should be; None for a sound one."""
+def address_mistake(address: str) -> str | None:
+    """What is wrong with host:port and what to write instead; None for a sound address."""
     without_scheme = re.sub(r"^[A-Za-z][A-Za-z0-9+.-]*://", "", address).rstrip("/")
     if without_scheme != address:
         return f"it is not a URL. Write {without_scheme!r}."

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 HOROVOD_MARKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 ALL_WORKERS_VARIABLE = "TFDIST_ALL_WORKERS"  # how many a run has; tfdist.launch sets it where it goes on with fewer
+ELASTIC_CHILD_VARIABLE = "TFDIST_ELASTIC_CHILD"  # set in what an elastic worker starts, and so in what that starts
 TPU_MARKS = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR")
 
 
@@ -18,9 +19,13 @@ def current() -> Mapping[str, str]:
     return os.environ
 
 
-def change(values: Mapping[str, str]) -> None:
-    """Sets variables of this process."""
-    os.environ.update(values)
+def change(values: Mapping[str, str | None]) -> None:
+    """Sets variables of this process; None takes one out."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | None:
@@ -42,6 +47,11 @@ def all_workers(environment: Mapping[str, str]) -> int | None:
     """How many workers the run has when all are there; None where nobody said that some are not."""
     text = environment.get(ALL_WORKERS_VARIABLE, "")
     return int(text) if text.isdecimal() else None
+
+
+def is_elastic(environment: Mapping[str, str]) -> bool:
+    """Whether an elastic horovodrun started this process itself, so that its place among the others may change."""
+    return environment.get("HOROVOD_ELASTIC") == "1" and ELASTIC_CHILD_VARIABLE not in environment
 
 
 def set_horovod_tuning(*, fusion_threshold_bytes: int | None, cycle_time_milliseconds: float | None) -> None:

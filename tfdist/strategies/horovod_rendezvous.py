@@ -3,9 +3,9 @@
 Horovod 0.28 waits for 30 seconds without a word and then aborts the process. `horovodrun --gloo` keeps a store of keys
 and values for its processes: each one puts its name there and looks for the others'.
 
-Invariant: when one process returns, all have come as far as this; who does not come is named. Under MPI, and where
-Horovod is elastic and counts its processes itself, there is nothing to do. Called by the strategy horovod. Imports
-neither TensorFlow nor Horovod.
+Invariant: when one process returns, all have come as far as this; who does not come is named. Under MPI there is
+nothing to do; under an elastic horovodrun places are those of one round, after which the store is emptied. Called by
+the strategy horovod. Imports neither TensorFlow nor Horovod.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from tfdist.errors import PeerLostError
+from tfdist.strategies.environment import is_elastic
 
 SCOPE = "tfdist"
 ASK_SECONDS = 0.1
@@ -41,7 +42,7 @@ def read_meeting(environment: Mapping[str, str]) -> Meeting | None:
     """The meeting that `horovodrun --gloo` arranged; None where it did not."""
     names = ("HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK", "HOROVOD_SIZE")
     host, numbers = environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), [environment.get(name, "") for name in names]
-    if not host or not all(number.isdecimal() for number in numbers) or environment.get("HOROVOD_ELASTIC") == "1":
+    if not host or not all(number.isdecimal() for number in numbers) or is_elastic(environment):
         return None
     return Meeting(host, *map(int, numbers))
 

@@ -40,6 +40,7 @@ TRAINING = "training"
 BETWEEN = "between steps"
 EVALUATING = "evaluating"
 SAVING = "saving"
+AGREEING = "agreeing with the others"
 FINISHING = "finishing"
 LEAVING = "leaving after an error"
 ENDED = "ended"
@@ -86,7 +87,7 @@ class Pulse:
         self._recent: dict[str, collections.deque[float]] = {}
         self._longest: dict[str, float] = {}
         self._facts: dict[str, Any] = {}
-        self._is_storing = False
+        self._storing: set[int] = set()
         self._lock = threading.Lock()
         self._shows_stacks = self._offer_stacks()
         self._write()
@@ -103,11 +104,12 @@ class Pulse:
                 self._step = step
             self._write()
 
-    def storing(self, is_storing: bool) -> None:
-        """A backup is being written in the background, or no more; any thread may say so."""
+    def storing(self, is_storing: bool, *, writer: int) -> None:
+        """A writer has backups to write in the background, or no more; any thread may say so."""
         with self._lock:
-            if is_storing != self._is_storing:
-                self._is_storing = is_storing
+            was_storing = bool(self._storing)
+            (self._storing.add if is_storing else self._storing.discard)(writer)
+            if bool(self._storing) != was_storing:
                 self._write()
 
     def tell(self, **facts: Any) -> None:
@@ -132,7 +134,7 @@ class Pulse:
         phase = self._phase.encode()[:24]
         times = self._moment, recent, longest
         numbers = self._pid, self._step, self._turn, *times
-        record = _RECORD.pack(_MAGIC, *numbers, self._shows_stacks, self._is_storing, phase, self._host)
+        record = _RECORD.pack(_MAGIC, *numbers, self._shows_stacks, bool(self._storing), phase, self._host)
         with contextlib.suppress(OSError):  # a full disk must not end a training
             os.pwrite(self._descriptor, record, 0)
 
@@ -160,10 +162,10 @@ def beat(phase: str, step: int | None = None) -> None:
         _PULSE.beat(phase, step)
 
 
-def storing(is_storing: bool) -> None:
-    """This process writes a backup in the background, or no more."""
+def storing(is_storing: bool, *, writer: int) -> None:
+    """One of this process's writers, known by a number, has backups to write in the background, or no more."""
     if _PULSE is not None:
-        _PULSE.storing(is_storing)
+        _PULSE.storing(is_storing, writer=writer)
 
 
 def tell(**facts: Any) -> None:

@@ -83,6 +83,11 @@ class RunDirectory:
         return files.join(self.path, "sweep.jsonl")
 
     @property
+    def sweep_mark(self) -> str:
+        """By which workers of a sweep over a cluster see that they share the directory with its chief."""
+        return files.join(self.path, ".sweep-chief")
+
+    @property
     def trials(self) -> str:
         """The sweep's trials as a table."""
         return files.join(self.path, "trials.csv")

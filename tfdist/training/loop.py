@@ -304,9 +304,13 @@ class Loop:
             seconds=seconds,
             rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
         )
+        pulse.beat(pulse.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
+        pulse.beat(pulse.BETWEEN)
         self._callbacks.epoch_end(self._epoch, logs)
+        pulse.beat(pulse.AGREEING)
         outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
+        pulse.beat(pulse.BETWEEN)
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
         self._reporter.point(

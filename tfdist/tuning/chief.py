@@ -8,28 +8,29 @@ TensorFlow.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import os
 import select
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import PreemptedError, TfdistError, UserError
+from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning import hypermodel
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking, Suggestion
 from tfdist.tuning.journal import Journal
+from tfdist.tuning.leaving import Leaving
 from tfdist.tuning.objective import Objective
 from tfdist.tuning.search import Search
 from tfdist.tuning.space import Space
 from tfdist.tuning.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
-from tfdist.tuning.workers import Ended, Job, Workers
+from tfdist.tuning.workers import Ended, Job, Place, Workers
+
+if TYPE_CHECKING:
+    from tfdist.tuning.fleet import Fleet
 
 POLL_SECONDS = 0.1
 REMOTE_POLL_SECONDS = 5.0
@@ -43,16 +44,15 @@ class Plan:
     Attributes:
       epochs: of a whole training; None where `train.steps` ends it.
       seed: `train.seed`; the trial's further seeds are the numbers behind it.
-      arguments: of the command that trains, but for what differs between trials.
       max_trials, max_epochs, max_seconds: the budgets; None: without.
       max_failures: failed trials in a row that end the sweep.
+      lease_seconds: how long a worker of another machine may still train what it was given before the chief was killed.
     """
 
     run_dir: str
     space: Space
     objective: Objective
     search: Search
-    arguments: Sequence[str]
     epochs: int | None
     seed: int
     max_trials: int | None
@@ -60,6 +60,7 @@ class Plan:
     max_seconds: float | None
     seeds_per_trial: int
     max_failures: int
+    lease_seconds: float
 
 
 class Chief:
@@ -72,6 +73,7 @@ class Chief:
       workers: where trials run.
       woken: a file descriptor that becomes readable when the oracle has something new.
       on_wait: called some times a second while nothing happens.
+      notify: takes what the user should know.
     """
 
     def __init__(
@@ -79,9 +81,10 @@ class Chief:
         plan: Plan,
         asking: Asking,
         journal: Journal,
-        workers: Workers,
+        workers: Workers[Job] | Fleet,
         woken: int,
         on_wait: Callable[[], None] = lambda: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._plan = plan
         self._asking = asking
@@ -89,12 +92,15 @@ class Chief:
         self._workers = workers
         self._woken = woken
         self._on_wait = on_wait
+        self._notify = notify
         self._pending: collections.deque[Job] = collections.deque()
+        self._reserved: list[Job] = []  # for the workers that may still have them
+        self._reserved_until = 0.0
         self._trials: dict[str, Trial] = {}
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
         self._epochs_planned = 0
         self._failures = 0
-        self._signal: int | None = None
+        self._leaving = Leaving()
         self._is_closing = False
         self._started = time.monotonic()
         self._next_look = 0.0
@@ -120,7 +126,7 @@ class Chief:
           TfdistError: too many trials failed.
         """
         self._replay(events)
-        with self._noting_signals():
+        with self._leaving.noting():
             while True:
                 self._fill()
                 if not self._workers.running and not self._is_more_to_come():
@@ -130,7 +136,18 @@ class Chief:
                     self._process_ended(ended)
                 self._look_at_reports()
                 self._check_time()
-        self._leave_if_told()
+        self._leaving.leave_if_told("Left after the running trials had saved. The same command goes on from there.")
+
+    def claim(self, key: str, parameters: Sequence[str], place: Place) -> Job | None:
+        """Lets a worker keep what it was given before this chief was started; None where it does not count any more."""
+        for queue in (self._reserved, self._pending):
+            for job in queue:
+                same = job.key == key and self._parameters(job) == list(parameters)
+                if same and job.trial.is_open and job.run.status is None and not self._is_closing:
+                    queue.remove(job)
+                    self._write_start(job.trial, place)
+                    return job
+        return None
 
     # What was before
 
@@ -140,10 +157,12 @@ class Chief:
             if kind == journals.TRIAL_STARTED:
                 self._replay_start(event)
                 self._trials[name].is_told = True
+                self._trials[name].host = event.get("host") or self._trials[name].host
             elif kind == journals.TRIAL_REPORTED:
                 self._replay_report(event)
             elif kind == journals.TRIAL_ENDED and event["status"] == journals.INTERRUPTED:
                 self._trials[name].is_told = False
+                self._trials[name].host = self._host_still(self._trials[name])
             elif kind == journals.TRIAL_ENDED:
                 self._asking.ask_until(event["asked"])
                 trial = self._trials[name]
@@ -158,7 +177,11 @@ class Chief:
             if trial.is_open:
                 if trial.is_told:
                     self._write_end(trial, journals.INTERRUPTED, None, "the sweep was interrupted")
-                self._queue(trial)
+                (self._reserved if trial.host is not None else self._pending).extend(self._to_run(trial))
+        self._reserved_until = time.monotonic() + self._plan.lease_seconds
+        if self._reserved:
+            names = ", ".join(dict.fromkeys(job.trial.name for job in self._reserved))
+            self._notify(f"trial {names}: kept {self._plan.lease_seconds:g} s for the workers that may still train it")
 
     def _replay_start(self, event: Mapping[str, Any]) -> None:
         name, rung = event["trial"], event["rung"]
@@ -191,9 +214,12 @@ class Chief:
     def _is_more_to_come(self) -> bool:
         if self._is_closing:
             return False
-        return bool(self._pending) or not self._asking.is_over
+        return bool(self._pending or self._reserved) or not self._asking.is_over
 
     def _fill(self) -> None:
+        if self._reserved and time.monotonic() > self._reserved_until:
+            self._pending.extendleft(reversed(self._reserved))
+            self._reserved = []
         while not self._is_closing:
             ahead = self._plan.search.asks_ahead
             if not self._pending:
@@ -211,7 +237,7 @@ class Chief:
             suggestion = self._asking.take()
             if suggestion is None or not self._is_within_budget(suggestion):
                 return None
-            self._queue(self._open(suggestion, self._plan.space.decoded(suggestion.values)))
+            self._pending.extend(self._to_run(self._open(suggestion, self._plan.space.decoded(suggestion.values))))
             self._asking.want(self._workers.num_free + self._plan.search.asks_ahead)
 
     def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
@@ -237,8 +263,8 @@ class Chief:
     def _directory(self, name: str, index: int) -> RunDirectory:
         return RunDirectory(files.join(self._plan.run_dir, "trials", f"{name}-seed-{index}" if index else name))
 
-    def _queue(self, trial: Trial) -> None:
-        self._pending.extend(Job(trial, run) for run in trial.runs if run.status is None)
+    def _to_run(self, trial: Trial) -> list[Job]:
+        return [Job(trial, run) for run in trial.runs if run.status is None]
 
     def _cost(self, suggestion: Suggestion) -> int:
         """The epochs that a suggestion takes."""
@@ -252,30 +278,43 @@ class Chief:
         return not self._is_closing
 
     def _start(self, job: Job) -> None:
-        trial, plan = job.trial, self._plan
+        trial = job.trial
         if job.run.stop_asked and job.run.reports:  # the oracle had said so before the chief was killed
             job.run.status, job.run.objective = STOPPED, job.run.reports[max(job.run.reports)].objective
             self._conclude(trial)
             return
-        settings = plan.space.statements(trial.values)
-        if job.run.seed != plan.seed:
+        self._write_start(trial, self._workers.next_free)
+        self._workers.start(job, self._parameters(job))
+
+    def _host_still(self, trial: Trial) -> str | None:
+        """Of a trial one run of which is interrupted: where another may still be."""
+        return trial.host if len(trial.runs) > 1 else None
+
+    def _parameters(self, job: Job) -> list[str]:
+        """The gin statements that tell this run from others."""
+        settings = self._plan.space.statements(job.trial.values)
+        if job.run.seed != self._plan.seed:
             settings.append(f"train.seed = {job.run.seed}")
-        if trial.is_partial:
-            settings.append(f"train.stop_after_epochs = {trial.epochs}")
-        parameters = [f"--gin_param={setting}" for setting in settings]
-        trial.worker = self._workers.next_free
-        if not trial.is_told:
-            trial.is_told = True
-            self._journal.write(
-                journals.TRIAL_STARTED,
-                trial=trial.name,
-                values=trial.values,
-                rung=trial.rung,
-                epochs=trial.epochs,
-                worker=trial.worker,
-                asked=self._asking.asked,
-            )
-        self._workers.start(job, [*plan.arguments, *parameters, f"--run_dir={job.run.directory.path}"])
+        if job.trial.is_partial:
+            settings.append(f"train.stop_after_epochs = {job.trial.epochs}")
+        return settings
+
+    def _write_start(self, trial: Trial, place: Place) -> None:
+        is_known = trial.is_told and (place.host is None or trial.host is not None)
+        trial.worker, trial.host = place.number, place.host or self._host_still(trial)
+        if is_known:
+            return
+        trial.is_told = True
+        self._journal.write(
+            journals.TRIAL_STARTED,
+            trial=trial.name,
+            values=trial.values,
+            rung=trial.rung,
+            epochs=trial.epochs,
+            worker=place.number,
+            **({} if place.host is None else {"host": place.host}),
+            asked=self._asking.asked,
+        )
 
     # What comes back
 
@@ -288,10 +327,10 @@ class Chief:
     def _process_ended(self, ended: Ended) -> None:
         run, trial = ended.job.run, ended.job.trial
         trial.active_seconds += ended.seconds
-        self._take_reports(ended.job)
+        self._take_reports(ended.job, anew=True)
         if not trial.is_open:
             return
-        if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs):
+        if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs, lost=ended.lost):
             self._write_end(trial, journals.INTERRUPTED, None, run.message or "it was told to leave, and has saved")
             self._pending.appendleft(Job(trial, run))
             return
@@ -375,9 +414,9 @@ class Chief:
                 if job.trial is trial and job.run.stop_asked:
                     self._workers.stop(job)
 
-    def _take_reports(self, job: Job) -> None:
+    def _take_reports(self, job: Job, *, anew: bool = False) -> None:
         trial = job.trial
-        for new in job.run.new_reports(self._plan.objective):
+        for new in job.run.new_reports(self._plan.objective, anew=anew):
             report = trial.mean_report(new.step)
             if report is None or not trial.is_open:
                 continue
@@ -398,7 +437,7 @@ class Chief:
     def _check_time(self) -> None:
         limit = self._plan.max_seconds
         is_late = limit is not None and time.monotonic() - self._started > limit
-        if (is_late or self._signal is not None) and not self._is_closing:
+        if (is_late or self._leaving.is_told) and not self._is_closing:
             self._is_closing = True
             for job in self._workers.running:
                 self._workers.stop(job)
@@ -407,26 +446,6 @@ class Chief:
         self._is_closing = True
         for trial in {job.trial.name: job.trial for job in self._workers.running}.values():
             self._write_end(trial, journals.INTERRUPTED, None, "the sweep ended")
-
-    @contextlib.contextmanager
-    def _noting_signals(self) -> Iterator[None]:
-        def note(number: int, _frame: FrameType | None) -> None:
-            if self._signal is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt  # who presses Ctrl-C twice does not want to wait
-            self._signal = number
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _leave_if_told(self) -> None:
-        if self._signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self._signal is not None:
-            raise PreemptedError("Left after the running trials had saved. The same command goes on from there.")
 
 
 def _listed(statements: Sequence[str]) -> str:

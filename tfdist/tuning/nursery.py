@@ -11,7 +11,6 @@ nursery does not outlive the chief, however that ends. Linux and other systems w
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import gc
 import json
@@ -21,14 +20,14 @@ import signal
 import socket
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist.errors import EXIT_BUG, TfdistError
+from tfdist.launch.processes import has_ended
 from tfdist.strategies import environment
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+from tfdist.tuning import group
+from tfdist.tuning.forks import die_with, forked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +38,21 @@ class Start:
       name: what its end will be reported under.
       arguments: of the command.
       log: the file that gets what it writes, behind what is there.
-      environment: variables to set.
+      environment: variables to set; None takes one out.
       cpus: that it may use; none: all.
       place: a process that was prepared under this name is taken, if there is one.
+      processes: how many make up the run.
+      launcher: of several: how they find each other, one of `group.py`.
     """
 
     name: str
     arguments: Sequence[str]
     log: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str | None]
     cpus: Sequence[int] = ()
     place: str = ""
+    processes: int = 1
+    launcher: str = ""
 
 
 class Nursery:
@@ -121,8 +124,8 @@ def open_nursery(run: Callable[[Sequence[str]], int], prepare: Callable[[Sequenc
         theirs.close()
         return Nursery(ours, pid)
     ours.close()
-    with _leaving():
-        _die_with(chief)
+    with forked():
+        die_with(chief)
         os.setsid()  # Ctrl-C is the chief's to deal with
         gc.freeze()  # what the trials share with us stays shared
         _Server(theirs, run, prepare).serve()
@@ -185,7 +188,7 @@ class _Server:
             theirs.close()
             self._spares[start.place] = _Spare(pid, ours)
             return
-        with _leaving():
+        with forked():
             ours.close()
             self._wait_for_trial(start, nursery, theirs)
         os._exit(EXIT_BUG)
@@ -215,7 +218,7 @@ class _Server:
         if pid:
             self._names[pid] = start.name
             return
-        with _leaving():
+        with forked():
             self._leave_nursery(start, nursery)
             self._become(start)
         os._exit(EXIT_BUG)
@@ -226,7 +229,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in (self._connection, self._woken, self._wake, *(spare.line for spare in self._spares.values())):
             each.close()
-        _die_with(nursery)
+        die_with(nursery)
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if start.cpus and hasattr(os, "sched_setaffinity"):
@@ -237,16 +240,19 @@ class _Server:
         log = os.open(start.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.write(log, said)
         _write_to(log)
-        status = self._run(start.arguments)
+        if start.processes > 1:
+            status = group.run(self._run, start.arguments, count=start.processes, launcher=start.launcher)
+        else:
+            status = self._run(start.arguments)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
     def _reap(self) -> None:
         for place, spare in [*self._spares.items()]:
-            if _has_ended(spare.pid):
+            if has_ended(spare.pid):
                 self._spares.pop(place).end()
-        for pid in [pid for pid in self._names if _has_ended(pid)]:
+        for pid in [pid for pid in self._names if has_ended(pid)]:
             _send_signal(pid, signal.SIGKILL)  # what it left behind; before it is reaped its number is its own
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
@@ -288,29 +294,6 @@ class _Spare:
 def _write_to(file: int) -> None:
     for target in (1, 2):
         os.dup2(file, target)
-
-
-@contextlib.contextmanager
-def _leaving() -> Iterator[None]:
-    """Never lets a forked process run on into what its parent was about to do."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, SystemExit):
-            traceback.print_exception(error)
-        sys.stderr.flush()
-        os._exit(EXIT_BUG)
-
-
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(EXIT_BUG)
-
-
-def _has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _send_signal(pid: int, number: int) -> None:

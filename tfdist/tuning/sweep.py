@@ -11,40 +11,47 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tfdist.data.pipeline import as_source
-from tfdist.errors import UserError
+from tfdist.errors import EXIT_DONE, PreemptedError, TfdistError, UserError
 from tfdist.storage import files, lease
-from tfdist.strategies import cluster, environment
+from tfdist.strategies import environment
 from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import arguments as checks
 from tfdist.training.identity import lasting
 from tfdist.training.run import Request
+from tfdist.tuning import group
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking
 from tfdist.tuning.chief import Chief, Plan
+from tfdist.tuning.devices import GPU_VARIABLE
 from tfdist.tuning.hypermodel import HyperModel
 from tfdist.tuning.journal import Identity, Journal
 from tfdist.tuning.nursery import Nursery
 from tfdist.tuning.objective import build_objective
 from tfdist.tuning.report import import_ahead, write_report
 from tfdist.tuning.result import write_result
+from tfdist.tuning.role import VARIABLES, Role, find_role
 from tfdist.tuning.search import Grid, Search, check_search
 from tfdist.tuning.space import Parameter, Space
 from tfdist.tuning.table import SweepTable, open_table
 from tfdist.tuning.terms import Terms
 from tfdist.tuning.warm_start import check_directories, read_known
-from tfdist.tuning.workers import Workers
+from tfdist.tuning.workers import Job, Place, Setting, Workers
 
-GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+if TYPE_CHECKING:
+    from tfdist.tuning.fleet import Fleet
+    from tfdist.tuning.remote_places import Claim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +83,12 @@ def tune(
     max_examples: int | None = None,
     max_seconds: float | None = None,
     num_workers: int = 1,
+    workers_per_trial: int = 1,
     seeds_per_trial: int = 1,
     seed: int = 0,
     max_failures: int = 3,
+    lease_seconds: float = 30.0,
+    peer_timeout_seconds: float = 600.0,
 ) -> dict[str, Any] | None:
     """Searches for the best values of some settings, by one training for each set of values.
 
@@ -98,26 +108,32 @@ def tune(
       max_examples: the same counted in training examples, of the data as configured without the space's values.
       max_seconds: after so long, counted from this start, running trials are saved and the sweep ends. The same command
         with more goes on.
-      num_workers: trials at once, which share this machine's processors and GPUs.
+      num_workers: trials at once on each machine, which share its processors and GPUs.
+      workers_per_trial: processes of each trial, on one machine.
       seeds_per_trial: trainings of each set of values, with `train.seed` and the numbers behind it; the mean counts.
       seed: of the search.
       max_failures: so many trials in a row that fail by a bug of tfdist end the sweep.
+      lease_seconds: in a cluster, after so long without a word from a worker its trials are queued again.
+      peer_timeout_seconds: how long a worker of a cluster looks for the chief, at the start and when it was lost.
 
     Returns:
-      What is written to result.json; None with `request.check_only`.
+      What is written to result.json; None with `request.check_only`, and on the workers of a cluster.
 
     Raises:
       UserError: something given is wrong.
       TfdistError: too many trials failed.
+      PeerLostError: this is a worker of a cluster, and its chief cannot be reached.
       PreemptedError: the process was told to leave; the running trials have saved.
     """
     counts = {"max_trials": max_trials, "max_epochs": max_epochs, "max_examples": max_examples}
-    counts["num_workers"] = num_workers
+    counts |= {"num_workers": num_workers, "workers_per_trial": workers_per_trial}
     checks.check_counts("tune", counts | {"seeds_per_trial": seeds_per_trial, "max_failures": max_failures})
     checks.check_seed("tune.seed", seed)
-    if max_seconds is not None and not (isinstance(max_seconds, int | float) and max_seconds > 0):
-        raise UserError(f"tune.max_seconds must be a number above 0; received {max_seconds!r}.")
-    _check_alone()
+    seconds = {"max_seconds": max_seconds, "lease_seconds": lease_seconds, "peer_timeout_seconds": peer_timeout_seconds}
+    for name, value in seconds.items():
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise UserError(f"tune.{name} must be a number above 0; received {value!r}.")
+    role = find_role(environment.current())
     epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
     check_search(search).check(max_trials=max_trials, epochs=epochs)
     for name, limit in (("max_epochs", max_epochs), ("max_examples", max_examples)):
@@ -139,7 +155,6 @@ def tune(
         space=Space(space, asked_for.find_space(), asked_for.values) if asked_for else Space(space),
         objective=build_objective(objective, direction),
         search=search,
-        arguments=[*experiment.arguments, f"--gin_param=train.must_report = {objective!r}"],
         epochs=epochs,
         seed=train_seed,
         max_trials=max_trials,
@@ -147,6 +162,14 @@ def tune(
         max_seconds=max_seconds,
         seeds_per_trial=seeds_per_trial,
         max_failures=max_failures,
+        lease_seconds=lease_seconds,
+    )
+    setting = Setting(
+        arguments=[*experiment.arguments, f"--gin_param=train.must_report = {objective!r}"],
+        count=num_workers if role is None or role.trains else 0,
+        hidden=VARIABLES if role is not None else (),
+        processes=workers_per_trial,
+        launcher=group.launcher_of(request.settings().get("train.strategy", "")) if workers_per_trial > 1 else "",
     )
     terms = Terms(plan.space.hyperparameters(), plan.objective, max_trials, epochs, seed, plan.space.may_grow)
     if request.check_only:
@@ -158,15 +181,19 @@ def tune(
         return None
     console = open_console(is_chief=True)
     identity = _identity(plan, request, seed, directories)
+    if num_workers * workers_per_trial > 1:
+        setting = dataclasses.replace(setting, gpus=_gpus())
+    if role is not None and not role.is_chief:
+        _serve(role, plan, identity, setting, experiment, peer_timeout_seconds)
+        return None
     oracle = search.build(terms)
     RunDirectory(plan.run_dir).create()
     held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     try:
-        workers = Workers(experiment.nursery, num_workers, _gpus() if num_workers > 1 else ())
         importing = import_ahead()
         try:
             with contextlib.closing(open_table()) as table:
-                result = _run(plan, identity, oracle, workers, experiment, table, held.check, console.message)
+                result = _run(plan, identity, oracle, role, setting, experiment, table, held.check, console.message)
         finally:
             importing.join()  # imports must not go on while the interpreter ends
         _report(plan.run_dir, console)
@@ -174,6 +201,29 @@ def tune(
     finally:
         held.release()
         console.close()
+
+
+def _serve(
+    role: Role, plan: Plan, identity: Identity, setting: Setting, experiment: Experiment, patience_seconds: float
+) -> None:
+    """Runs trials for the chief of a cluster until the sweep has ended."""
+    from tfdist.tuning.remote_worker import RemoteWorker
+
+    workers: Workers[Any] = Workers(experiment.nursery, setting)
+    with contextlib.closing(workers):
+        RemoteWorker(
+            role,
+            workers,
+            run_dir=plan.run_dir,
+            identity=dataclasses.asdict(identity),
+            patience_seconds=patience_seconds,
+            notify=_tell,
+        ).run()
+
+
+def _tell(text: str) -> None:
+    """Says what goes on in the cluster; on standard error, which a live table leaves in order."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _inspected(request: Request, configuration: Any, *, counts_examples: bool) -> tuple[HyperModel | None, int | None]:
@@ -218,31 +268,44 @@ def _run(
     plan: Plan,
     identity: Identity,
     oracle: Any,
-    workers: Workers,
+    role: Role | None,
+    setting: Setting,
     experiment: Experiment,
     table: SweepTable,
     still_ours: Callable[[], None],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    started = time.monotonic()
-    journal = Journal(plan.run_dir, table.on_event, still_ours)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-
-    def wake_up() -> None:
-        with contextlib.suppress(BlockingIOError):  # full of calls that nobody has heard yet
-            os.write(wake, b".")
-
-    past = _past(plan, identity, journal, tell)
     from tfdist.tuning.oracles import know  # brings KerasTuner
 
-    know(oracle, [_known(plan, event) for event in past if event["event"] == journals.TRIAL_KNOWN])
-    asking = Asking(oracle, plan.objective.name, wake=wake_up)
-    try:
-        chief = Chief(plan, asking, journal, workers, woken, on_wait=table.refresh)
+    started = time.monotonic()
+    with contextlib.ExitStack() as leaving:
+        journal = Journal(plan.run_dir, table.on_event, still_ours)
+        leaving.callback(journal.close)
+        woken, wake = _open_waking(leaving)
+        past = _past(plan, identity, journal, tell)
+        know(oracle, [_known(plan, event) for event in past if event["event"] == journals.TRIAL_KNOWN])
+        asking = Asking(oracle, plan.objective.name, wake=wake)
+        leaving.callback(asking.close)
+        chief: Chief | None = None
+
+        def claim(key: str, parameters: Sequence[str], place: Place) -> Job | None:
+            return chief and chief.claim(key, parameters, place)
+
+        workers: Workers[Job] | Fleet = Workers(experiment.nursery, setting)
+        if role is not None:
+            workers = _open_fleet(plan, identity, role, workers, wake, claim)
+        leaving.callback(workers.close)
+        chief = Chief(plan, asking, journal, workers, woken, on_wait=table.refresh, notify=_tell)
         for event in past:
             table.on_event(event, is_replay=True)
-        chief.run(past)
+        try:
+            chief.run(past)
+        except PreemptedError:  # workers wait for it to come back
+            raise
+        except TfdistError as error:
+            workers.dismiss(error.exit_status, f"the sweep's chief ended it: {error}")
+            raise
+        workers.dismiss(EXIT_DONE, "the sweep has ended")
         best = chief.best()
         journal.write(
             journals.ENDED,
@@ -251,10 +314,36 @@ def _run(
             num_trials=len(chief.trials),
         )
         return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
-    finally:
-        workers.close()
-        asking.close()
-        journal.close()
+
+
+def _open_waking(leaving: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
+    """A descriptor that becomes readable, and the function, for any thread, that makes it so."""
+    woken, wake = os.pipe()
+    for descriptor in (woken, wake):
+        leaving.callback(os.close, descriptor)
+    os.set_blocking(wake, False)
+
+    def wake_up() -> None:
+        with contextlib.suppress(BlockingIOError):  # full of calls that nobody has heard yet
+            os.write(wake, b".")
+
+    return woken, wake_up
+
+
+def _open_fleet(
+    plan: Plan, identity: Identity, role: Role, local: Workers[Job], wake: Callable[[], None], claim: Claim
+) -> Fleet:
+    """Listens for workers; they see by a mark in the run directory that they share it."""
+    from tfdist.tuning.chief_server import ChiefServer
+    from tfdist.tuning.fleet import Fleet
+    from tfdist.tuning.remote_places import RemotePlaces, Treaty
+
+    server = ChiefServer(role.address, source=role.source, wake=wake)
+    _tell(f"the sweep's chief listens at {role.address}")
+    mark = uuid.uuid4().hex
+    files.write_atomic(RunDirectory(plan.run_dir).sweep_mark, mark)
+    treaty = Treaty(dataclasses.asdict(identity), mark, plan.lease_seconds)
+    return Fleet(local, RemotePlaces(server, treaty, first=local.num_places, claim=claim, notify=_tell))
 
 
 def _known(plan: Plan, event: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
@@ -293,24 +382,6 @@ def _identity(plan: Plan, request: Request, seed: int, warm_start: Sequence[str]
         configuration=hashlib.sha256(to_json(settings).encode()).hexdigest(),
         warm_start=warm_start,
     )
-
-
-def _check_alone() -> None:
-    """Raises UserError where this process is one of several."""
-    variables = environment.current()
-    member = cluster.read_tf_config(variables)
-    if member is not None and member.num_workers > 1:
-        raise UserError(
-            "A sweep runs on one machine, and TF_CONFIG names several workers. Trials that are spread over workers, "
-            "and sweeps over a cluster, are not there yet: start --mode=tune once, without TF_CONFIG."
-        )
-    names = [name for name in variables if name.startswith("KERASTUNER_")]
-    mark = environment.first_set((*names, *environment.HOROVOD_MARKS), variables)
-    if mark is not None:
-        raise UserError(
-            f"A sweep runs on one machine, and {mark} is set. Sweeps over a cluster are not there yet: start "
-            "--mode=tune once, without it; tune.num_workers says how many trials run at once."
-        )
 
 
 def _checked_sample(

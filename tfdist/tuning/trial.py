@@ -23,6 +23,7 @@ DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeas
 SCORED = (DONE, PAUSED, STOPPED)
 MOST_DEATHS = 3  # of one run without an evaluation in between
 _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
+_IN_USE = "is in use by a training"  # as storage/lease.py says it
 _SHOWN_BYTES = 1 << 14
 
 
@@ -55,15 +56,19 @@ class SeedRun:
     stop_asked: bool = False
     _seen: FileVersion | None = None
 
-    def new_reports(self, objective: Objective) -> Iterator[Report]:
+    def new_reports(self, objective: Objective, *, anew: bool = False) -> Iterator[Report]:
         """The evaluations since, each step once, whatever a resumed run does again.
+
+        Args:
+          anew: reads the file, whatever is known of its last change: another machine's, a shared file system may tell
+            late, but what it holds when it is opened is what was there when it was closed.
 
         Raises:
           UserError: they do not have the objective.
         """
         try:
             version = files.stat(self.directory.metrics)
-            if version == self._seen:
+            if version == self._seen and not anew:
                 return
             lines = files.read(self.directory.metrics).decode().split("\n")[:-1]
         except FileNotFoundError:
@@ -82,17 +87,20 @@ class SeedRun:
             self.deaths = 0
             yield report
 
-    def end(self, status: int, log: str, objective: Objective, *, epochs: int | None) -> bool:
+    def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
         """Takes the end of the process; whether it ended the run, rather than interrupt it.
 
         Args:
           status: the exit status.
           log: what the process wrote.
           epochs: at which the rung ends; None: where the run itself does.
+          lost: where nothing is known of the end of the process: why.
 
         Raises:
           UserError: the run has ended well and does not have the objective.
         """
+        if lost:
+            return self._died(lost)
         is_done = files.exists(self.directory.result)
         is_paused = epochs is not None and max((r.epoch for r in self.reports.values()), default=0) >= epochs
         if status == EXIT_DONE and (is_done or is_paused):
@@ -102,6 +110,9 @@ class SeedRun:
                 self.status, self.message = INFEASIBLE, f"{objective.name} is {self.objective} at the end"
         elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(log)):
             self.status, self.message = INFEASIBLE, last_words(log)
+        elif status == EXIT_USER_ERROR and _IN_USE in last_words(log):
+            self.message = "a process of a worker that was lost still trains it"
+            return False
         elif status in (EXIT_BUG, EXIT_USER_ERROR):
             self.status, self.message = FAILED, last_words(log)
         elif self.stop_asked and self.reports:
@@ -109,11 +120,15 @@ class SeedRun:
         elif status in (EXIT_DONE, EXIT_PREEMPTED, EXIT_PEER_LOST):  # a policy may let who has saved leave with 0
             return False
         else:
-            self.deaths += 1
-            self.message = f"its process died with status {status}"
-            if self.deaths < MOST_DEATHS:
-                return False
-            self.status, self.message = INFEASIBLE, f"its process died {self.deaths} times, with status {status}"
+            return self._died(f"its process died with status {status}")
+        return True
+
+    def _died(self, message: str) -> bool:
+        self.deaths += 1
+        self.message = message
+        if self.deaths < MOST_DEATHS:
+            return False
+        self.status, self.message = INFEASIBLE, f"its process died {self.deaths} times; the last time: {message}"
         return True
 
     def _last(self) -> float | None:
@@ -140,7 +155,8 @@ class Trial:
       suggestion: its name in the oracle, another in each rung.
       rung: counted from 0; 0 where the search has none.
       epochs: that its runs are to have done at the end of the rung; None: until they end by themselves.
-      worker: where it was last started.
+      worker: the number of the place where it was last started.
+      host: whose place that is, where one of its runs was another machine's in this rung; else None.
       is_partial: whether its training does not come to its end in this rung.
       is_told: whether the journal has it as running.
       is_open: whether something of the rung is still to be run.
@@ -154,6 +170,7 @@ class Trial:
     rung: int = 0
     epochs: int | None = None
     worker: int = 0
+    host: str | None = None
     is_partial: bool = False
     is_told: bool = False
     is_open: bool = True
@@ -163,7 +180,7 @@ class Trial:
 
     def go_on(self, suggestion: str, rung: int, epochs: int | None) -> None:
         """Begins the next rung."""
-        self.suggestion, self.rung, self.epochs = suggestion, rung, epochs
+        self.suggestion, self.rung, self.epochs, self.host = suggestion, rung, epochs, None
         self.is_open, self.active_seconds = True, 0.0
         for run in self.runs:
             run.status, run.objective, run.message = None, None, ""

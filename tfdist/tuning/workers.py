@@ -11,14 +11,26 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from tfdist.launch.processes import cpu_shares
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning import group
+from tfdist.tuning.devices import GPU_VARIABLE, shares
 from tfdist.tuning.nursery import Nursery, Start
 from tfdist.tuning.trial import SeedRun, Trial, read_log
 
 LOG = "output.log"
+
+
+class Work(Protocol):
+    """What a place runs: the run of a directory, whose last name is its own; `worker` and the rest once it runs."""
+
+    directory: RunDirectory
+    worker: int
+    log: str
+    started: float
 
 
 @dataclasses.dataclass
@@ -32,34 +44,75 @@ class Job:
     started: float = 0.0
 
     @property
+    def directory(self) -> RunDirectory:
+        return self.run.directory
+
+    @property
     def key(self) -> str:
-        return os.path.basename(self.run.directory.path)
+        return key_of(self)
+
+
+Each = TypeVar("Each", bound=Work)
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
-    """A process that ended."""
+class Ended(Generic[Each]):
+    """A process that ended.
 
-    job: Job
+    Attributes:
+      lost: where nothing is known of its end: why.
+    """
+
+    job: Each
     status: int
     log: str
     seconds: float
+    lost: str = ""
 
 
-class Workers:
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a trial is to run; `host` names another machine's worker, None is this one."""
+
+    number: int
+    host: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How the places of this machine are.
+
+    Attributes:
+      arguments: of the command that trains, but for what differs between trials.
+      count: of places.
+      gpus: what CUDA_VISIBLE_DEVICES calls the GPUs; none leaves it alone.
+      hidden: variables that trials do not see.
+      processes: of one trial.
+      launcher: of several processes.
+    """
+
+    arguments: Sequence[str]
+    count: int
+    gpus: Sequence[str] = ()
+    hidden: Sequence[str] = ()
+    processes: int = 1
+    launcher: str = ""
+
+
+class Workers(Generic[Each]):
     """The places.
 
     Args:
       nursery: starts the processes.
-      count: of places.
-      gpus: what CUDA_VISIBLE_DEVICES calls the GPUs; with one place it is left alone.
+      setting: how many, and what they run.
     """
 
-    def __init__(self, nursery: Nursery, count: int, gpus: Sequence[str] = ()) -> None:
-        self._nursery = nursery
+    def __init__(self, nursery: Nursery, setting: Setting) -> None:
+        count, gpus = setting.count, setting.gpus
+        self._nursery, self._setting = nursery, setting
         self._cpus = cpu_shares(count) if count > 1 else [[]]
-        self._gpus = shares(gpus, count) if gpus and count > 1 else [[]] * count
-        self._jobs: list[Job | None] = [None] * count
+        self._gpus = shares(gpus, count) if gpus and count else [[]] * count
+        self._jobs: list[Each | None] = [None] * count
         self._logs: tempfile.TemporaryDirectory[str] | None = None
 
     def fileno(self) -> int:
@@ -67,39 +120,64 @@ class Workers:
         return self._nursery.fileno()
 
     @property
+    def num_places(self) -> int:
+        return len(self._jobs)
+
+    @property
     def num_free(self) -> int:
         return self._jobs.count(None)
 
     @property
-    def next_free(self) -> int:
+    def next_free(self) -> Place:
         """The place where the next process will run."""
-        return self._jobs.index(None)
+        return Place(self._jobs.index(None))
 
     @property
-    def running(self) -> list[Job]:
+    def running(self) -> list[Each]:
         return [job for job in self._jobs if job is not None]
 
-    def start(self, job: Job, arguments: Sequence[str]) -> None:
-        """Starts a process in a free place."""
-        job.worker = self.next_free
-        job.log, job.started = self._log(job.run.directory), time.monotonic()
+    def start(self, job: Each, parameters: Sequence[str]) -> None:
+        """Starts a process, with these gin statements, in a free place."""
+        job.worker = self.next_free.number
+        job.log, job.started = self._log(job.directory), time.monotonic()
         self._jobs[job.worker] = job
-        gpus = self._gpus[job.worker]
-        devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        start = Start(job.key, arguments, job.log, devices, self._cpus[job.worker], place=str(job.worker))
+        gpus, setting = self._gpus[job.worker], self._setting
+        variables = dict.fromkeys(setting.hidden) | ({GPU_VARIABLE: ",".join(gpus)} if gpus else {})
+        given = [f"--gin_param={statement}" for statement in parameters]
+        start = Start(
+            name=key_of(job),
+            arguments=[*setting.arguments, *given, f"--run_dir={job.directory.path}"],
+            log=job.log,
+            environment=variables,
+            cpus=self._cpus[job.worker],
+            place=str(job.worker),
+            processes=setting.processes,
+            launcher=setting.launcher,
+        )
         self._nursery.start(start)
-        self._nursery.prepare(start)  # for the next trial here
+        if setting.processes == 1:
+            self._nursery.prepare(start)  # for the next trial here
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: Each) -> None:
         """Lets a process save and leave."""
-        self._nursery.signal(job.key, signal.SIGTERM)
+        self._nursery.signal(key_of(job), signal.SIGTERM)
 
-    def ended(self) -> Iterator[Ended]:
+    def kill(self, job: Each) -> None:
+        """Ends a process at once."""
+        self._nursery.signal(key_of(job), signal.SIGKILL)
+
+    def ended(self) -> Iterator[Ended[Each]]:
         """The processes that ended since."""
         for key, status in self._nursery.ended():
-            job = next(job for job in self.running if job.key == key)
+            job = next(job for job in self.running if key_of(job) == key)
             self._jobs[job.worker] = None
-            yield Ended(job, status, read_log(job.log), time.monotonic() - job.started)
+            log = read_log(job.log)
+            if self._setting.processes > 1:
+                log = group.cause_of(log)
+            yield Ended(job, status, log, time.monotonic() - job.started)
+
+    def dismiss(self, status: int, message: str) -> None:
+        """Tells who waits for trials that there will be none; here nobody does."""
 
     def close(self) -> None:
         """Kills what still runs."""
@@ -116,9 +194,6 @@ class Workers:
         return os.path.join(self._logs.name, f"{os.path.basename(directory.path)}.log")
 
 
-def shares(devices: Sequence[str], count: int) -> list[list[str]]:
-    """The devices dealt to `count` places in equal parts; one is shared only if there are too few."""
-    if count > len(devices):
-        return [[devices[index % len(devices)]] for index in range(count)]
-    size = len(devices) // count
-    return [list(devices[index * size : (index + 1) * size]) for index in range(count)]
+def key_of(work: Work) -> str:
+    """The name of its directory, which no other of the sweep has."""
+    return os.path.basename(work.directory.path)

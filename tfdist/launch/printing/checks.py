@@ -47,6 +47,7 @@ name = pattern(
     "at most 40 small letters, digits and '-', a letter first, no '-' last",
 )
 word = pattern(r"[A-Za-z0-9][A-Za-z0-9_.@,:/+-]*", "one word of letters, digits and any of _ . @ , : / + -")
+path = pattern(r"[A-Za-z0-9_./][A-Za-z0-9_.@,:/+%-]*", "a path of letters, digits and any of _ . @ , : / + % -")
 image = pattern(
     r"[a-z0-9][a-z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)*((:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})|(@sha256:[0-9a-f]{64}))",
     "an image with its tag or digest, such as europe-docker.pkg.dev/project/repository/tfdist:1 "

@@ -2,6 +2,7 @@
 
 horovodrun ends with 1 whatever its workers' status was. So what the user has to mend is looked for before, by
 `--mode=validate`, and whatever fails later is tried again, from the newest backup, on the hosts that are there then.
+Where the run is elastic, `elastic_worker.py` goes on with the others inside of one start.
 
 Invariant: the script starts horovodrun at most 1 + `restarts` times.
 """
@@ -34,6 +35,7 @@ for ((start = 0; start <= {restarts}; start++)); do
     running=$!
     status=0
     wait "$running" || status=$?
+    running=
     ((status == 0)) && break
 done
 exit "$status"
@@ -66,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min_workers", type=checks.whole_number(1), metavar="N", help="goes on with so many; makes the run elastic")
     add("--max_workers", type=checks.whole_number(1), metavar="N", help="default: the slots of --hosts")
     add("--interfaces", type=checks.word, help="of the network, such as eth0; horovodrun else looks for common ones")
-    add("--discovery", type=checks.word, metavar="SCRIPT", help="your own, which prints HOST:SLOTS lines")
+    add("--discovery", type=checks.path, metavar="SCRIPT", help="your own, which prints HOST:SLOTS lines")
 
 
 def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
@@ -88,6 +90,9 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
         )
     words = _elastic(options, slots) if is_elastic else ["-np", str(num_workers), "-H", options.hosts]
     interfaces = ["--network-interfaces", options.interfaces] if options.interfaces else []
+    command = job.command
+    if is_elastic and not options.doctor:
+        command = [command[0], "-m", "tfdist.launch.elastic_worker", "--", *job.arguments]
     at_most = options.max_workers or slots
     title = (
         f"{options.min_workers or 1} to {at_most or 'any number of'} workers"
@@ -101,7 +106,7 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
         validate="" if options.doctor else VALIDATE.format(command=shell([*job.command, "--mode=validate"])),
         restarts=job.restarts,
         horovodrun=" ".join(["horovodrun", "--gloo", *interfaces, *words]),
-        command=shell(job.command, indent="        "),
+        command=shell(command, indent="        "),
     )
 
 

@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser, *, memory: str | None = None) -
     if memory:
         add("--memory", type=getattr(checks, memory), help="for each worker")
     add("--doctor", action="store_true", help="have the machines examined (docs/clusters.md) in place of the training")
-    add("--python", type=checks.word, default="python", help="the interpreter; default python")
+    add("--python", type=checks.path, default="python", help="the interpreter; default python")
     add("--restarts", type=checks.whole_number(0), default=3, metavar="N", help="after failures; default 3")
     add(
         "--save_seconds",

@@ -24,6 +24,14 @@ SCRIPT = """\
 set -uo pipefail
 trap : TERM # a preemption's: the workers get it too, and this script has to see how they end
 {setup}
+# What was cancelled stays so, and a job that Slurm itself preempts goes back without this.
+again() {{
+    if scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then
+        echo "$1: back into the queue" >&2
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+}}
+
 hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)"
 port="$((20000 + SLURM_JOB_ID % 10000))" # each job its own, below the ports that the kernel gives away
 
@@ -34,16 +42,12 @@ status=$?
 
 case $status in
     0) ;;
-    {preempted}) # told to leave, and saved
-        echo "preempted after saving: back into the queue" >&2
-        scontrol requeue "$SLURM_JOB_ID"
-        ;;
+    {preempted}) again "told to leave, and saved" ;;
     {user_error} | {diverged}) # a mistake to mend, or the training diverged: again would be the same
         ;;
     *)
         if (("${{SLURM_RESTART_COUNT:-0}}" < {restarts})); then
-            echo "ended with status $status: back into the queue, restart $((${{SLURM_RESTART_COUNT:-0}} + 1))" >&2
-            scontrol requeue "$SLURM_JOB_ID"
+            again "ended with status $status, restart $((${{SLURM_RESTART_COUNT:-0}} + 1))"
         fi
         ;;
 esac
@@ -59,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--account", type=checks.word)
     add("--qos", type=checks.word)
     add("--constraint", type=checks.pattern(r"[A-Za-z0-9_.&|*\[\]()-]+", "features, such as a100&ib"))
-    add("--output", type=checks.word, help="the log; default NAME-%%j.out")
+    add("--output", type=checks.path, help="the log; default NAME-%%j.out")
     add(
         "--setup",
         action="append",

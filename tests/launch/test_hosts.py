@@ -1,0 +1,118 @@
+"""Hosts with addresses of their own, each with a supervisor of its own; one is cut off from the other for a while."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import support
+from crashes.runs import EXPERIMENT, Process, Run, differences, environment
+
+pytestmark = pytest.mark.slow
+
+WAIT_SECONDS = 240.0
+STEP_SECONDS = 0.1
+
+
+class Hosts:
+    """Two network namespaces with a cable between them."""
+
+    def __init__(self) -> None:
+        name = uuid.uuid4().hex[:8]
+        self.names = [f"tfdist-{name}-{index}" for index in range(2)]
+        self.links = [f"t{name}{index}" for index in range(2)]
+        self.addresses = [f"10.77.0.{index + 1}" for index in range(2)]
+
+    def __enter__(self) -> Hosts:
+        for name in self.names:
+            ip("netns", "add", name)
+        ip("link", "add", self.links[0], "type", "veth", "peer", "name", self.links[1])
+        for name, link, address in zip(self.names, self.links, self.addresses, strict=True):
+            ip("link", "set", link, "netns", name)
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
+            ip("-n", name, "link", "set", link, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def plug(self, state: str) -> None:
+        """Pulls the second host's cable ("down") or puts it back ("up")."""
+        ip("-n", self.names[1], "link", "set", self.links[1], state)
+
+
+def ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise PermissionError(f"ip {' '.join(arguments)}: {done.stderr}")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    if shutil.which("ip") is None:
+        pytest.skip("needs the command ip")
+    made = Hosts()
+    try:
+        made.__enter__()
+    except PermissionError as error:
+        made.__exit__()
+        pytest.skip(f"may not make network namespaces: {error}")
+    yield made
+    made.__exit__()
+
+
+def test_a_host_that_was_cut_off_is_waited_for_and_the_run_goes_on(tmp_path: pathlib.Path, hosts: Hosts) -> None:
+    run, reference = Run(tmp_path / "run"), Run(tmp_path / "reference")
+    addresses = [f"{address}:2222" for address in hosts.addresses]
+    mark, outputs, launchers = uuid.uuid4().hex, [], []
+    direct = {name: "" for name in os.environ if name.lower().endswith("_proxy")}
+    try:
+        for index, name in enumerate(hosts.names):
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            outputs.append((tmp_path / f"output{index}").open("w+"))
+            train = [f"--gin_file={EXPERIMENT}", "--gin_file=configs/strategies/multi_worker.gin"]
+            launch = ["--launcher=host", "--max_restarts=5", "--", *train, f"--run_dir={run.directory}"]
+            variables = {support.MARK: mark, "TF_CONFIG": json.dumps(config)}
+            launchers.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", name, sys.executable, "-m", "tfdist.launch", *launch],
+                    env=environment(f"{STEP_SECONDS}:{run.directory}") | direct | variables,
+                    cwd=support.REPOSITORY,
+                    stdin=subprocess.DEVNULL,
+                    stdout=outputs[index],
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+        def said(index: int, words: str) -> bool:
+            assert launchers[index].poll() is None, (tmp_path / f"output{index}").read_text()
+            return words in (tmp_path / f"output{index}").read_text()
+
+        support.wait_until(lambda: run.newest_step >= 5, seconds=WAIT_SECONDS)
+        hosts.plug("down")
+        for index in range(2):
+            support.wait_until(lambda i=index: said(i, "lost the connection"), seconds=60)
+            support.wait_until(lambda i=index: said(i, "(restart 1)"), seconds=60)
+        support.wait_until(lambda: said(0, "waiting for worker 1 at 10.77.0.2:2222"), seconds=WAIT_SECONDS)
+        hosts.plug("up")
+        assert [launcher.wait(WAIT_SECONDS) for launcher in launchers] == [0, 0]
+    finally:
+        support.kill_marked(mark)
+        for launcher, output in zip(launchers, outputs, strict=True):
+            launcher.wait()
+            output.close()
+    with Process(reference, "mirrored") as process:
+        assert process.wait() == 0, process.output()
+    assert differences(run, reference) == []
+    assert len(run.events("resumed")) == len(run.events("restarted")) == 1
+    theirs = (run.directory / "events-worker-1.jsonl").read_text()
+    assert '"event": "worker_failed", "worker": 1' in theirs and '"event": "restarted"' in theirs
