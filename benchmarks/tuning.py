@@ -18,7 +18,7 @@ from measuring import Figure, as_table, report
 PARTS = {
     "busy": ({"rounds": 3, "num_trials": 17, "seconds": 2.0}, {"rounds": 1, "num_trials": 9, "seconds": 2.0}),
     "ending": ({"rounds": 3}, {"rounds": 1}),
-    "added": ({"rounds": 5, "epochs": 3}, {"rounds": 2, "epochs": 3}),
+    "added": ({"rounds": 5, "num_trials": 8, "epochs": 3}, {"rounds": 2, "num_trials": 4, "epochs": 3}),
     "asha": ({"rounds": 7}, {"rounds": 2}),
 }
 

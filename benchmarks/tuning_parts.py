@@ -17,7 +17,6 @@ SPACE = (
 MAX_EPOCHS = 9  # of Hyperband and ASHA, with factor 3
 HYPERBAND = "tune.search = @search.Hyperband(factor=3)"
 ASHA = "tune.search = @search.Asha(factor=3)"
-NUM_TRIALS = 8  # of a random search
 
 
 def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
@@ -80,7 +79,7 @@ def ending(*, rounds: int) -> list[Figure]:
     ]
 
 
-def added(*, rounds: int, epochs: int) -> list[Figure]:
+def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     """What a trial takes besides its training; one worker, the same model and epochs, random values.
 
     Training is what `fit` takes on the one side and the loop on the other, tracing included. What is added is all else
@@ -88,13 +87,13 @@ def added(*, rounds: int, epochs: int) -> list[Figure]:
     """
     outside: list[list[float]] = [[], []]
     whole: list[list[float]] = [[], []]
-    settings = ("tune.search = @search.Random()", f"tune.max_trials = {NUM_TRIALS}", f"train.epochs = {epochs}", SPACE)
+    settings = ("tune.search = @search.Random()", f"tune.max_trials = {num_trials}", f"train.epochs = {epochs}", SPACE)
     for seed in range(rounds):
         with tfdist_sweep(*settings, f"tune.seed = {seed}") as ours:
             ours.wait()
-            results = [ours.directory / "sweep" / "trials" / f"{i:04d}" / "result.json" for i in range(NUM_TRIALS)]
+            results = [ours.directory / "sweep" / "trials" / f"{i:04d}" / "result.json" for i in range(num_trials)]
             training = [[json.loads(result.read_text())["wall_seconds"] for result in results]]
-        with keras_sweep("random", epochs, seed) as theirs:
+        with keras_sweep("random", epochs, seed, max_trials=num_trials) as theirs:
             theirs.wait()
         training.append([event["seconds"] for event in theirs.of("fit")])
         for who, sweep in enumerate((ours, theirs)):

@@ -1,7 +1,8 @@
-"""A sweep by KerasTuner's own tuners: `python tuning_peer.py LOG SEARCH MAX_EPOCHS SEED SECONDS`.
+"""A sweep by KerasTuner's own tuners: `python tuning_peer.py LOG SEARCH MAX_EPOCHS SEED SECONDS MAX_TRIALS`.
 
 What happens is appended to LOG, an object a line. Alone it is KerasTuner in one process; with KERASTUNER_TUNER_ID it is
-the chief or a worker, as KerasTuner documents it. SECONDS above 0 take the place of training, for each epoch so many.
+the chief or a worker, as KerasTuner documents it. SECONDS above 0 take the place of training, for each epoch so many;
+MAX_TRIALS is of the random search.
 Run by tuning_parts.py.
 """
 
@@ -20,7 +21,6 @@ import keras_tuner
 from tuning_experiment import BATCH_SIZE, build, digits
 
 OBJECTIVE = keras_tuner.Objective("val_sparse_categorical_accuracy", "max")
-MAX_TRIALS = 8
 
 
 class Log:
@@ -102,13 +102,13 @@ class Sleeping(keras_tuner.Tuner):
         return {OBJECTIVE.name: values["learning_rate"]}
 
 
-def main(path: str, search: str, max_epochs: str, seed: str, seconds: str) -> None:
+def main(path: str, search: str, max_epochs: str, seed: str, seconds: str, max_trials: str) -> None:
     log = Log(path)
     common = {"objective": OBJECTIVE, "seed": int(seed) + 1}
     if search == "hyperband":
         oracle = Hyperband(**common, max_epochs=int(max_epochs), factor=3)
     else:
-        oracle = Random(**common, max_trials=MAX_TRIALS)
+        oracle = Random(**common, max_trials=int(max_trials))
     oracle.log = log
     kind = keras_tuner.Tuner
     if float(seconds):

@@ -96,12 +96,12 @@ def tfdist_sweep(*parameters: str) -> Iterator[Sweep]:
 
 @contextlib.contextmanager
 def keras_sweep(
-    search: str, max_epochs: int, seed: int, *, seconds: float = 0.0, num_workers: int = 0
+    search: str, max_epochs: int, seed: int, *, seconds: float = 0.0, num_workers: int = 0, max_trials: int = 1
 ) -> Iterator[Sweep]:
     """A sweep by tuning_peer.py: in one process, or with workers by a chief and so many."""
     with _directory() as directory:
         sweep = Sweep(directory, directory / "log")
-        arguments = [str(directory / "log"), search, str(max_epochs), str(seed), str(seconds)]
+        arguments = [str(directory / "log"), search, str(max_epochs), str(seed), str(seconds), str(max_trials)]
         command = [sys.executable, str(HERE / "tuning_peer.py"), *arguments]
         cluster = {"KERASTUNER_ORACLE_IP": "127.0.0.1", "KERASTUNER_ORACLE_PORT": str(_free_port())}
         members = ["chief", *(f"worker{index}" for index in range(num_workers))] if num_workers else []

@@ -79,3 +79,17 @@ def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.P
     (newest,) = catalog.list_backups(str(tmp_path / "run" / "backups"))[-1:]
     assert catalog.verify(newest) is None
     assert all(f"Left at step {newest.step:,} after saving" in words for words in said)
+
+
+def test_a_peer_that_answers_no_more_is_lost_in_gloos_words_too() -> None:
+    """As they came from a worker of two whose other one had been stopped."""
+    import tensorflow as tf
+
+    from tfdist.strategies.base import Topology
+    from tfdist.training.run import peer_lost
+
+    said = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete"
+    error = tf.errors.UnknownError(None, None, f"Graph execution error:\n{said}")
+    found = peer_lost(error, Topology(0, 2, 1))
+    assert found is not None and found.exit_status == 4
+    assert peer_lost(error, Topology(0, 1, 1)) is None

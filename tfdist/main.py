@@ -203,6 +203,8 @@ def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str
     from tfdist.tuning import nursery, sweep
 
     if nurseries is not None and not nurseries:
+        with contextlib.suppress(ImportError):  # which every trial would import when it writes its first summary
+            import tensorboard.plugins.scalar.summary_v2  # noqa: F401
         nurseries.append(nursery.open_nursery(main, prepare))
     return {"train": experiment.train, "evaluate": experiment.evaluate, "tune": sweep.tune}
 

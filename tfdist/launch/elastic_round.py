@@ -84,6 +84,11 @@ class Ending:
         return self.status != EXIT_DONE and not has_left
 
     @property
+    def hung(self) -> bool:
+        """Whether it answered no signal when it should have ended."""
+        return self.was_ended and self.status == 128 + signal.SIGKILL
+
+    @property
     def is_own_failure(self) -> bool:
         """Whether nothing but this worker can be to blame."""
         return self.is_failure and not self.was_ended and self.status not in SYMPTOMS

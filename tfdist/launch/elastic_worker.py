@@ -170,9 +170,10 @@ class ElasticWorker:
 
     def _tell_failure(self, place: Place, ending: Ending) -> None:
         """Leaves word of a failure of this worker itself; the chief's notes what it knows, while no process trains."""
-        how = f"ended with {describe(ending.status)}"
+        how = "hung, and was killed" if ending.hung else f"ended with {describe(ending.status)}"
+        is_to_blame = ending.is_own_failure or ending.hung
         failed = {"worker": place.rank, "host": self._driver.host, "status": ending.status, "how": how}
-        if ending.is_own_failure:
+        if is_to_blame:
             self._driver.tell(FAILED, **failed)
         if place.rank > 0:
             return
@@ -180,8 +181,13 @@ class ElasticWorker:
             if ending.was_asked:
                 self._journal.note("info", "hosts_changed", step=ending.step, num_workers=place.size)
             return
-        found = failed if ending.is_own_failure else self._driver.told(FAILED)
-        found = found or {"worker": None, "host": None, "status": None, "how": "is gone, and its host may be, too"}
+        found = failed if is_to_blame else self._driver.told(FAILED)
+        found = found or {
+            "worker": None,
+            "host": None,
+            "status": None,
+            "how": "is gone or hangs, and its host may, too",
+        }
         worker = found["worker"]
         message = f"{'a worker' if worker is None else f'worker {worker}'} {found['how']}"
         self._journal.note(

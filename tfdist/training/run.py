@@ -34,6 +34,8 @@ LOST_PEER_WORDS = (
     "Collective ops is aborted",
     "heartbeat timeout",
     "Horovod has been shut down",
+    "for recv operation to complete",  # "Timed out waiting 30000ms …": Gloo's, of a worker that hangs
+    "for send operation to complete",
 )
 
 

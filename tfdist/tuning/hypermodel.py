@@ -37,6 +37,7 @@ class HyperModel:
       values: by the names that the model knows; defaults take the place of what is not there.
 
     Attributes:
+      values: what was given.
       batch_size: that an overridden `HyperModel.fit` passes on, once a model was built; None where it passes none.
     """
 
@@ -46,7 +47,7 @@ class HyperModel:
         made = model() if inspect.isclass(model) else model
         self._hypermodel = made if isinstance(made, keras_tuner.HyperModel) else None
         self._build: Callable[[Any], keras.Model] = made.build if self._hypermodel is not None else made
-        self._values = dict(values)
+        self.values = dict(values)
         self._hyperparameters: keras_tuner.HyperParameters | None = None
         self.batch_size: int | None = None
 
@@ -54,7 +55,7 @@ class HyperModel:
         import keras_tuner
 
         hp = keras_tuner.HyperParameters()
-        hp.values = dict(self._values)
+        hp.values = dict(self.values)
         if self._hypermodel is not None:
             self._hypermodel.declare_hyperparameters(hp)
         model = self.build(hp)
@@ -97,7 +98,7 @@ class HyperModel:
         values: dict[str, Any] = {}
         for _ in range(MOST_BUILDS):
             hp = found.copy()
-            hp.values |= values | self._values
+            hp.values |= values | self.values
             for each in hp.space:
                 if hp.is_active(each):
                     hp.values.setdefault(each.name, each.default)
@@ -116,9 +117,9 @@ class HyperModel:
     def _fixed(self, each: Any) -> Any:
         from keras_tuner.engine.hyperparameters import Fixed
 
-        if each.name not in self._values:
+        if each.name not in self.values:
             return each
-        return Fixed(each.name, self._values[each.name], conditions=each.conditions)
+        return Fixed(each.name, self.values[each.name], conditions=each.conditions)
 
     def _try(self, hp: keras_tuner.HyperParameters) -> None:
         try:

@@ -131,7 +131,9 @@ def _best(sweep: Sweep) -> str:
         return '<h2>Best trial</h2><p class="faint">No trial has ended with an objective yet.</p>'
     epochs = count_text(best.epochs, "epoch")
     told = f"Trial {best.name}: {sweep.objective} {number_text(best.objective or 0.0)} after {epochs}."
-    return f"<h2>Best trial</h2><p>{html.escape(told)}</p><pre>{html.escape(gin_text(best.values))}</pre>"
+    return (
+        f"<h2>Best trial</h2><p>{html.escape(told)}</p><pre>{html.escape(gin_text(sweep.settings(best.values)))}</pre>"
+    )
 
 
 def _picture(picture: Picture) -> str:

@@ -215,14 +215,19 @@ class Space:
     Args:
       parameters: a range by binding path, such as `train.global_batch_size` or the macro `OPTIMIZER`.
       found: what a model of KerasTuner's kind asks for; its names stand beside the paths, and trials may add to it.
+      given: values for such a model that are not searched, whenever it asks for them.
 
     Raises:
       UserError: it is empty, or something in it cannot be meant.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Parameter] | None, found: keras_tuner.HyperParameters | None = None
+        self,
+        parameters: Mapping[str, Parameter] | None,
+        found: keras_tuner.HyperParameters | None = None,
+        given: Mapping[str, Any] = NO_CONDITIONS,
     ) -> None:
+        self._given = dict(given)
         self._found = [] if found is None else list(found.space)
         self._known = {_key(each) for each in _entries(found)}
         self.may_grow = found is not None
@@ -263,6 +268,14 @@ class Space:
                 except UserError as error:
                     text = str(error).removeprefix(f"--gin_param {statements(values)[-1]!r}: ")
                     raise _wrong(path, text) from error
+
+    def sample(self) -> list[str]:
+        """Statements that give a configuration some values of this space."""
+        values: dict[str, Any] = {}
+        for path, parameter in self._parameters.items():
+            if all(values.get(parent) in allowed for parent, allowed in parameter.under.items()):
+                values[path] = parameter.samples[0]
+        return statements(values)
 
     def hyperparameters(self) -> keras_tuner.HyperParameters:
         """The same as KerasTuner has it.
@@ -309,7 +322,7 @@ class Space:
         """The gin statements that give a configuration these values."""
         of_model = self._of_model(values)
         own = {path: value for path, value in values.items() if path in self._parameters}
-        return statements(own | ({SETTING: of_model} if of_model else {}))
+        return statements(own | ({SETTING: self._given | of_model} if of_model else {}))
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """What the journal keeps of it."""
@@ -343,6 +356,7 @@ class Space:
         if not self.may_grow or told is None:
             return []
         new = [entry for entry in told["space"] if _key(entry) not in self._known]
+        new = [entry for entry in new if entry["config"]["name"] not in self._given]
         self._known.update(map(_key, new))
         return new
 
@@ -416,6 +430,7 @@ def _described_by_keras_tuner(each: Any) -> dict[str, Any]:
     told = {"kind": kinds.get(type(each).__name__, "choice"), "low": config.get("min_value")}
     told |= {"high": config.get("max_value"), "step": config.get("step"), "sampling": config.get("sampling")}
     told["values"] = config.get("values") or ([config["value"]] if "value" in config else None)
+    told["of_model"] = True
     told["under"] = {condition.name: list(condition.values) for condition in each.conditions}
     return {name: value for name, value in told.items() if value not in (None, {})}
 

@@ -145,12 +145,14 @@ def tune(
             "tune.warm_start is of no use to search.Grid, which goes through every combination. Remove it, or write "
             "tune.search = @search.Random()."
         )
-    asked_for, num_examples = _inspected(request, experiment, counts_examples=max_examples is not None)
+    has_budget = max_epochs is not None or max_examples is not None
+    sample = _checked_sample(space, experiment, search, has_budget=has_budget, seeds_per_trial=seeds_per_trial)
+    asked_for, num_examples = _inspected(request, experiment.load(sample), counts_examples=max_examples is not None)
     if max_examples is not None:
         max_epochs = _in_epochs(max_examples, num_examples, max_epochs)
     plan = Plan(
         run_dir=RunDirectory(request.run_dir).path,
-        space=Space(space, asked_for.find_space() if asked_for else None),
+        space=Space(space, asked_for.find_space(), asked_for.values) if asked_for else Space(space),
         objective=build_objective(objective, direction),
         search=search,
         epochs=epochs,
@@ -169,13 +171,11 @@ def tune(
         processes=workers_per_trial,
         launcher=group.launcher_of(request.settings().get("train.strategy", "")) if workers_per_trial > 1 else "",
     )
-    _check_own_settings(plan, space or {})
-    plan.space.check_paths(experiment.load)
     terms = Terms(plan.space.hyperparameters(), plan.objective, max_trials, epochs, seed, plan.space.may_grow)
     if request.check_only:
         read_known(directories, plan.space, plan.objective, request.tell)
         checked = dataclasses.replace(request, tell=lambda line: None)
-        experiment.load([f"train.must_report = {objective!r}"]).run("train", request=checked)
+        experiment.load([*sample, f"train.must_report = {objective!r}"]).run("train", request=checked)
         varied = ", ".join(plan.space.describe())
         request.tell(f"a sweep of {varied} by {search!r}: {plan.objective.direction} {plan.objective.name}")
         return None
@@ -226,16 +226,14 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _inspected(
-    request: Request, experiment: Experiment, *, counts_examples: bool
-) -> tuple[HyperModel | None, int | None]:
+def _inspected(request: Request, configuration: Any, *, counts_examples: bool) -> tuple[HyperModel | None, int | None]:
     """The model, where it is one of KerasTuner's kind, and the number of training examples, where it is wanted.
 
     The chief builds and reads on its processors, and leaves GPUs to the trials.
     """
     found: list[Any] = []
     asking = dataclasses.replace(request, inspect=lambda *both: found.extend(both))
-    experiment.load(()).run("train", request=asking)
+    configuration.run("train", request=asking)
     model, data = found
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
@@ -386,12 +384,35 @@ def _identity(plan: Plan, request: Request, seed: int, warm_start: Sequence[str]
     )
 
 
-def _check_own_settings(plan: Plan, space: Mapping[str, Parameter]) -> None:
+def _checked_sample(
+    space: Mapping[str, Parameter] | None,
+    experiment: Experiment,
+    search: Search,
+    *,
+    has_budget: bool,
+    seeds_per_trial: int,
+) -> list[str]:
+    """Statements with some values of the space, once all of its paths were seen to be settings.
+
+    Raises:
+      UserError: a path is none, or the space varies what the sweep sets itself.
+    """
+    if not space:
+        return []
+    made = Space(space)
+    _check_own_settings(space, search, has_budget=has_budget, seeds_per_trial=seeds_per_trial)
+    made.check_paths(experiment.load)
+    return made.sample()
+
+
+def _check_own_settings(
+    space: Mapping[str, Parameter], search: Search, *, has_budget: bool, seeds_per_trial: int
+) -> None:
     """Raises UserError where the space varies what the sweep sets itself."""
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
-    if not plan.search.asks_ahead or plan.max_epochs is not None:
-        taken["train.epochs"] = "tune.search or tune.max_epochs"
-    if plan.seeds_per_trial > 1:
+    if not search.asks_ahead or has_budget:
+        taken["train.epochs"] = "tune.search or the budget"
+    if seeds_per_trial > 1:
         taken["train.seed"] = "tune.seeds_per_trial"
     for path in space:
         if path in taken or path.startswith("tune."):

@@ -35,6 +35,7 @@ for ((start = 0; start <= {restarts}; start++)); do
     running=$!
     status=0
     wait "$running" || status=$?
+    running=
     ((status == 0)) && break
 done
 exit "$status"
