@@ -11,7 +11,7 @@ import pytest
 from support import REPOSITORY
 
 # Each part of the package, with the parts it may import: those below it. Parts of one level do not know each other.
-FOUNDATION = {"storage", "telemetry", "user_code", "errors"}
+FOUNDATION = {"storage", "telemetry", "user_code", "command_line", "errors"}
 COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "backup"} | COMPUTING
 MAY_IMPORT = {
@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "main": {"config", "experiment", "tuning", "training", "launch.elastic_worker"} | MATERIAL,
     "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
-    "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "errors"},
+    "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "command_line", "errors"},
     "doctor": {"config"} | COMPUTING,
     "config": {"configuration", "tuning", "training"} | MATERIAL,
     "configuration": {"errors"},  # what config.py is made of
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "telemetry": {"storage", "errors"},  # what is told is stored
     "storage": {"errors"},
     "user_code": {"errors"},
+    "command_line": {"errors"},
     "errors": set(),
     "models": set(),
 }

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tfdist import main as command
-from tfdist.errors import EXIT_DONE, UserError, exit_status_of
+from tfdist.command_line import Parser, exit_status_of
+from tfdist.errors import EXIT_DONE, UserError
 
 EXAMPLE = "python -m tfdist.data_service --gin_file=configs/experiments/digits.gin --workers=2 --port=5050"
 END_SECONDS = 5.0
@@ -92,8 +93,8 @@ def start_several(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The flags; raises UserError where they are none."""
-    parser = _Parser(
-        prog="python -m tfdist.data_service", description=__doc__, epilog=f"example: {EXAMPLE}", allow_abbrev=False
+    parser = Parser(
+        prog="python -m tfdist.data_service", description=__doc__, epilog=f"example: {EXAMPLE}", example=EXAMPLE
     )
     add = parser.add_argument
     add("--gin_file", action="append", default=[], metavar="FILE", help="as the training has them; later ones win")
@@ -106,11 +107,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not flags.gin_file or flags.workers < 1 or not 0 <= flags.port <= 65535 - flags.workers:
         parser.error("--gin_file is needed, --workers is at least 1, --port a port")
     return flags
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. Write, for example: {EXAMPLE}")
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

@@ -7,9 +7,7 @@ what to write instead; the commands print that message without a traceback and e
 from __future__ import annotations
 
 import difflib
-import os
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 EXIT_DONE = 0
 EXIT_BUG = 1
@@ -53,31 +51,6 @@ class PreemptedError(TfdistError):
     def __init__(self, message: str, *, exit_status: int = EXIT_PREEMPTED) -> None:
         super().__init__(message)
         self.exit_status = exit_status
-
-
-def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool = True) -> int:
-    """Runs a command; prints in one line what the user should know of its end, and gives the exit status.
-
-    Args:
-      command: returns a status, or None when all is done.
-      trusts_the_disk: an OSError is a bug; without it the files are the user's to mend.
-    """
-    try:
-        return command() or EXIT_DONE
-    except TfdistError as error:
-        print(str(error) if isinstance(error, PreemptedError) else f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_NO_READER
-    except OSError as error:
-        if trusts_the_disk:
-            raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> UserError:

@@ -17,7 +17,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfdist.errors import TfdistError, UserError, exit_status_of, suggest
+from tfdist.command_line import Parser, exit_status_of
+from tfdist.errors import TfdistError, UserError, suggest
 from tfdist.strategies import environment
 
 MODES = {
@@ -55,17 +56,11 @@ def _tell_end() -> None:
     pulse.beat(pulse.ENDED)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. See: {self.prog} --help")
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tfdist.main",
         description="Trains Keras 3 models, the same way on every distribution strategy. An experiment is a gin file.",
         epilog="modes: " + "; ".join(f"{mode}: {text}" for mode, text in MODES.items()),
-        allow_abbrev=False,
     )
     parser.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="a gin file; later ones win")
     parser.add_argument(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from tfdist.backup import catalog, restore, retention, transfer
 from tfdist.backup.catalog import Entry
 from tfdist.backup.listing import describe_size, entry_row, reason_to_keep, summary, table, tensor_row
 from tfdist.backup.manifest import DamagedBackup
 from tfdist.backup.policy import BEST_MODES, BackupPolicy
-from tfdist.errors import EXIT_DONE, UserError, exit_status_of, suggest
+from tfdist.command_line import Parser, exit_status_of
+from tfdist.errors import EXIT_DONE, UserError, suggest
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -172,11 +172,6 @@ def of_step(entries: Sequence[Entry], flags: argparse.Namespace) -> Entry:
 # Arguments
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. See: {self.prog} --help")
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The flags; raises UserError with what was probably meant."""
     parser = build_parser()
@@ -192,13 +187,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=PROGRAM, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(prog=PROGRAM, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory, or that of its backups")
         return command
 

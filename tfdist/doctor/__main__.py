@@ -17,14 +17,15 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from tfdist.command_line import Parser, exit_status_of, seconds, whole_number
 from tfdist.doctor import facts as facts_of
 from tfdist.doctor import findings as say
 from tfdist.doctor import meeting, network, versions
 from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
 from tfdist.doctor.machine import check_machine
-from tfdist.errors import EXIT_INTERRUPTED, TfdistError, UserError, suggest
+from tfdist.errors import UserError, suggest
 from tfdist.strategies import environment as marks
 from tfdist.strategies.cluster import Cluster, read_tf_config
 
@@ -37,15 +38,14 @@ Run it on all machines at once, as the run itself: with TF_CONFIG set, or throug
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    try:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
-        doctor = Doctor(options, os.environ)
-        doctor.examine()
-    except TfdistError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Examines and says what was found; the exit status."""
+    options = parse(arguments)
+    doctor = Doctor(options, os.environ)
+    doctor.examine()
     put(json.dumps(doctor.as_json(), indent=2) if options.json else doctor.last_words())
     return say.exit_status(doctor.findings)
 
@@ -237,26 +237,26 @@ def read_url(url: str) -> str:
         raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. See: {self.prog} --help")
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tfdist.doctor",
         description="Looks at this machine, and at the other workers, before a run.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--gin_file", action="append", default=[], metavar="FILE", help="the run's, to compare between the workers")
     add("--gin_param", action="append", default=[], metavar="'NAME = VALUE'", help="the run's")
     add("--run_dir", metavar="DIR", help="the run's: written, read and deleted from")
     add("--bucket", action="append", default=[], metavar="gs://…", help="another place to try in this way; repeats")
-    add("--peer_seconds", type=_positive, default=30.0, metavar="S", help="to wait for the others; default 30")
-    add("--largest_mib", type=_whole, default=64, metavar="N", help="largest all-reduce, 0 for none; default 64")
+    add("--peer_seconds", type=seconds, default=30.0, metavar="S", help="to wait for the others; default 30")
+    add(
+        "--largest_mib",
+        type=whole_number(0),
+        default=64,
+        metavar="N",
+        help="largest all-reduce, 0 for none; default 64",
+    )
     add("--json", action="store_true", help="print one JSON object instead of text")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -264,22 +264,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         near = suggest(unknown[0].split("=")[0], known) or f" The flags are {', '.join(known)}."
         raise UserError(f"There is no flag {unknown[0]}.{near}")
     return options
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0; received {text!r}")
-    return number
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0; received {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from tfdist.command_line import Parser, seconds, whole_number
 from tfdist.errors import EXIT_DONE, TfdistError, UserError, suggest
 from tfdist.launch import horovod, host, local
 from tfdist.launch.hangs import Deadlines
@@ -106,13 +106,6 @@ def collect_signals() -> collections.deque[int]:
     return signals
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what was wrong in a `UserError` instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. Write, for example: {EXAMPLE}")
-
-
 def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
@@ -136,15 +129,15 @@ def _shown(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
+        example=EXAMPLE,
         prog="python -m tfdist.launch",
         usage=USAGE,
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workers", type=_positive_integer, metavar="N", help="how many processes")
+    add("--workers", type=whole_number(1), metavar="N", help="how many processes")
     add(
         "--launcher",
         choices=list(LAUNCHERS),
@@ -153,58 +146,36 @@ def _parser() -> argparse.ArgumentParser:
         "host starts the one worker that TF_CONFIG names, for the same command on each host",
     )
     add("--pin_cpus", action="store_true", help="give each worker its own share of the CPUs")
-    add("--timeout_seconds", type=_positive_number, metavar="S", help="end the run after S seconds, with status 124")
+    add("--timeout_seconds", type=seconds, metavar="S", help="end the run after S seconds, with status 124")
     add(
         "--max_restarts",
-        type=_whole_number,
+        type=whole_number(0),
         default=0,
         metavar="N",
         help="start the workers again after a failure, N times at most, first after 2 s, then 4, 8 … 60 s; default: 0",
     )
     add(
         "--min_workers",
-        type=_positive_integer,
+        type=whole_number(1),
         metavar="M",
         help="go on with as few as M when one fails again and again without a new step; default: all",
     )
     add(
         "--deadline_seconds",
-        type=_positive_number,
+        type=seconds,
         metavar="S",
         help="a worker that makes no progress for S seconds hangs; default: learned from the run, at least 60",
     )
     add(
         "--start_deadline_seconds",
-        type=_positive_number,
+        type=seconds,
         default=Deadlines.start_seconds,
         metavar="S",
         help="the same for what it does for the first time, such as compiling; default: 1800",
     )
-    add("--backoff_seconds", type=_positive_number, default=Rules.backoff_seconds, help=argparse.SUPPRESS)  # for tests
+    add("--backoff_seconds", type=seconds, default=Rules.backoff_seconds, help=argparse.SUPPRESS)  # for tests
     add("--module", default="tfdist.main", help=argparse.SUPPRESS)  # what to run in place of tfdist.main, for tests
     return parser
-
-
-def _positive_integer(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1; received {text!r}")
-    return int(text)
-
-
-def _whole_number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0; received {text!r}")
-    return int(text)
-
-
-def _positive_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0; received {text!r}")
-    return number
 
 
 if __name__ == "__main__":

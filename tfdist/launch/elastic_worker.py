@@ -25,8 +25,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from tfdist.command_line import Parser, seconds, whole_number
 from tfdist.errors import EXIT_DONE, PeerLostError, PreemptedError, TfdistError, UserError, suggest
 from tfdist.launch.elastic_account import Account
 from tfdist.launch.elastic_driver import EXAMPLE, Driver, Place
@@ -250,58 +251,38 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, [sys.executable, "-m", options.module, *workers_own]
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what was wrong in a `UserError` instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. Write, for example: {EXAMPLE}")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
+        example=EXAMPLE,
         prog="python -m tfdist.launch.elastic_worker",
         usage=USAGE,
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
         "--peer_timeout_seconds",
-        type=_number(float, "a number of seconds", least=1.0),
+        type=seconds,
         default=900.0,
         metavar="S",
         help="how long to wait for the other workers and for hosts; more than horovodrun's --elastic-timeout",
     )
     add(
         "--end_seconds",
-        type=_number(float, "a number of seconds", least=0.0),
+        type=seconds,
         default=Patience().notice_seconds,
         metavar="S",
         help="how long a process that trains may take to end by itself once another worker's has ended",
     )
     add(
         "--max_failures",
-        type=_number(int, "a whole number", least=0),
+        type=whole_number(0),
         default=3,
         metavar="N",
         help="start again after so many failures of this worker itself within an hour",
     )
     add("--module", default="tfdist.main", help=argparse.SUPPRESS)  # what to run in place of tfdist.main, for tests
     return parser
-
-
-def _number(kind: type[int] | type[float], name: str, *, least: float) -> Any:
-    def number(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = kind(-1)
-        if not least <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"must be {name} from {least:g}; received {text!r}")
-        return value
-
-    return number
 
 
 def say(message: str) -> None:

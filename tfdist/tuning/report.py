@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from tfdist.errors import exit_status_of
+from tfdist.command_line import exit_status_of
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.history import Sweep, read_sweep

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
 
+from tfdist.command_line import Parser
 from tfdist.errors import UserError, suggest
 from tfdist.launch.printing import horovod, kubernetes, slurm, tpu_vm
 
@@ -45,10 +45,9 @@ def printed(arguments: Sequence[str]) -> str:
             f"Write, for example: {EXAMPLE}"
         )
     module = SCHEDULERS[scheduler.scheduler]
-    parser = _Parser(
+    parser = Parser(
         prog=f"python -m tfdist.launch --print={scheduler.scheduler}",
         usage="%(prog)s OPTIONS -- ARGUMENTS OF tfdist.main",
-        allow_abbrev=False,
     )
     module.add_arguments(parser)
     options, unknown = parser.parse_known_args(rest)
@@ -58,10 +57,3 @@ def printed(arguments: Sequence[str]) -> str:
         hint = near or f" It takes {', '.join(known)}; tfdist.main's arguments come after `--`."
         raise UserError(f"--print={scheduler.scheduler} has no option {unknown[0]!r}.{hint}")
     return module.render(options, arguments[split + 1 :])
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what was wrong in a `UserError` instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. See: {self.prog} --help")
