@@ -224,8 +224,9 @@ def import_tensorflow(verbose: bool) -> None:
             from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
 
             quiet_tensorflow(os.environ)
-            with quiet_import(os.environ):
-                import tensorflow  # noqa: F401 (its libraries chatter while they load)
+            # Its libraries chatter while they load; a trial's process has it already.
+            with contextlib.nullcontext() if "tensorflow" in sys.modules else quiet_import(os.environ):
+                import tensorflow  # noqa: F401
     except ModuleNotFoundError as error:
         check_installed(error)
         raise
