@@ -20,6 +20,7 @@ from record_files_support import COLUMNS, FEATURES, write_numbered
 from support import REPOSITORY, Finished, run_command, run_python
 
 from tfdist import main as command
+from tfdist.data import failures
 from tfdist.data.tfrecord import TFRecordSource
 from tfdist.errors import UserError
 
@@ -432,6 +433,7 @@ def test_a_run_is_not_blamed_on_data_that_an_earlier_one_of_the_process_read(
     damaged.write_bytes(b"\xff" * damaged.stat().st_size)
     with pytest.raises(UserError, match="corrupt"):
         earlier.read_run(0, 0, 9)
+    failures.watch(earlier)
     assert "corrupt" in str(earlier.diagnose())
     settings = [param("import mine"), param("train.train_data = @mine.unseen_labels_out_of_range")]
     failed = answer(DIGITS, *settings, "--run_dir=run")

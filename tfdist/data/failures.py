@@ -54,7 +54,7 @@ class Explaining(Protocol):
 
 
 def watch(source: Explaining) -> None:
-    """Lets `explained` ask the source, which reads now, for as long as it lives or until `forget`."""
+    """Lets `explained` ask the source, of which a pipeline is made, for as long as it lives or until `forget`."""
     with _LOCK:
         _WATCHED.add(source)
 

@@ -28,6 +28,7 @@ from tfdist.data.record_index import (
     masked,
 )
 from tfdist.data.record_source import RecordSource, checked_block_records
+from tfdist.data.source import Order, Reader
 from tfdist.errors import TfdistError, UserError, is_whole_number
 from tfdist.storage import files
 from tfdist.telemetry import notices
@@ -141,12 +142,15 @@ class RecordFileSource(RecordSource):
         self._lock = threading.Lock()
         self._recent: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=RECENT_RUNS)
 
+    def reader(self, order: Order) -> Reader:
+        watch(self)
+        return super().reader(order)
+
     def check_record(self, record: bytes, where: str) -> None:
         """Raises UserError where a record is not as described; `where` names it. Asked after a decoding failed."""
 
     def read_run(self, file: int, first: int, count: int) -> list[bytes]:
         part = self.parts[file]
-        watch(self)
         self._recent.append((file, first, count))
         self._check_whole(part)
         records, wrong = part.file.read(part.skip + first, count)
