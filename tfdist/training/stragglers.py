@@ -43,7 +43,9 @@ class Reduction:
 
 
 def _when_there(tensors: Sequence[Any]) -> tf.Tensor:
-    plain = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors]
+    """The time when the first and the last of them are there. A backward pass ends with the first variable's gradient;
+    to wait for each would cost some percent of a step of two milliseconds with sixty variables."""
+    plain = [t.values if isinstance(t, tf.IndexedSlices) else t for t in (tensors[0], tensors[-1])]
     with tf.control_dependencies(plain):
         return tf.timestamp()
 
