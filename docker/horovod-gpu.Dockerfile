@@ -38,7 +38,7 @@ RUN set -eu; \
     HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITH_MPI=1 HOROVOD_CUDA_HOME=/usr/local/cuda \
         python tools/build_horovod.py; \
     ldconfig; \
-    rm -rf /root/.cache; \
+    rm -rf "$HOME/.cache"; \
     python -m compileall -q tfdist
 
 ENTRYPOINT []

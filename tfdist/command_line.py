@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tfdist.errors import (
@@ -34,9 +34,20 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **settings})
         self._example = example
 
+    @property
+    def shown_options(self) -> list[str]:
+        """The names of all options that --help tells of."""
+        return [o for action in self._actions if action.help != argparse.SUPPRESS for o in action.option_strings]
+
     def error(self, message: str) -> NoReturn:
         hint = f"Write, for example: {self._example}" if self._example else f"See: {self.prog} --help"
         raise UserError(f"{message}. {hint}")
+
+
+def split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before a `--`, a command's own, and what stands behind it, another's."""
+    split = list(arguments).index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:split]), list(arguments[split + 1 :])
 
 
 def whole_number(least: int) -> Callable[[str], int]:

@@ -56,7 +56,7 @@ def _tell_end() -> None:
     pulse.beat(pulse.ENDED)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="python -m tfdist.main",
         description="Trains Keras 3 models, the same way on every distribution strategy. An experiment is a gin file.",
@@ -77,7 +77,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
     flags, unknown = parser.parse_known_args(arguments)
     if unknown:
-        raise UserError(_why_unknown(unknown, [o for action in parser._actions for o in action.option_strings]))
+        raise UserError(_why_unknown(unknown, parser.shown_options))
     if flags.mode not in MODES:
         raise UserError(
             f"There is no --mode={flags.mode}; the modes are {', '.join(MODES)}.{suggest(flags.mode, MODES)}"

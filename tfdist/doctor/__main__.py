@@ -260,7 +260,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--json", action="store_true", help="print one JSON object instead of text")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        known = [text for action in parser._actions for text in action.option_strings]
+        known = parser.shown_options
         near = suggest(unknown[0].split("=")[0], known) or f" The flags are {', '.join(known)}."
         raise UserError(f"There is no flag {unknown[0]}.{near}")
     return options

@@ -74,11 +74,7 @@ class _Meeting:
                     break
                 await asyncio.sleep(0.02)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for server in servers:
-                server.close()
+            await hello.end(tasks, servers)
         return list(self.peers.values()), cannot_listen
 
     def _words(self) -> bytes:

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from tfdist.command_line import Parser, seconds, whole_number
+from tfdist.command_line import Parser, seconds, split_at_dashes, whole_number
 from tfdist.errors import EXIT_DONE, TfdistError, UserError, suggest
 from tfdist.launch import horovod, host, local
 from tfdist.launch.hangs import Deadlines
@@ -65,8 +65,7 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
       UserError: they cannot be understood.
     """
     arguments = list(arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    ours, workers_own = arguments[:split], arguments[split + 1 :]
+    ours, workers_own = split_at_dashes(arguments)
     options = _parse_options(ours)
     if not workers_own:
         what = "Nothing follows `--`" if "--" in arguments else "The `--` and tfdist.main's arguments are missing"
@@ -110,9 +109,7 @@ def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        near = suggest(
-            unknown[0].split("=")[0], ["--print", *(name for name in _shown(parser) if name.startswith("--"))]
-        )
+        near = suggest(unknown[0].split("=")[0], ["--print", *parser.shown_options])
         hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
     if options.launcher == "host":
@@ -124,11 +121,7 @@ def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _shown(parser: argparse.ArgumentParser) -> list[str]:
-    return [o for action in parser._actions if action.help != argparse.SUPPRESS for o in action.option_strings]
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         example=EXAMPLE,
         prog="python -m tfdist.launch",

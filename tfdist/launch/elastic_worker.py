@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.command_line import Parser, seconds, whole_number
+from tfdist.command_line import Parser, seconds, split_at_dashes, whole_number
 from tfdist.errors import EXIT_DONE, PeerLostError, PreemptedError, TfdistError, UserError, suggest
 from tfdist.launch.elastic_account import Account
 from tfdist.launch.elastic_driver import EXAMPLE, Driver, Place
@@ -235,15 +235,13 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
       UserError: they cannot be understood.
     """
-    arguments = list(arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
+    ours, workers_own = split_at_dashes(arguments)
     parser = _parser()
-    options, unknown = parser.parse_known_args(arguments[:split])
+    options, unknown = parser.parse_known_args(ours)
     if unknown:
-        near = suggest(unknown[0].split("=")[0], ("--peer_timeout_seconds", "--end_seconds", "--max_failures"))
+        near = suggest(unknown[0].split("=")[0], parser.shown_options)
         hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
         raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
-    workers_own = arguments[split + 1 :]
     if not workers_own:
         raise UserError(
             f"The `--` and tfdist.main's arguments are missing. Received: {' '.join(arguments)!r}. Write: {EXAMPLE}"
@@ -251,7 +249,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, [sys.executable, "-m", options.module, *workers_own]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         example=EXAMPLE,
         prog="python -m tfdist.launch.elastic_worker",

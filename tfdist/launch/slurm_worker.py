@@ -14,19 +14,22 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
-from tfdist.errors import TfdistError, UserError
+from tfdist.command_line import Parser, exit_status_of, split_at_dashes
+from tfdist.errors import UserError
 from tfdist.launch.local import tf_config
 
 EXAMPLE = "srun python -m tfdist.launch.slurm_worker --hosts=node1,node2 --port=20000 -- --gin_file=…"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        command, variables = prepare(sys.argv[1:] if arguments is None else arguments, os.environ)
-    except TfdistError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
+    """Becomes the worker; returns only the status of arguments that are wrong."""
+    return exit_status_of(lambda: become(sys.argv[1:] if arguments is None else arguments))
+
+
+def become(arguments: Sequence[str]) -> NoReturn:
+    command, variables = prepare(arguments, os.environ)
     os.execve(command[0], command, {**os.environ, **variables})
 
 
@@ -36,13 +39,13 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[l
     Raises:
       UserError: this is no task of a Slurm job, or the job has another number of tasks than there are hosts.
     """
-    parser = argparse.ArgumentParser(prog="python -m tfdist.launch.slurm_worker", allow_abbrev=False)
+    parser = Parser(prog="python -m tfdist.launch.slurm_worker", example=EXAMPLE)
     parser.add_argument("--hosts", required=True)
     parser.add_argument("--port", required=True, type=int)
     parser.add_argument("--module", default="tfdist.main", help=argparse.SUPPRESS)
-    split = list(arguments).index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(list(arguments)[:split])
-    command = [sys.executable, "-m", options.module, *arguments[split + 1 :]]
+    ours, workers_own = split_at_dashes(arguments)
+    options = parser.parse_args(ours)
+    command = [sys.executable, "-m", options.module, *workers_own]
     hosts = [host for host in options.hosts.split(",") if host]
     index, num_tasks = _number("SLURM_PROCID", environment), _number("SLURM_NTASKS", environment)
     if num_tasks != len(hosts):

@@ -3,7 +3,7 @@
 Invariant: `decode` returns only what a worker of this protocol said of itself; all else is an exception that
 `describe` puts in words.
 
-Called by `rendezvous.py`.
+Called by `rendezvous.py`, and by the doctor, whose workers meet in the same way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import errno
 import json
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 PROTOCOL = "tfdist-rendezvous-1"
@@ -109,3 +110,12 @@ def listen(host: str | None, port: int) -> list[socket.socket]:
             raise absent
         close_on_error.pop_all()
     return listening
+
+
+async def end(tasks: Sequence[asyncio.Task[None]], servers: Sequence[asyncio.Server]) -> None:
+    """Ends what a meeting has begun."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for server in servers:
+        server.close()

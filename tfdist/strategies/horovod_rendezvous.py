@@ -62,7 +62,7 @@ def meet(meeting: Meeting, *, timeout_seconds: float, on_wait: Callable[[str], N
     missing = [rank for rank in range(meeting.size) if rank != meeting.rank]
     is_told, said, said_at = False, "", begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
     trouble = ""
-    while missing or not is_told:
+    while True:
         try:
             is_told = is_told or _put(meeting)
             missing = [rank for rank in missing if not _has_come(meeting, rank)]

@@ -125,11 +125,7 @@ class _Meeting:
         except TimeoutError:
             raise PeerLostError(self._missing()) from None
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for server in servers:
-                server.close()
+            await hello.end(tasks, servers)
 
     async def _listen(self) -> list[socket.socket]:
         """Listens at this worker's port: on loopback alone if the whole cluster is there, else on all interfaces.

@@ -6,7 +6,6 @@ written; TensorFlow is not imported. The sweep calls `write_report` at its end a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import importlib
@@ -15,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from tfdist.command_line import exit_status_of
+from tfdist.command_line import Parser, exit_status_of
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.history import Sweep, read_sweep
@@ -108,14 +107,17 @@ def trials_csv(sweep: Sweep) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
+    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments), trusts_the_disk=False)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Writes the report of the directory that the arguments name, and says where it is."""
+    parser = Parser(
         prog="python -m tfdist.tuning.report",
         description="Writes trials.csv and report/ of a sweep again, also of one that is running or was killed.",
-        allow_abbrev=False,
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run directory of --mode=tune, local or gs://")
-    flags = parser.parse_args(arguments)
-    return exit_status_of(lambda: print(write_report(flags.run_dir)), trusts_the_disk=False)
+    print(write_report(parser.parse_args(arguments).run_dir))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from tfdist.command_line import Parser
+from tfdist.command_line import Parser, split_at_dashes
 from tfdist.errors import UserError, suggest
 from tfdist.launch.printing import horovod, kubernetes, slurm, tpu_vm
 
@@ -23,7 +23,7 @@ EXAMPLE = (
 
 def is_asked(arguments: Sequence[str]) -> bool:
     """Whether `--print` stands before the `--`."""
-    ours = list(arguments[: list(arguments).index("--")] if "--" in arguments else arguments)
+    ours, _ = split_at_dashes(arguments)
     return any(argument == "--print" or argument.startswith("--print=") for argument in ours)
 
 
@@ -33,11 +33,10 @@ def printed(arguments: Sequence[str]) -> str:
     Raises:
       UserError: the options or tfdist.main's arguments are wrong or do not fit together.
     """
-    arguments = list(arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
+    ours, workers_own = split_at_dashes(arguments)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--print", dest="scheduler", nargs="?", default="")
-    scheduler, rest = first.parse_known_args(arguments[:split])
+    scheduler, rest = first.parse_known_args(ours)
     if scheduler.scheduler not in SCHEDULERS:
         near = suggest(scheduler.scheduler or "", SCHEDULERS)
         raise UserError(
@@ -52,8 +51,8 @@ def printed(arguments: Sequence[str]) -> str:
     module.add_arguments(parser)
     options, unknown = parser.parse_known_args(rest)
     if unknown:
-        known = [text for action in parser._actions for text in action.option_strings]
+        known = parser.shown_options
         near = suggest(unknown[0].split("=")[0], known)
         hint = near or f" It takes {', '.join(known)}; tfdist.main's arguments come after `--`."
         raise UserError(f"--print={scheduler.scheduler} has no option {unknown[0]!r}.{hint}")
-    return module.render(options, arguments[split + 1 :])
+    return module.render(options, workers_own)
