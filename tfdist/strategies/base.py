@@ -183,6 +183,12 @@ class Strategy(abc.ABC):
 
         return self.first_local(self.run(on_replica))
 
+    def gather_from_workers(self, values: Sequence[float]) -> np.ndarray:
+        """Every worker's `values`, float64 [num_workers, len(values)]; a collective like `sum_over_workers`."""
+        rows = np.zeros((self.topology.num_workers, len(values)))
+        rows[self.topology.worker_index] = values
+        return self.sum_over_workers(rows.ravel()).reshape(rows.shape)
+
     def broadcast(self, data: bytes | memoryview | None) -> bytes | memoryview:
         """The chief's `data` on every worker; the others pass None. A collective like `sum_over_workers`."""
         if self.topology.num_workers == 1:

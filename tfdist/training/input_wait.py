@@ -110,10 +110,7 @@ class InputWait:
 
     def end_epoch(self, *, step: int, epoch: int) -> None:
         """Brings the workers' figures together and tells them. A collective."""
-        topology = self._strategy.topology
-        figures = np.zeros((topology.num_workers, 4))
-        figures[topology.worker_index] = (*self._epoch, *self._run)
-        figures = self._strategy.sum_over_workers(figures.ravel()).reshape(figures.shape)
+        figures = self._strategy.gather_from_workers([*self._epoch, *self._run])
         self._epoch[:] = 0
         if figures[:, 1].any():
             self._reporter.input_wait(step=step, epoch=epoch, waited=_waited(figures[:, :2]))

@@ -123,9 +123,7 @@ class Stragglers:
         """Brings the workers' figures together and tells them. A collective."""
         if self._topology.num_workers == 1:
             return
-        figures = np.zeros((self._topology.num_workers, len(self._sums)))
-        figures[self._topology.worker_index] = self._sums
-        figures = self._strategy.sum_over_workers(figures.ravel()).reshape(figures.shape)
+        figures = self._strategy.gather_from_workers(self._sums)
         if figures[:, 0].all():
             self._reporter.workers(step=step, times=[_times(*row) for row in figures.tolist()])
 
