@@ -25,6 +25,7 @@ from tfdist.tuning import wire
 from tfdist.tuning.chief_link import ChiefLink
 from tfdist.tuning.leaving import Leaving
 from tfdist.tuning.role import Role
+from tfdist.tuning.waking import open_waking
 from tfdist.tuning.words import count_text
 from tfdist.tuning.workers import Ended, Workers, key_of
 
@@ -86,9 +87,9 @@ class RemoteWorker:
         self._identity = identity
         self._patience_seconds = patience_seconds
         self._me = uuid.uuid4().hex
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
-        self._link = ChiefLink(role.address, wake=self._wake_up)
+        self._closing = contextlib.ExitStack()
+        self._woken, wake = open_waking(self._closing)
+        self._link = ChiefLink(role.address, wake=wake)
         self._leased: dict[str, _Leased] = {}
         self._to_start: list[_Leased] = []  # once an earlier process of the same run has ended
         self._leaving = Leaving()
@@ -132,8 +133,7 @@ class RemoteWorker:
                     self._leave_if_told()
         finally:
             self._link.close()
-            for descriptor in (self._woken, self._wake):
-                os.close(descriptor)
+            self._closing.close()
         if self._over["status"] != EXIT_DONE:
             raise SweepFailedError(self._over["message"], self._over["status"])
         self._notify(f"{self._over['message']}; {count_text(self._num_run, 'training')} ran here")
@@ -193,10 +193,6 @@ class RemoteWorker:
         seconds = max(0.0, until - time.monotonic()) if self._hello_sent is None or self._is_welcome else WAIT_SECONDS
         if self._woken in select.select([self._workers, self._woken], [], [], seconds)[0]:
             os.read(self._woken, 1 << 12)
-
-    def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake, b".")
 
     # What the chief says
 

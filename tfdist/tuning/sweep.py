@@ -10,7 +10,6 @@ import ast
 import contextlib
 import dataclasses
 import hashlib
-import os
 import sys
 import tempfile
 import time
@@ -46,6 +45,7 @@ from tfdist.tuning.search import Grid, Search, check_search
 from tfdist.tuning.space import Parameter, Space
 from tfdist.tuning.table import SweepTable, open_table
 from tfdist.tuning.terms import Terms
+from tfdist.tuning.waking import open_waking
 from tfdist.tuning.warm_start import check_directories, read_known
 from tfdist.tuning.workers import Job, Place, Setting, Workers
 
@@ -281,7 +281,7 @@ def _run(
     with contextlib.ExitStack() as leaving:
         journal = Journal(plan.run_dir, table.on_event, still_ours)
         leaving.callback(journal.close)
-        woken, wake = _open_waking(leaving)
+        woken, wake = open_waking(leaving)
         past = _past(plan, identity, journal, tell)
         know(oracle, [_known(plan, event) for event in past if event["event"] == journals.TRIAL_KNOWN])
         asking = Asking(oracle, plan.objective.name, wake=wake)
@@ -314,20 +314,6 @@ def _run(
             num_trials=len(chief.trials),
         )
         return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
-
-
-def _open_waking(leaving: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
-    """A descriptor that becomes readable, and the function, for any thread, that makes it so."""
-    woken, wake = os.pipe()
-    for descriptor in (woken, wake):
-        leaving.callback(os.close, descriptor)
-    os.set_blocking(wake, False)
-
-    def wake_up() -> None:
-        with contextlib.suppress(BlockingIOError):  # full of calls that nobody has heard yet
-            os.write(wake, b".")
-
-    return woken, wake_up
 
 
 def _open_fleet(
