@@ -195,6 +195,8 @@ def train(
         check_reported(must_report, metrics, task, evaluates=eval_data is not None)
         return None
 
+    if strategy.claims_devices():
+        request.wait()
     with open_run(request, strategy, mode="train", accept_changes=accept_changes) as run:
         if run.place.is_finished:
             return None

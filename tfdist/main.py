@@ -31,23 +31,23 @@ ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovod
 REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+def main(arguments: Sequence[str] | None = None, wait: Callable[[], object] = lambda: None) -> int:
+    """Runs the command; returns its exit status. A training is built, and takes its first step once `wait` returns."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return exit_status_of(lambda: start(given))
+        return exit_status_of(lambda: start(given, wait))
     finally:
         _tell_end()
 
 
-def start(arguments: Sequence[str]) -> int | None:
+def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
     """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
     flags = parse(arguments)
     if environment.is_elastic(os.environ) and flags.mode in ELASTIC_MODES:
         from tfdist.launch import elastic_worker
 
         return elastic_worker.main(["--", *arguments])
-    return run(flags)
+    return run(flags, wait)
 
 
 def _tell_end() -> None:
@@ -100,7 +100,7 @@ def _why_unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
     )
 
 
-def run(flags: argparse.Namespace) -> None:
+def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) -> None:
     """Loads the configuration and calls the mode's function.
 
     Raises:
@@ -131,7 +131,7 @@ def run(flags: argparse.Namespace) -> None:
     try:
         loaded = load()
         pulse.wait_to_begin(begin_at)
-        run_mode(flags, loaded, load, nurseries)
+        run_mode(flags, loaded, load, nurseries, wait)
     except TfdistError as error:
         if flags.verbose:
             traceback.print_exception(error)
@@ -151,7 +151,11 @@ def prepare(arguments: Sequence[str]) -> None:
 
 
 def run_mode(
-    flags: argparse.Namespace, loaded: Any, load: Callable[[Sequence[str]], Any], nurseries: Sequence[Any]
+    flags: argparse.Namespace,
+    loaded: Any,
+    load: Callable[[Sequence[str]], Any],
+    nurseries: Sequence[Any],
+    wait: Callable[[], object],
 ) -> None:
     """Calls the mode's function with the configuration that was loaded."""
     from tfdist.experiment import Request
@@ -170,7 +174,8 @@ def run_mode(
         elif flags.mode == "tune":
             loaded.run("tune", request=Request(run_dir=run_dir, settings=loaded.settings), experiment=experiment)
         else:
-            request = Request(run_dir=run_dir, config_text=loaded.operative_text, settings=loaded.settings)
+            text = loaded.operative_text
+            request = Request(run_dir=run_dir, config_text=text, settings=loaded.settings, wait=wait)
             loaded.run(flags.mode, request=request)
     except TfdistError:
         raise

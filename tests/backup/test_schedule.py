@@ -13,7 +13,8 @@ from tfdist.backup.schedule import FIRST_SECONDS, LARGEST_SHARE, Schedule
 
 def steps_of(policy: BackupPolicy, *, calls: list[int], steps_per_epoch: int = 10, begin: int = 0) -> list[int]:
     """The steps at which backups are made when a loop's calls end at `calls`, a second a step."""
-    schedule = Schedule(policy, steps_per_epoch=steps_per_epoch, step=begin, now=float(begin))
+    schedule = Schedule(policy, steps_per_epoch=steps_per_epoch, step=begin)
+    schedule.begin(float(begin))
     saved = []
     for step in calls:
         if schedule.due(step, float(step)):
@@ -55,7 +56,7 @@ def test_what_is_due_first_counts_and_restarts_the_clock() -> None:
 
 
 def test_nothing_is_due_before_a_step_was_made() -> None:
-    schedule = Schedule(BackupPolicy(every_seconds=1), steps_per_epoch=10, step=7, now=0.0)
+    schedule = Schedule(BackupPolicy(every_seconds=1), steps_per_epoch=10, step=7)
     assert not schedule.due(7, 100.0)
     assert schedule.due(8, 100.0)
     schedule.saved(8, 100.0, cost_seconds=0.1)
@@ -129,3 +130,9 @@ def test_one_slow_backup_does_not_change_the_interval_for_long() -> None:
     for step in range(10, 20):
         schedule.saved(step, float(step), cost_seconds=1.0)
     assert schedule.interval_seconds == pytest.approx(120.0)
+
+
+def test_the_clock_starts_when_training_begins_not_when_the_run_is_built() -> None:
+    schedule = Schedule(BackupPolicy(every_seconds=60), steps_per_epoch=None)
+    schedule.begin(1000.0)
+    assert not schedule.due(1, 1059.0) and schedule.due(2, 1060.0)

@@ -118,8 +118,13 @@ class Sweep:
         lines = (self.directory / "trials" / trial / "metrics.jsonl").read_text().splitlines()
         return [point for point in map(json.loads, lines) if point["split"] == split]
 
+    def told(self, trial: str) -> list[dict[str, Any]]:
+        """The events of the trial's own run."""
+        lines = (self.directory / "trials" / trial / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
     def pid(self, trial: str) -> int | None:
-        """Of the process that trains it now."""
+        """Of the process that trains it now, or has built it and waits."""
         try:
             return json.loads((self.directory / "trials" / trial / ".lease").read_text())["pid"]
         except (FileNotFoundError, ValueError):

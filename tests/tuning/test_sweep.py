@@ -52,6 +52,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
             "tiny.linear.units = 8",
         ),
         "bayesian": BAYESIAN,
+        "not built ahead": (*BAYESIAN, "tune.build_ahead = False"),
         "hyperband": ("tune.search = @search.Hyperband(factor=2)", "tune.num_workers = 2"),
         "asha": ("tune.search = @search.Asha(factor=2)", "tune.max_trials = 4", "tune.num_workers = 2"),
         "median": (
@@ -160,6 +161,33 @@ def test_poor_trials_are_stopped_early(done: Done) -> None:
 def test_no_trial_begins_that_the_budget_of_epochs_does_not_hold(done: Done) -> None:
     sweep = done["budget"]
     assert len(sweep.ends) == 2 and sweep.events[-1]["event"] == "sweep_ended"
+
+
+@pytest.mark.slow
+def test_the_next_trial_is_built_while_one_trains_and_learns_the_same(done: Done) -> None:
+    ahead, after = done["bayesian"], done["not built ahead"]
+    assert ahead.outcomes == after.outcomes
+    for sweep, is_ahead in ((ahead, True), (after, False)):
+        ends = {e["trial"]: e["time"] for e in sweep.ends}
+        for before, trial in zip(["0001", "0002", "0003", "0004"], ["0002", "0003", "0004", "0005"], strict=True):
+            (opened,) = [e for e in sweep.told(trial) if e["event"] == "run_started"]
+            assert (opened["time"] < ends[before]) == is_ahead, (trial, sweep.directory)
+            assert sweep.metrics(before)[-1]["epoch"] == 4 and sweep.metrics(trial)[0]["epoch"] == 1
+
+
+@pytest.mark.slow
+def test_of_a_trial_that_was_built_and_never_begun_nothing_is_left(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    sweep, log = Sweep(tmp_path / "sweep"), tmp_path / "log"
+    endless = f"{{'train.epochs': @space.choice(values=[1, 100000]), '{RATE}': @space.choice(values=[0.1, 0.2])}}"
+    grid = ("tune.search = @search.Grid()", f"tune.space = {endless}", "train.steps_per_call = 1")
+    with running(arguments(gin_file, sweep.directory, *grid), log) as chief:
+        chief.until(lambda: sweep.of("trial_reported", trial="0002") and sweep.pid("0003"))
+        chief.signal(signal.SIGTERM)
+        assert chief.end() == 143, chief.output
+        chief.wait_until_all_gone()
+    assert sorted(path.name for path in (sweep.directory / "trials").iterdir()) == ["0000", "0001", "0002"]
 
 
 @pytest.mark.slow

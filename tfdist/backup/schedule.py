@@ -30,10 +30,9 @@ class Schedule:
       policy: what to do.
       steps_per_epoch: for `every_epochs`; None where an epoch's length is not known, which `every_epochs` forbids.
       step: steps done when the loop begins; nothing is due until another is.
-      now: seconds of the clock whose readings `due` and `saved` get.
     """
 
-    def __init__(self, policy: BackupPolicy, *, steps_per_epoch: int | None, step: int = 0, now: float = 0.0) -> None:
+    def __init__(self, policy: BackupPolicy, *, steps_per_epoch: int | None, step: int = 0) -> None:
         if policy.every_epochs and not steps_per_epoch:
             raise ValueError("every_epochs needs steps_per_epoch")
         self._policy = policy
@@ -41,9 +40,13 @@ class Schedule:
             period for period in (policy.every_steps, (policy.every_epochs or 0) * (steps_per_epoch or 0)) if period
         ]
         self._step = step
-        self._time = now
+        self._time = 0.0
         self._costs: list[float] = []
         self._write_seconds = 0.0
+
+    def begin(self, now: float) -> None:
+        """Training begins; `now` is in seconds of the clock whose readings `due` and `saved` get."""
+        self._time = now
 
     def next_boundary(self, step: int) -> int | None:
         """The first step after `step` at which a backup falls by the count of steps; None: by the clock only."""

@@ -22,6 +22,7 @@ from tfdist.data.opaque import StreamSource
 from tfdist.data.pipeline import as_source
 from tfdist.data.source import Order, Reader, Source
 from tfdist.errors import UserError
+from tfdist.storage.memory import available_bytes
 from tfdist.strategies import environment
 
 PLACES = ("memory", "disk")
@@ -166,8 +167,7 @@ def _check(structure: Any, lengths: np.ndarray | None) -> None:
 
 
 def _check_memory(num_bytes: int) -> None:
-    lines = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
+    free = available_bytes()
     if num_bytes > MEMORY_SHARE * free:
         raise UserError(
             f"The cache of examples would take {num_bytes:,} bytes of memory, of which {free:,} are free; at most "

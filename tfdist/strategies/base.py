@@ -79,6 +79,10 @@ class Strategy(abc.ABC):
     def expected_replicas(self) -> int | None:
         """How many replicas `connect` would find, without touching a device; None where only the hardware knows."""
 
+    def claims_devices(self) -> bool:
+        """Whether `connect`, or building a model after it, takes what another run on this machine may be using."""
+        return True
+
     def connect(self, notify: Notify = lambda message: None) -> Topology:
         """Joins the run; once a process, a second call finds everything done.
 

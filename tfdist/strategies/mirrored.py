@@ -34,6 +34,9 @@ class Mirrored(Strategy):
     def expected_replicas(self) -> int:
         return self.num_cpu_devices or len(self._gpus())
 
+    def claims_devices(self) -> bool:
+        return not self.num_cpu_devices
+
     def _gpus(self) -> list[tf.config.PhysicalDevice]:
         gpus = tf.config.list_physical_devices("GPU")
         wanted = len(gpus) if self.num_gpus is None else self.num_gpus

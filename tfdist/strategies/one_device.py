@@ -26,6 +26,9 @@ class OneDevice(Strategy):
     def expected_replicas(self) -> int:
         return 1
 
+    def claims_devices(self) -> bool:
+        return not self.device.upper().startswith("CPU") and bool(tf.config.list_physical_devices("GPU"))
+
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         use_only(self.device)
         # TensorFlow's default strategy: placement by device visibility, no wrapping of what is run.

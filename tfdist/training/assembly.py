@@ -158,10 +158,11 @@ def run_loop(
     recovery: Recovery | None,
     start: Position | None,
 ) -> tuple[Outcome, float]:
-    """Trains to the end, from `start` on if there is one; the outcome, and the seconds it took."""
+    """Trains to the end, from `start` on if there is one, once it may; the outcome, and the seconds it took."""
     num_epochs = -(-boundaries.total_steps // plan.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
     iterator = stream(run, source, plan, first_step=start.step if start else 0)
+    run.request.wait()
     loop = Loop(
         strategy=run.strategy,
         step=step,

@@ -116,6 +116,8 @@ class Loop:
     def run(self) -> Outcome:
         """Trains; raises DivergedError when the loss or a gradient is not finite and nothing can skip it."""
         outcome, boundaries = self._outcome, self._boundaries
+        if self._recovery is not None:
+            self._recovery.begin()
         self._callbacks.train_begin()
         if self._start is not None:
             self._continue_from(self._start)

@@ -90,6 +90,13 @@ class Recovery:
         if self._memory is not None and self._memory.keeper is not None:
             self._memory.keeper.prepare(tensors)
 
+    def begin(self) -> None:
+        """The time to the next backup counts from now on, not from when the run was built."""
+        now = time.monotonic()
+        self._schedule.begin(now)
+        if self._memory is not None:
+            self._memory.schedule.begin(now)
+
     def next_boundary(self, step: int) -> int | None:
         """The next step at which a call has to end for a backup; the same on every worker."""
         schedules = [self._schedule, *([self._memory.schedule] if self._memory else [])]

@@ -51,6 +51,7 @@ class Request:
       tell: takes the lines of what a check finds.
       serve: takes the function of the training data; given, nothing else is done with it.
       inspect: takes the function that builds the model, and that of the training data; as `serve`.
+      wait: returns when the run may compute: a sweep has its next trial built while another trains.
     """
 
     run_dir: str
@@ -60,6 +61,7 @@ class Request:
     tell: Callable[[str], None] = print
     serve: Callable[[Callable[[], Any]], None] | None = None
     inspect: Callable[[Callable[[], Any], Callable[[], Any]], None] | None = None
+    wait: Callable[[], object] = lambda: None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 
 from tfdist.backup import restore
@@ -123,9 +122,7 @@ def open_recovery(
             strategy=run.strategy,
             state=state,
             keeper=keeper,
-            schedule=Schedule(
-                policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0, now=time.monotonic()
-            ),
+            schedule=Schedule(policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0),
             preemption=stack.enter_context(preemption),
             memory=memory,
             exit_status=policy.preempted_exit_status,

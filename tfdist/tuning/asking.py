@@ -74,10 +74,14 @@ class Asking:
             self._check_thread()
         self._take_news()
 
-    def take(self) -> Suggestion | None:
+    def look(self) -> Suggestion | None:
         """The next suggestion, if there is one."""
         self._take_news()
-        return self._ready.popleft() if self._ready else None
+        return self._ready[0] if self._ready else None
+
+    def take(self) -> Suggestion | None:
+        """The same, and it is not the next any more."""
+        return self._ready.popleft() if self.look() else None
 
     def adopt(self, name: str, values: dict[str, Any]) -> None:
         """Puts values in the place of those that the oracle gave, where arithmetic differs between machines."""

@@ -8,6 +8,7 @@ TensorFlow.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import os
 import select
@@ -27,7 +28,7 @@ from tfdist.tuning.objective import Objective
 from tfdist.tuning.search import Search
 from tfdist.tuning.space import Space
 from tfdist.tuning.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
-from tfdist.tuning.workers import Ended, Job, Place, Workers
+from tfdist.tuning.workers import Ended, Job, Next, Place, Workers
 
 if TYPE_CHECKING:
     from tfdist.tuning.fleet import Fleet
@@ -129,6 +130,7 @@ class Chief:
         with self._leaving.noting():
             while True:
                 self._fill()
+                self._build_ahead()
                 if not self._workers.running and not self._is_more_to_come():
                     break
                 self._wait()
@@ -143,7 +145,7 @@ class Chief:
         for queue in (self._reserved, self._pending):
             for job in queue:
                 same = job.key == key and self._parameters(job) == list(parameters)
-                if same and job.trial.is_open and job.run.status is None and not self._is_closing:
+                if same and self._is_to_run(job) and not self._is_closing:
                     queue.remove(job)
                     self._write_start(job.trial, place)
                     return job
@@ -232,33 +234,59 @@ class Chief:
         while True:
             while self._pending:
                 job = self._pending.popleft()
-                if job.trial.is_open and job.run.status is None:
+                if self._is_to_run(job):
                     return job
             suggestion = self._asking.take()
-            if suggestion is None or not self._is_within_budget(suggestion):
+            if suggestion is None:
+                return None
+            if not self._is_within_budget(suggestion):
+                self._is_closing = True
                 return None
             self._pending.extend(self._to_run(self._open(suggestion, self._plan.space.decoded(suggestion.values))))
             self._asking.want(self._workers.num_free + self._plan.search.asks_ahead)
 
     def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
         """The trial that a suggestion begins or lets go on."""
+        self._epochs_planned += self._cost(suggestion)
+        trial = self._in_its_rung(suggestion, values, self._known(suggestion))
+        self._trials[trial.name] = trial
+        self._names[suggestion.name] = trial.name
+        return trial
+
+    def _known(self, suggestion: Suggestion) -> Trial | None:
+        """The trial that a suggestion lets go on."""
         parent = suggestion.values.get(PARENT)
+        return None if parent is None else self._trials[self._names[parent]]
+
+    def _in_its_rung(self, suggestion: Suggestion, values: dict[str, Any], trial: Trial | None) -> Trial:
+        """The trial as the suggestion wants it; a new one where there is none."""
         rung = suggestion.values.get(ROUND, 0)
         epochs = suggestion.values.get(EPOCHS, values.get("train.epochs", self._plan.epochs))
-        self._epochs_planned += self._cost(suggestion)
-        if parent is None:
+        if trial is None:
             name = f"{len(self._trials):04d}"
             runs = [
                 SeedRun(self._plan.seed + index, self._directory(name, index))
                 for index in range(self._plan.seeds_per_trial)
             ]
-            trial = self._trials[name] = Trial(name, values, runs, suggestion.name, rung, epochs)
+            trial = Trial(name, values, runs, suggestion.name, rung, epochs)
         else:
-            trial = self._trials[self._names[parent]]
             trial.go_on(suggestion.name, rung, epochs)
         trial.is_partial = EPOCHS in suggestion.values and epochs < self._plan.epochs
-        self._names[suggestion.name] = trial.name
         return trial
+
+    def _build_ahead(self) -> None:
+        """Has what will be started next get ready for its first step, where that is known."""
+        if self._is_closing:
+            return
+        is_new, job = False, next((job for job in self._pending if self._is_to_run(job)), None)
+        if job is None:
+            suggestion = self._asking.look()
+            if suggestion is None or not self._is_within_budget(suggestion):
+                return
+            known = copy.deepcopy(self._known(suggestion))
+            values = self._plan.space.decoded(suggestion.values)
+            is_new, job = known is None, self._to_run(self._in_its_rung(suggestion, values, known))[0]
+        self._workers.build(Next(job.directory, self._parameters(job), is_new))
 
     def _directory(self, name: str, index: int) -> RunDirectory:
         return RunDirectory(files.join(self._plan.run_dir, "trials", f"{name}-seed-{index}" if index else name))
@@ -273,9 +301,10 @@ class Chief:
 
     def _is_within_budget(self, suggestion: Suggestion) -> bool:
         limit = self._plan.max_epochs
-        if limit is not None and self._epochs_planned + self._cost(suggestion) > limit:
-            self._is_closing = True
-        return not self._is_closing
+        return limit is None or self._epochs_planned + self._cost(suggestion) <= limit
+
+    def _is_to_run(self, job: Job) -> bool:
+        return job.trial.is_open and job.run.status is None
 
     def _start(self, job: Job) -> None:
         trial = job.trial

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from tfdist.tuning.remote_places import RemotePlaces
-from tfdist.tuning.workers import Ended, Job, Place, Workers
+from tfdist.tuning.workers import Ended, Job, Next, Place, Workers
 
 
 class Fleet:
@@ -40,6 +40,9 @@ class Fleet:
 
     def start(self, job: Job, parameters: Sequence[str]) -> None:
         (self._local if self._local.num_free else self._remote).start(job, parameters)
+
+    def build(self, upcoming: Next) -> None:
+        """Nothing: a trial that is built has its run directory, and which machine will be free first is not known."""
 
     def stop(self, job: Job) -> None:
         (self._local if any(job is each for each in self._local.running) else self._remote).stop(job)

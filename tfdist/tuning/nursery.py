@@ -2,8 +2,9 @@
 
 Invariant: the process that forks has one job and no thread of Python's besides, has imported nothing of the user's,
 and has not used TensorFlow; each trial imports the rest and sets up its devices itself. A process may be prepared while
-another trains: it imports what it will need, and waits to be told its trial. No trial outlives the nursery, and the
-nursery does not outlive the chief, however that ends. Linux and other systems with `fork` only.
+another trains: it imports what it will need, builds its trial if that is known already and memory is not short, and
+waits to be told to begin. No trial outlives the nursery, and the nursery does not outlive the chief, however that ends.
+Linux and other systems with `fork` only.
 
 `main.py` starts it, between importing TensorFlow and reading what the configuration names; `chief.py` uses it.
 """
@@ -18,41 +19,19 @@ import os
 import select
 import signal
 import socket
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tfdist.errors import EXIT_BUG, TfdistError
-from tfdist.launch.processes import has_ended
+from tfdist.launch.processes import has_ended, shell_status
+from tfdist.storage.memory import available_bytes
 from tfdist.strategies import environment
 from tfdist.tuning import group
 from tfdist.tuning.forks import die_with, forked
+from tfdist.tuning.spare import Spare, Start, Waiting, flush, open_log, send_signal, use_cpus
 
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """A process to be started.
-
-    Attributes:
-      name: what its end will be reported under.
-      arguments: of the command.
-      log: the file that gets what it writes, behind what is there.
-      environment: variables to set; None takes one out.
-      cpus: that it may use; none: all.
-      place: a process that was prepared under this name is taken, if there is one.
-      processes: how many make up the run.
-      launcher: of several: how they find each other, one of `group.py`.
-    """
-
-    name: str
-    arguments: Sequence[str]
-    log: str
-    environment: Mapping[str, str | None]
-    cpus: Sequence[int] = ()
-    place: str = ""
-    processes: int = 1
-    launcher: str = ""
+Run = Callable[[Sequence[str], Callable[[], object]], int]
+MEMORY_FACTOR = 1.5  # so many times what the largest trial took has to be free for one more to be built
 
 
 class Nursery:
@@ -74,6 +53,10 @@ class Nursery:
     def prepare(self, start: Start) -> None:
         """Makes a process ready for a start like this one at the same place; its name, arguments and log may differ."""
         self._send({"prepare": dataclasses.asdict(start)})
+
+    def build(self, start: Start) -> None:
+        """Has a prepared process go on to the first step of what will be started next, if memory is not short."""
+        self._send({"build": dataclasses.asdict(start)})
 
     def signal(self, name: str, number: int) -> None:
         """Signals a process; SIGKILL goes to all that it started too. Does nothing when it has ended."""
@@ -108,16 +91,16 @@ class Nursery:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def open_nursery(run: Callable[[Sequence[str]], int], prepare: Callable[[Sequence[str]], None]) -> Nursery:
+def open_nursery(run: Run, prepare: Callable[[Sequence[str]], None]) -> Nursery:
     """Forks the nursery from this process.
 
     Args:
-      run: becomes a trial: takes the command's arguments and returns the exit status.
+      run: becomes a trial: takes the command's arguments, and what to call before the first step: it returns when the
+        trial has begun. Returns the exit status.
       prepare: imports what `run` will need for such arguments, and changes nothing else.
     """
     ours, theirs = socket.socketpair()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     chief = os.getpid()
     pid = os.fork()
     if pid:
@@ -135,17 +118,13 @@ def open_nursery(run: Callable[[Sequence[str]], int], prepare: Callable[[Sequenc
 class _Server:
     """The nursery itself."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        run: Callable[[Sequence[str]], int],
-        prepare: Callable[[Sequence[str]], None],
-    ) -> None:
+    def __init__(self, connection: socket.socket, run: Run, prepare: Callable[[Sequence[str]], None]) -> None:
         self._connection = connection
         self._run = run
         self._prepare = prepare
         self._names: dict[int, str] = {}
-        self._spares: dict[str, _Spare] = {}
+        self._spares: dict[str, Spare] = {}  # by the place that they were prepared for
+        self._peak_bytes = 0  # of the largest trial that has ended
         self._woken, self._wake = socket.socketpair()
         for each in (self._woken, self._wake):
             each.setblocking(False)
@@ -176,42 +155,56 @@ class _Server:
         if "prepare" in message:
             self._make_ready(Start(**message["prepare"]))
             return
+        if "build" in message:
+            self._build(Start(**message["build"]))
+            return
         for pid, name in self._names.items():
             if name == message["name"]:
-                _send_signal(pid, message["signal"])
+                send_signal(pid, message["signal"])
 
     def _make_ready(self, start: Start) -> None:
+        if start.place in self._spares:  # it has built something, which is not to be lost
+            return
         nursery = os.getpid()
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid:
             theirs.close()
-            self._spares[start.place] = _Spare(pid, ours)
+            self._spares[start.place] = Spare(pid, ours)
             return
         with forked():
             ours.close()
-            self._wait_for_trial(start, nursery, theirs)
+            self._leave_nursery(start, nursery)
+            self._wait_for_trial(start, Waiting(theirs))
         os._exit(EXIT_BUG)
 
-    def _wait_for_trial(self, start: Start, nursery: int, told: socket.socket) -> NoReturn:
-        self._leave_nursery(start, nursery)
-        with tempfile.TemporaryFile() as said:
-            _write_to(said.fileno())
-            with contextlib.suppress(Exception, SystemExit):  # it will come again, when somebody listens
-                self._prepare(start.arguments)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            line = told.makefile("rb").readline()
-            if not line:
-                os._exit(0)
-            told.close()
-            said.seek(0)
-            self._become(Start(**json.loads(line)), said.read())
+    def _wait_for_trial(self, start: Start, waiting: Waiting) -> NoReturn:
+        with contextlib.suppress(Exception, SystemExit):  # it will come again, when somebody listens
+            self._prepare(start.arguments)
+        built = waiting.told_to_build()
+        if built is None:
+            self._become(waiting.begun())
+        status = self._run(built.arguments, waiting.begun)
+        waiting.begun()  # it may have ended before its first step; what it said is for the trial's log
+        flush()
+        os._exit(status)
+
+    def _build(self, start: Start) -> None:
+        idle = [spare for spare in self._spares.values() if spare.building is None]
+        known = any(spare.building and spare.building.name == start.name for spare in self._spares.values())
+        if idle and not known and self._has_memory():
+            idle[0].build(start)
+
+    def _has_memory(self) -> bool:
+        """Whether one more trial finds room; False before one has ended, as it is not known what they take."""
+        with contextlib.suppress(OSError):
+            return 0 < MEMORY_FACTOR * self._peak_bytes < available_bytes()
+        return False
 
     def _start(self, start: Start) -> None:
         nursery = os.getpid()
-        spare = self._spares.pop(start.place, None)
-        if spare is not None and spare.tell(start):
+        spare = self._spare_for(start)
+        if spare is not None and spare.begin(start):
             self._names[spare.pid] = start.name
             return
         pid = os.fork()
@@ -220,8 +213,21 @@ class _Server:
             return
         with forked():
             self._leave_nursery(start, nursery)
+            open_log(start.log)
             self._become(start)
         os._exit(EXIT_BUG)
+
+    def _spare_for(self, start: Start) -> Spare | None:
+        """That which has built the trial, or else the one of its place, if it has built no other."""
+        spares = self._spares
+        built = [place for place, spare in spares.items() if spare.building and spare.building.name == start.name]
+        if built:
+            spare = spares.pop(built[0])
+            if start.place in spares:  # the place from which it comes gets the other one
+                spares[built[0]] = spares.pop(start.place)
+            return spare
+        is_free = start.place in spares and spares[start.place].building is None
+        return spares.pop(start.place) if is_free else None
 
     def _leave_nursery(self, start: Start, nursery: int) -> None:
         """Leaves the nursery's files, signals and session behind, and takes the place's processors and devices."""
@@ -232,72 +238,35 @@ class _Server:
         die_with(nursery)
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        if start.cpus and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, start.cpus)
+        use_cpus(start.cpus)
         environment.change(start.environment)
 
-    def _become(self, start: Start, said: bytes = b"") -> NoReturn:
-        log = os.open(start.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.write(log, said)
-        _write_to(log)
+    def _become(self, start: Start) -> NoReturn:
         if start.processes > 1:
-            status = group.run(self._run, start.arguments, count=start.processes, launcher=start.launcher)
+            status = group.run(self._run_now, start.arguments, count=start.processes, launcher=start.launcher)
         else:
-            status = self._run(start.arguments)
-        sys.stdout.flush()
-        sys.stderr.flush()
+            status = self._run_now(start.arguments)
+        flush()
         os._exit(status)
+
+    def _run_now(self, arguments: Sequence[str]) -> int:
+        return self._run(arguments, lambda: None)
 
     def _reap(self) -> None:
         for place, spare in [*self._spares.items()]:
             if has_ended(spare.pid):
                 self._spares.pop(place).end()
         for pid in [pid for pid in self._names if has_ended(pid)]:
-            _send_signal(pid, signal.SIGKILL)  # what it left behind; before it is reaped its number is its own
-            _, status = os.waitpid(pid, 0)
-            code = os.waitstatus_to_exitcode(status)
-            line = {"name": self._names.pop(pid), "status": 128 - code if code < 0 else code}
+            send_signal(pid, signal.SIGKILL)  # what it left behind; before it is reaped its number is its own
+            _, status, used = os.wait4(pid, 0)
+            self._peak_bytes = max(self._peak_bytes, used.ru_maxrss * 1024)
+            line = {"name": self._names.pop(pid), "status": shell_status(os.waitstatus_to_exitcode(status))}
             self._connection.sendall(json.dumps(line).encode() + b"\n")
 
     def _kill_all(self) -> None:
         for pid in self._names:
-            _send_signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         for pid in self._names:
             os.waitpid(pid, 0)
         for spare in self._spares.values():
             spare.end()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spare:
-    """A process that is ready, or about to be, and waits on the other end of `line`."""
-
-    pid: int
-    line: socket.socket
-
-    def tell(self, start: Start) -> bool:
-        """Lets it become the trial; whether it still could be told."""
-        try:
-            self.line.sendall(json.dumps(dataclasses.asdict(start)).encode() + b"\n")
-        except OSError:
-            self.end()
-            return False
-        self.line.close()
-        return True
-
-    def end(self) -> None:
-        self.line.close()
-        _send_signal(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-
-def _write_to(file: int) -> None:
-    for target in (1, 2):
-        os.dup2(file, target)
-
-
-def _send_signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if number == signal.SIGKILL:
-            os.killpg(pid, number)
-        os.kill(pid, number)

@@ -85,6 +85,7 @@ def tune(
     num_workers: int = 1,
     workers_per_trial: int = 1,
     seeds_per_trial: int = 1,
+    build_ahead: bool = True,
     seed: int = 0,
     max_failures: int = 3,
     lease_seconds: float = 30.0,
@@ -111,6 +112,8 @@ def tune(
       num_workers: trials at once on each machine, which share its processors and GPUs.
       workers_per_trial: processes of each trial, on one machine.
       seeds_per_trial: trainings of each set of values, with `train.seed` and the numbers behind it; the mean counts.
+      build_ahead: while trials train, lets the process of the next one read its data and build its model, if its values
+        are known, it trains on the CPU, and memory is not short.
       seed: of the search.
       max_failures: so many trials in a row that fail by a bug of tfdist end the sweep.
       lease_seconds: in a cluster, after so long without a word from a worker its trials are queued again.
@@ -129,6 +132,7 @@ def tune(
     counts |= {"num_workers": num_workers, "workers_per_trial": workers_per_trial}
     checks.check_counts("tune", counts | {"seeds_per_trial": seeds_per_trial, "max_failures": max_failures})
     checks.check_seed("tune.seed", seed)
+    checks.check_switches("tune", {"build_ahead": build_ahead})
     seconds = {"max_seconds": max_seconds, "lease_seconds": lease_seconds, "peer_timeout_seconds": peer_timeout_seconds}
     for name, value in seconds.items():
         if value is not None and not (isinstance(value, int | float) and value > 0):
@@ -170,6 +174,7 @@ def tune(
         hidden=VARIABLES if role is not None else (),
         processes=workers_per_trial,
         launcher=group.launcher_of(request.settings().get("train.strategy", "")) if workers_per_trial > 1 else "",
+        builds_ahead=build_ahead,
     )
     terms = Terms(plan.space.hyperparameters(), plan.objective, max_trials, epochs, seed, plan.space.may_grow)
     if request.check_only:

@@ -5,6 +5,7 @@ Invariant: a place runs one process at a time, and no process outlives `close`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -18,7 +19,8 @@ from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning import group
 from tfdist.tuning.devices import GPU_VARIABLE, shares
-from tfdist.tuning.nursery import Nursery, Start
+from tfdist.tuning.nursery import Nursery
+from tfdist.tuning.spare import Start
 from tfdist.tuning.trial import SeedRun, Trial, read_log
 
 LOG = "output.log"
@@ -71,6 +73,15 @@ class Ended(Generic[Each]):
 
 
 @dataclasses.dataclass(frozen=True)
+class Next:
+    """What will be started next: a run's directory and gin statements; `is_new` where it has none of its own yet."""
+
+    directory: RunDirectory
+    parameters: Sequence[str]
+    is_new: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Place:
     """Where a trial is to run; `host` names another machine's worker, None is this one."""
 
@@ -89,6 +100,7 @@ class Setting:
       hidden: variables that trials do not see.
       processes: of one trial.
       launcher: of several processes.
+      builds_ahead: whether the next trial may be built while others train.
     """
 
     arguments: Sequence[str]
@@ -97,6 +109,7 @@ class Setting:
     hidden: Sequence[str] = ()
     processes: int = 1
     launcher: str = ""
+    builds_ahead: bool = False
 
 
 class Workers(Generic[Each]):
@@ -114,6 +127,7 @@ class Workers(Generic[Each]):
         self._gpus = shares(gpus, count) if gpus and count else [[]] * count
         self._jobs: list[Each | None] = [None] * count
         self._logs: tempfile.TemporaryDirectory[str] | None = None
+        self._built: dict[str, Next] = {}  # ahead, and not started yet
 
     def fileno(self) -> int:
         """Becomes readable when a process has ended."""
@@ -141,22 +155,38 @@ class Workers(Generic[Each]):
         job.worker = self.next_free.number
         job.log, job.started = self._log(job.directory), time.monotonic()
         self._jobs[job.worker] = job
-        gpus, setting = self._gpus[job.worker], self._setting
-        variables = dict.fromkeys(setting.hidden) | ({GPU_VARIABLE: ",".join(gpus)} if gpus else {})
+        start = self._start_of(job.directory, parameters, log=job.log, worker=job.worker)
+        self._built.pop(start.name, None)
+        self._nursery.start(start)
+        if self._setting.processes == 1:
+            self._nursery.prepare(start)  # for the next trial here
+
+    def build(self, upcoming: Next) -> None:
+        """Has the process of what will be started next go on to its first step, while others train; once each.
+
+        A place with GPUs of its own could not change them any more, and several processes find each other as they
+        start: nothing is built for those.
+        """
+        setting = self._setting
+        possible = setting.builds_ahead and setting.processes == 1 and not setting.gpus
+        start = self._start_of(upcoming.directory, upcoming.parameters, log=os.devnull)
+        if possible and start.name not in self._built:
+            self._built[start.name] = upcoming
+            self._nursery.build(start)
+
+    def _start_of(self, directory: RunDirectory, parameters: Sequence[str], *, log: str, worker: int = 0) -> Start:
+        gpus, setting = self._gpus[worker], self._setting
         given = [f"--gin_param={statement}" for statement in parameters]
-        start = Start(
-            name=key_of(job),
-            arguments=[*setting.arguments, *given, f"--run_dir={job.directory.path}"],
-            log=job.log,
-            environment=variables,
-            cpus=self._cpus[job.worker],
-            place=str(job.worker),
+        return Start(
+            name=os.path.basename(directory.path),
+            arguments=[*setting.arguments, *given, f"--run_dir={directory.path}"],
+            log=log,
+            environment=dict.fromkeys(setting.hidden) | ({GPU_VARIABLE: ",".join(gpus)} if gpus else {}),
+            cpus=self._cpus[worker],
+            place=str(worker),
             processes=setting.processes,
             launcher=setting.launcher,
         )
-        self._nursery.start(start)
-        if setting.processes == 1:
-            self._nursery.prepare(start)  # for the next trial here
 
     def stop(self, job: Each) -> None:
         """Lets a process save and leave."""
@@ -180,8 +210,12 @@ class Workers(Generic[Each]):
         """Tells who waits for trials that there will be none; here nobody does."""
 
     def close(self) -> None:
-        """Kills what still runs."""
+        """Kills what still runs, and leaves nothing of a trial that was built and not begun."""
         self._nursery.close()
+        for upcoming in self._built.values():
+            if upcoming.is_new:
+                with contextlib.suppress(OSError):  # untidy, but harmless
+                    files.remove_tree(upcoming.directory.path)
         if self._logs is not None:
             self._logs.cleanup()
 
