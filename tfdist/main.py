@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -200,13 +201,38 @@ def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str
     """The gin roots by name; imports TensorFlow, and then opens the first of `nurseries`, if they are wanted."""
     import_tensorflow(verbose)
     from tfdist import experiment
-    from tfdist.tuning import nursery, sweep
+    from tfdist.tuning import sweep
 
     if nurseries is not None and not nurseries:
-        with contextlib.suppress(ImportError):  # which every trial would import when it writes its first summary
-            import tensorboard.plugins.scalar.summary_v2  # noqa: F401
-        nurseries.append(nursery.open_nursery(main, prepare))
+        nurseries.append(open_nursery())
     return {"train": experiment.train, "evaluate": experiment.evaluate, "tune": sweep.tune}
+
+
+def open_nursery() -> Any:
+    """The process that starts the trials of a sweep."""
+    from tensorflow.python.eager import context
+
+    from tfdist.tuning import nursery
+
+    if context.context()._context_handle is not None:  # this process has computed, as a notebook may have
+        return nursery.start_nursery("from tfdist.main import serve_sweep; serve_sweep(*map(int, sys.argv[1:3]))")
+    import_summaries()
+    return nursery.open_nursery(main, prepare)
+
+
+def serve_sweep(descriptor: int, chief: int) -> NoReturn:
+    """Is the nursery of a process that could not fork it, at the other end of a socket."""
+    from tfdist.tuning import nursery
+
+    load_roots(verbose=False)
+    import_summaries()
+    nursery.serve(socket.socket(fileno=descriptor), chief, main, prepare)
+
+
+def import_summaries() -> None:
+    """Imports what every trial would import when it writes its first summary."""
+    with contextlib.suppress(ImportError):
+        import tensorboard.plugins.scalar.summary_v2  # noqa: F401
 
 
 def read_url(url: str) -> str:

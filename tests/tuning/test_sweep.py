@@ -296,6 +296,21 @@ def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
 
 
 @pytest.mark.slow
+def test_a_process_that_has_computed_with_tensorflow_can_sweep_too(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    parameters = ("train.epochs = 1", "tune.max_trials = 3")
+    commands = [
+        arguments(gin_file, tmp_path / "run", *parameters, mode="train"),
+        arguments(gin_file, tmp_path / "sweep", *parameters),
+    ]
+    script = f"import json, sys\nsys.path.append({str(gin_file.parent)!r})\n{SEVERAL}"
+    finished = support.run_python(["-c", script, json.dumps(commands)], timeout=100).check()
+    assert finished.stdout.count("status 0") == 2, finished.outputs()
+    assert [e["status"] for e in Sweep(tmp_path / "sweep").ends] == ["done"] * 3
+
+
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_the_nursery_was_killed_and_after_ctrl_c(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:

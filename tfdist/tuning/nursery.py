@@ -19,6 +19,7 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -107,11 +108,31 @@ def open_nursery(run: Run, prepare: Callable[[Sequence[str]], None]) -> Nursery:
         theirs.close()
         return Nursery(ours, pid)
     ours.close()
+    serve(theirs, chief, run, prepare)
+
+
+def start_nursery(program: str) -> Nursery:
+    """Starts the nursery as a Python of its own, where a fork of this process could not use TensorFlow.
+
+    Args:
+      program: Python that calls `serve` with the socket whose descriptor is `sys.argv[1]` and the chief `sys.argv[2]`.
+    """
+    ours, theirs = socket.socketpair()
+    theirs.set_inheritable(True)
+    begin = f"import json, sys; sys.path[:] = json.loads(sys.argv[3]); {program}"
+    given = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", begin, *given], os.environ)
+    theirs.close()
+    return Nursery(ours, pid)
+
+
+def serve(connection: socket.socket, chief: int, run: Run, prepare: Callable[[Sequence[str]], None]) -> NoReturn:
+    """Is the nursery until the chief, the process that started this one, hangs up or ends; ends the process."""
     with forked():
         die_with(chief)
         os.setsid()  # Ctrl-C is the chief's to deal with
         gc.freeze()  # what the trials share with us stays shared
-        _Server(theirs, run, prepare).serve()
+        _Server(connection, run, prepare).serve()
     os._exit(0)
 
 

@@ -103,7 +103,8 @@ def png(figure: Figure) -> bytes:
     canvas.draw()
     image = PIL.Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
-    image.quantize(256, dither=PIL.Image.Dither.NONE).save(buffer, format="PNG")
+    few = image.quantize(256, method=PIL.Image.Quantize.FASTOCTREE, dither=PIL.Image.Dither.NONE)
+    few.save(buffer, format="PNG")
     return buffer.getvalue()
 
 
