@@ -160,12 +160,22 @@ class Config:
         return {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}
 
 
+def read_url(url: str) -> str:
+    """The text of a gin file in a bucket."""
+    from tfdist.storage import files as stored
+
+    try:
+        return stored.read(url).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
+
+
 def load(
     *,
     gin_files: Sequence[str],
     gin_params: Sequence[str],
     roots: Callable[[], Mapping[str, Callable[..., Any]]],
-    read_url: Callable[[str], str] | None = None,
+    read_url: Callable[[str], str] = read_url,
 ) -> Config:
     """Reads gin files, then params; the later statement wins.
 
@@ -179,30 +189,19 @@ def load(
     Raises:
       UserError: anything that the user wrote is wrong.
     """
-    reader = Reader(_parse, read_url)
-    for name in gin_files:
-        reader.read_file(name)
-    reader.read_params(gin_params)
-    check_macros(reader.statements, is_constant=_is_constant, imported=False)
+    reader = _read(gin_files, gin_params, read_url)
     with _gin_state({}, {}):
         return _Loader(roots(), reader).load()
 
 
-def stated(
-    *, gin_files: Sequence[str], gin_params: Sequence[str], read_url: Callable[[str], str] | None = None
-) -> dict[str, str]:
+def stated(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, str]:
     """What files and params state, as text by name, the later winning; nothing that they name is imported.
 
     Raises:
       UserError: a file is missing or cannot be read, or a macro that is used has no definition.
     """
-    reader = Reader(_parse, read_url)
-    for name in gin_files:
-        reader.read_file(name)
-    reader.read_params(gin_params)
-    check_macros(reader.statements, is_constant=_is_constant, imported=False)
     found: dict[str, str] = {}
-    for statement in reader.statements:
+    for statement in _read(gin_files, gin_params, read_url).statements:
         content = statement.content
         if isinstance(content, Import):
             found[f"import {content.bound_name}"] = str(content)
@@ -210,6 +209,16 @@ def stated(
             name = "/".join((*content.scope, content.function))
             found[f"{name}.{content.parameter}".rstrip(".")] = report.value_text(content.value, str)
     return found
+
+
+def _read(gin_files: Sequence[str], gin_params: Sequence[str], read_url: Callable[[str], str]) -> Reader:
+    """All statements, macros checked as far as can be without an import."""
+    reader = Reader(_parse, read_url)
+    for name in gin_files:
+        reader.read_file(name)
+    reader.read_params(gin_params)
+    check_macros(reader.statements, is_constant=_is_constant, imported=False)
+    return reader
 
 
 @contextlib.contextmanager

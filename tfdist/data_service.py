@@ -51,7 +51,6 @@ def serve(flags: argparse.Namespace) -> None:
         gin_files=flags.gin_file,
         gin_params=flags.gin_param,
         roots=lambda: command.load_roots(flags.verbose),
-        read_url=command.read_url,
     )
     import tensorflow as tf
 

@@ -126,7 +126,6 @@ def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) ->
             gin_files=flags.gin_file,
             gin_params=[*flags.gin_param, *parameters],
             roots=lambda: load_roots(flags.verbose, nurseries if flags.mode == "tune" else None),
-            read_url=read_url,
         )
 
     try:
@@ -148,7 +147,7 @@ def prepare(arguments: Sequence[str]) -> None:
 
     flags = parse(arguments)
     roots = functools.partial(load_roots, flags.verbose)
-    config.load(gin_files=flags.gin_file, gin_params=flags.gin_param, roots=roots, read_url=read_url)
+    config.load(gin_files=flags.gin_file, gin_params=flags.gin_param, roots=roots)
 
 
 def run_mode(
@@ -233,16 +232,6 @@ def import_summaries() -> None:
     """Imports what every trial would import when it writes its first summary."""
     with contextlib.suppress(ImportError):
         import tensorboard.plugins.scalar.summary_v2  # noqa: F401
-
-
-def read_url(url: str) -> str:
-    """The text of a gin file in a bucket."""
-    from tfdist.storage import files
-
-    try:
-        return files.read(url).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def import_tensorflow(verbose: bool) -> None:

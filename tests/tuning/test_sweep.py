@@ -55,6 +55,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
         "not built ahead": (*BAYESIAN, "tune.build_ahead = False"),
         "hyperband": ("tune.search = @search.Hyperband(factor=2)", "tune.num_workers = 2"),
         "asha": ("tune.search = @search.Asha(factor=2)", "tune.max_trials = 4", "tune.num_workers = 2"),
+        "asha by one": ("tune.search = @search.Asha(factor=2)", "tune.max_trials = 5"),
         "median": (
             "tune.search = @search.MedianStopping(min_trials=2)",
             "tune.max_trials = 6",
@@ -147,6 +148,29 @@ def test_a_trial_that_goes_on_continues_from_its_backup(done: Done, name: str) -
         result = json.loads((sweep.directory / "trials" / trial / "result.json").read_text())
         assert result["resumed_from_step"] == 15 * epochs[-2] and result["steps"] == 60
     assert {e["status"] for e in sweep.ends} == {"done", "paused"}
+
+
+@pytest.mark.slow
+def test_asha_decides_when_a_worker_is_free_by_all_that_is_known_then(done: Done) -> None:
+    scores: list[dict[str, float]] = [{}, {}, {}]  # by rung, of the trials that have ended in it
+    begun: list[set[str]] = [set(), set(), set()]
+    promotions = 0
+    for event in done["asha by one"].events:
+        if event["event"] == "trial_started":
+            rung, trial = event["rung"], event["trial"]
+            best = [set(sorted(ended, key=ended.get)[len(ended) - len(ended) // 2 :]) for ended in scores]
+            promotable = [(r, best[r] - begun[r + 1]) for r in (1, 0) if best[r] - begun[r + 1]]
+            if promotable:
+                assert rung == promotable[0][0] + 1 and trial in promotable[0][1], event
+                promotions += 1
+            else:
+                assert rung == 0
+            begun[rung].add(trial)
+            asked = event["asked"]
+        elif event["event"] == "trial_ended":
+            assert event["asked"] == asked, "it was asked before it knew how the trial ended"
+            scores[event["rung"]][event["trial"]] = event["objective"]
+    assert promotions >= 3
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ class Reader:
       directories: where the files lie.
     """
 
-    def __init__(self, parse: Parse, read_url: Callable[[str], str] | None) -> None:
+    def __init__(self, parse: Parse, read_url: Callable[[str], str]) -> None:
         self.statements: list[Statement] = []
         self.directories: list[Path] = []
         self._parse = parse
@@ -107,8 +107,6 @@ class Reader:
         if "://" not in name:
             path = files.find_gin_file(name, including=including)
             return files.read_text(path), files.shown(path), path
-        if self._read_url is None:
-            raise UserError(f"the gin file {name!r} is not on this machine; copy it here first.")
         return self._read_url(name), name, None
 
     def _add_file(self, text: str, shown: str, path: Path | None) -> None:

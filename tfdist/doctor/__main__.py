@@ -119,7 +119,7 @@ class Doctor:
             return None
         from tfdist import config
 
-        return config.stated(gin_files=self.options.gin_file, gin_params=self.options.gin_param, read_url=read_url)
+        return config.stated(gin_files=self.options.gin_file, gin_params=self.options.gin_param)
 
     def _read_cluster(self) -> None:
         try:
@@ -225,16 +225,6 @@ def make_strategy(name: str, peer_seconds: float) -> Any:
     from tfdist.strategies.multi_worker import MultiWorker
 
     return MultiWorker(peer_timeout_seconds=peer_seconds)
-
-
-def read_url(url: str) -> str:
-    """The text of a gin file in a bucket."""
-    from tfdist.storage import files
-
-    try:
-        return files.read(url).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

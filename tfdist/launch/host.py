@@ -11,19 +11,14 @@ Called by `__main__.py`.
 from __future__ import annotations
 
 import contextlib
-import signal
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from tfdist.errors import UserError
-from tfdist.launch.output import STDERR, STDOUT, Output
+from tfdist.launch import local
+from tfdist.launch.output import Output
 from tfdist.launch.plan import Plan
-from tfdist.launch.processes import Process, Worker
+from tfdist.launch.processes import Worker
 from tfdist.strategies.cluster import read_tf_config
-from tfdist.telemetry.pulse import VARIABLE as PULSE_VARIABLE
-
-_DRAIN_SECONDS = 5.0
 
 
 def worker_index(environment: Mapping[str, str]) -> int:
@@ -41,18 +36,6 @@ def worker_index(environment: Mapping[str, str]) -> int:
     return cluster.worker_index
 
 
-@contextlib.contextmanager
-def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
+def start(plan: Plan, output: Output) -> contextlib.AbstractContextManager[Sequence[Worker]]:
     """Starts the worker; it is gone when the context ends, whatever ends it."""
-    with contextlib.ExitStack() as at_end:
-        directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
-        at_end.callback(output.drain, _DRAIN_SECONDS)
-        index = plan.first_index
-        pulse = directory / f"{index}.pulse"
-        environment = plan.environment | plan.own_variables(index) | {PULSE_VARIABLE: str(pulse)}
-        worker = Process(index, plan.command, environment, plan.cpus[0], pulse)
-        at_end.callback(worker.wait)
-        at_end.callback(worker.send, signal.SIGKILL)
-        for pipe, stream in zip(worker.pipes, (STDOUT, STDERR), strict=True):
-            output.follow(pipe, stream, lambda line: [(index, line)])
-        yield [worker]
+    return local.start_each(plan, output, {plan.first_index: {}})

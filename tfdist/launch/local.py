@@ -4,7 +4,7 @@ Invariant: no other program can take a worker's port while the workers run. The 
 listening and with SO_REUSEADDR, which on Linux lets the worker (its server sets that too) listen there, and keeps the
 kernel from giving the port to anybody who asks for a free one or connects outwards.
 
-Called by `__main__.py`.
+Called by `__main__.py`, and by `host.py` for what both do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.launch.output import STDERR, STDOUT, Output
@@ -29,23 +29,31 @@ _DRAIN_SECONDS = 5.0
 @contextlib.contextmanager
 def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
     """Starts the workers; none is left when the context ends, whatever ends it."""
+    with contextlib.ExitStack() as at_end:
+        ports = [at_end.enter_context(reserve_port()) for _ in plan.places]
+        addresses = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
+        own = {index: {"TF_CONFIG": tf_config(addresses, index)} for index in range(len(addresses))}
+        yield at_end.enter_context(start_each(plan, output, own))
+
+
+@contextlib.contextmanager
+def start_each(plan: Plan, output: Output, own: Mapping[int, Mapping[str, str]]) -> Iterator[Sequence[Worker]]:
+    """Starts the workers of these numbers, each with variables of its `own`, and passes on what they write.
+
+    None is left when the context ends, whatever ends it.
+    """
     workers: list[Process] = []
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
-        cpus = plan.cpus
-        ports = [at_end.enter_context(reserve_port()).getsockname()[1] for _ in cpus]
         at_end.callback(output.drain, _DRAIN_SECONDS)
         at_end.callback(_kill, workers)
-        addresses = [f"{HOST}:{port}" for port in ports]
-        for index in range(len(cpus)):
+        for (index, variables), cpus in zip(own.items(), plan.cpus, strict=True):
             pulse = directory / f"{index}.pulse"
-            own = {"TF_CONFIG": tf_config(addresses, index), PULSE_VARIABLE: str(pulse)}
-            environment = plan.environment | plan.own_variables(index) | own
-            workers.append(Process(index, plan.command, environment, cpus[index], pulse))
+            environment = plan.environment | plan.own_variables(index) | variables | {PULSE_VARIABLE: str(pulse)}
+            workers.append(Process(index, plan.command, environment, cpus, pulse))
         for worker in workers:
-            stdout, stderr = worker.pipes
-            output.follow(stdout, STDOUT, lambda line, index=worker.index: [(index, line)])
-            output.follow(stderr, STDERR, lambda line, index=worker.index: [(index, line)])
+            for pipe, stream in zip(worker.pipes, (STDOUT, STDERR), strict=True):
+                output.follow(pipe, stream, lambda line, index=worker.index: [(index, line)])
         yield workers
 
 

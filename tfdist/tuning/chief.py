@@ -243,7 +243,6 @@ class Chief:
                 self._is_closing = True
                 return None
             self._pending.extend(self._to_run(self._open(suggestion, self._plan.space.decoded(suggestion.values))))
-            self._asking.want(self._workers.num_free + self._plan.search.asks_ahead)
 
     def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
         """The trial that a suggestion begins or lets go on."""
