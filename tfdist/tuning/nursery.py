@@ -121,7 +121,7 @@ def start_nursery(program: str) -> Nursery:
     theirs.set_inheritable(True)
     begin = f"import json, sys; sys.path[:] = json.loads(sys.argv[3]); {program}"
     given = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
-    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", begin, *given], os.environ)
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", begin, *given], environment.current())
     theirs.close()
     return Nursery(ours, pid)
 
