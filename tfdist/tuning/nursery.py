@@ -56,7 +56,10 @@ class Nursery:
         self._send({"prepare": dataclasses.asdict(start)})
 
     def build(self, start: Start) -> None:
-        """Has a prepared process go on to the first step of what will be started next, if memory is not short."""
+        """Has a prepared process go on to the first step of what will be started next, if memory is not short.
+
+        Only one is built: what was built before, and not started, is ended.
+        """
         self._send({"build": dataclasses.asdict(start)})
 
     def signal(self, name: str, number: int) -> None:
@@ -211,10 +214,12 @@ class _Server:
         os._exit(status)
 
     def _build(self, start: Start) -> None:
-        idle = [spare for spare in self._spares.values() if spare.building is None]
-        known = any(spare.building and spare.building.name == start.name for spare in self._spares.values())
-        if idle and not known and self._has_memory():
-            idle[0].build(start)
+        for place, spare in [*self._spares.items()]:
+            if spare.building is not None:
+                self._spares.pop(place).end()
+        idle = next(iter(self._spares.values()), None)
+        if idle is not None and self._has_memory():
+            idle.build(start)
 
     def _has_memory(self) -> bool:
         """Whether one more trial finds room; False before one has ended, as it is not known what they take."""

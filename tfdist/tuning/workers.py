@@ -128,6 +128,7 @@ class Workers(Generic[Each]):
         self._jobs: list[Each | None] = [None] * count
         self._logs: tempfile.TemporaryDirectory[str] | None = None
         self._built: dict[str, Next] = {}  # ahead, and not started yet
+        self._building = ""  # the last of them
 
     def fileno(self) -> int:
         """Becomes readable when a process has ended."""
@@ -157,12 +158,13 @@ class Workers(Generic[Each]):
         self._jobs[job.worker] = job
         start = self._start_of(job.directory, parameters, log=job.log, worker=job.worker)
         self._built.pop(start.name, None)
+        self._building = "" if self._building == start.name else self._building
         self._nursery.start(start)
         if self._setting.processes == 1:
             self._nursery.prepare(start)  # for the next trial here
 
     def build(self, upcoming: Next) -> None:
-        """Has the process of what will be started next go on to its first step, while others train; once each.
+        """Has the process of what will be started next go on to its first step, while others train.
 
         A place with GPUs of its own could not change them any more, and several processes find each other as they
         start: nothing is built for those.
@@ -170,8 +172,8 @@ class Workers(Generic[Each]):
         setting = self._setting
         possible = setting.builds_ahead and setting.processes == 1 and not setting.gpus
         start = self._start_of(upcoming.directory, upcoming.parameters, log=os.devnull)
-        if possible and start.name not in self._built:
-            self._built[start.name] = upcoming
+        if possible and start.name != self._building:
+            self._building, self._built[start.name] = start.name, upcoming
             self._nursery.build(start)
 
     def _start_of(self, directory: RunDirectory, parameters: Sequence[str], *, log: str, worker: int = 0) -> Start:
