@@ -48,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def list_command(flags: argparse.Namespace) -> int:
+    """Prints the backups, the newest first; the exit status."""
     entries = found_in(flags.run_dir)
     if not entries:
         print(f"no backups in {flags.run_dir}")
@@ -59,6 +60,7 @@ def list_command(flags: argparse.Namespace) -> int:
 
 
 def verify_command(flags: argparse.Namespace) -> int:
+    """Reads the backups and compares their checksums, and says which are damaged; the exit status."""
     entries = [entry for entry in found_in(flags.run_dir) if not entry.is_leftover]
     if flags.step is not None:
         entries = [of_step(entries, flags)]
@@ -77,6 +79,7 @@ def verify_command(flags: argparse.Namespace) -> int:
 
 
 def show_command(flags: argparse.Namespace) -> int:
+    """Prints what one backup holds; the exit status. Raises DamagedBackup where that cannot be read."""
     entry = of_step([entry for entry in found_in(flags.run_dir) if not entry.is_leftover], flags)
     if entry.manifest is None:
         raise DamagedBackup(f"{entry.problem} ({entry.path})")
@@ -92,6 +95,7 @@ def show_command(flags: argparse.Namespace) -> int:
 
 
 def prune_command(flags: argparse.Namespace) -> int:
+    """Removes what a policy would not keep, or says with --dry_run what that is; the exit status."""
     directory = backups_in(flags.run_dir)
     try:
         policy = BackupPolicy(
@@ -118,6 +122,7 @@ def prune_command(flags: argparse.Namespace) -> int:
 
 
 def copy_command(flags: argparse.Namespace) -> int:
+    """Copies backups to another directory or bucket; the exit status."""
     source = backups_in(flags.run_dir)
     entries = [entry for entry in catalog.list_backups(source) if not entry.is_leftover]
     if not flags.all:
@@ -156,6 +161,7 @@ def backups_in(run_dir: str) -> str:
 
 
 def found_in(run_dir: str) -> list[Entry]:
+    """The backups of a run directory, or of a directory of backups."""
     return catalog.list_backups(backups_in(run_dir))
 
 

@@ -54,6 +54,7 @@ def _near_files(name: str, places: Iterable[Path]) -> str:
 
 
 def read_text(path: Path) -> str:
+    """The text of a gin file. Raises UserError where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -83,6 +83,7 @@ def map_references(value: Any, change: Callable[[Any], Any], kind: type | tuple[
 
 
 def references(value: Any) -> list[Reference]:
+    """All references within a value, however deep."""
     found: list[Reference] = []
     map_references(value, lambda reference: found.append(reference))
     return found
@@ -258,6 +259,7 @@ def check_complete(
 
 
 def missing_values(function: str, parameters: Sequence[str]) -> UserError:
+    """The error to raise where required parameters of a function have no value."""
     names = [f"{function}.{parameter}" for parameter in parameters]
     verb = "has no value" if len(names) == 1 else "have no values"
     return UserError(

@@ -218,6 +218,7 @@ def put(text: str) -> None:
 
 
 def make_strategy(name: str, peer_seconds: float) -> Any:
+    """The strategy whose collectives are to be tried, not connected yet."""
     if name == "horovod":
         from tfdist.strategies.horovod import Horovod
 

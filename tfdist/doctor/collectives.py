@@ -99,6 +99,7 @@ def report(timings: Sequence[Timing], strategy_name: str, topology: Topology) ->
 
 
 def table(timings: Sequence[Timing]) -> str:
+    """The timings, a line each."""
     lines = [f"{'size':>8}  {'median':>10}  {'quickest':>10}  {'bandwidth':>12}  {'bus':>12}"]
     for each in timings:
         rates = (f"{rate / 1e6:>7,.1f} MB/s" for rate in (each.bytes_per_second, each.bus_bytes_per_second))

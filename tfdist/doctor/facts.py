@@ -40,6 +40,7 @@ def code_digest(package: Path = PACKAGE) -> str:
 
 
 def settings_digest(settings: Mapping[str, str]) -> str:
+    """What tells one configuration from another, in twelve characters."""
     text = "\0".join(f"{name}\0{value}" for name, value in sorted(settings.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

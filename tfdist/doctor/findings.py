@@ -40,10 +40,12 @@ class Finding:
 
 
 def fine(group: str, what: str, **details: Any) -> Finding:
+    """A finding that nothing has to be done about."""
     return Finding(OK, group, what, details=details)
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
+    """2 where something would stop a run, else 0."""
     return EXIT_USER_ERROR if any(each.level == PROBLEM for each in findings) else EXIT_DONE
 
 

@@ -16,6 +16,7 @@ FEW_FILES, ENOUGH_FILES = 256, 4096
 
 
 def check_machine(*, shared_memory: Path = SHARED_MEMORY, has_rdma: bool = False) -> list[Finding]:
+    """Whether shared memory, open files and locked memory (for RDMA) suffice."""
     findings = [_shared_memory(shared_memory), _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))]
     if has_rdma:
         findings.append(_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]))

@@ -116,6 +116,7 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
 
 
 def command_line(plan: Plan, directory: Path) -> list[str]:
+    """Of horovodrun, for the workers of this machine."""
     cpus = ":".join(",".join(map(str, share)) for share in plan.cpus)
     number = len(plan.places)
     own = json.dumps([plan.own_variables(index) for index in range(number)])

@@ -38,6 +38,7 @@ def main(directory: Path, cpus_of_ranks: str, variables_of_ranks: str, command: 
 
 
 def write_whole(path: Path, number: int) -> None:
+    """Writes a number such that a reader finds all of it or no file."""
     part = path.with_suffix(path.suffix + ".part")
     part.write_text(str(number))
     part.rename(path)

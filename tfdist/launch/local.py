@@ -58,6 +58,7 @@ def start_each(plan: Plan, output: Output, own: Mapping[int, Mapping[str, str]])
 
 
 def tf_config(addresses: Sequence[str], index: int) -> str:
+    """TF_CONFIG of one of the workers at these addresses."""
     return json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
 
 

@@ -102,6 +102,7 @@ def has_ended(pid: int) -> bool:
 
 
 def send_to_group(pid: int, signal_number: int) -> None:
+    """Signals a process group; does nothing where it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal_number)
 

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def become(arguments: Sequence[str]) -> NoReturn:
+    """Replaces this process by the command; raises UserError as `prepare` does."""
     command, variables = prepare(arguments, os.environ)
     os.execve(command[0], command, {**os.environ, **variables})
 

@@ -47,6 +47,7 @@ def each_view(parts: Iterable[Buffer]) -> Iterator[memoryview]:
 
 
 def total_bytes(parts: Sequence[memoryview]) -> int:
+    """The size of all parts together."""
     return sum(part.nbytes for part in parts)
 
 

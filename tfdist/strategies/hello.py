@@ -26,6 +26,7 @@ class WrongPeer(Exception):
 
 
 def encode(**said: object) -> bytes:
+    """A line that says who this worker is."""
     return json.dumps({"protocol": PROTOCOL, **said}).encode() + b"\n"
 
 

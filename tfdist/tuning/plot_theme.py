@@ -68,6 +68,7 @@ def new_figure(theme: Theme, *, width: float, height: float) -> tuple[Figure, Ax
 
 
 def label_axes(axes: Axes, theme: Theme, *, x: str, y: str) -> None:
+    """Names the axes, in the colours of the theme."""
     axes.set_xlabel(as_it_is(x), color=theme.ink, fontsize=10)
     axes.set_ylabel(as_it_is(y), color=theme.ink, fontsize=10)
 

@@ -93,6 +93,7 @@ def best_text(sweep: Sweep) -> str:
 
 
 def objective_text(objective: float | None) -> str:
+    """An objective; `nan` where there is none."""
     return "nan" if objective is None else number_text(objective)
 
 

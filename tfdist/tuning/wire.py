@@ -39,6 +39,7 @@ STOP, DROP, NOTED, OVER = "stop", "drop", "noted", "over"
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
+    """A message as bytes."""
     return to_json(message).encode()
 
 
