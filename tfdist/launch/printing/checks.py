@@ -13,17 +13,6 @@ from collections.abc import Callable
 SECRET_WORDS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE", "_KEY", "APIKEY")
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """A check for whole numbers of at least `least`."""
-
-    def check(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least}; received {text!r}")
-        return int(text)
-
-    return check
-
-
 def port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1024 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"must be a port from 1024 to 65535; received {text!r}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from tfdist.command_line import whole_number
 from tfdist.errors import UserError
 from tfdist.launch.printing import checks
 from tfdist.launch.printing.job import add_options, read_job, shell
@@ -65,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     add = parser.add_argument
     add("--hosts", type=checks.hosts, help="HOST:SLOTS,HOST:SLOTS; a slot is a process, one for each GPU")
-    add("--min_workers", type=checks.whole_number(1), metavar="N", help="goes on with so many; makes the run elastic")
-    add("--max_workers", type=checks.whole_number(1), metavar="N", help="default: the slots of --hosts")
+    add("--min_workers", type=whole_number(1), metavar="N", help="goes on with so many; makes the run elastic")
+    add("--max_workers", type=whole_number(1), metavar="N", help="default: the slots of --hosts")
     add("--interfaces", type=checks.word, help="of the network, such as eth0; horovodrun else looks for common ones")
     add("--discovery", type=checks.path, metavar="SCRIPT", help="your own, which prints HOST:SLOTS lines")
 

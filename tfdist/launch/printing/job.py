@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from tfdist.command_line import whole_number
 from tfdist.errors import UserError
 from tfdist.launch.printing import checks
 
@@ -62,17 +63,17 @@ def add_options(parser: argparse.ArgumentParser, *, memory: str | None = None) -
     """Adds the options of a Job; `memory` names the check for the scheduler's way to write an amount of it."""
     add = parser.add_argument
     add("--name", type=checks.name, help="of the job; default: that of the first gin file")
-    add("--workers", type=checks.whole_number(1), default=1, metavar="N", help="how many, one a machine; default 1")
-    add("--gpus", type=checks.whole_number(0), default=0, metavar="N", help="for each worker; default 0")
-    add("--cpus", type=checks.whole_number(1), metavar="N", help="for each worker")
+    add("--workers", type=whole_number(1), default=1, metavar="N", help="how many, one a machine; default 1")
+    add("--gpus", type=whole_number(0), default=0, metavar="N", help="for each worker; default 0")
+    add("--cpus", type=whole_number(1), metavar="N", help="for each worker")
     if memory:
         add("--memory", type=getattr(checks, memory), help="for each worker")
     add("--doctor", action="store_true", help="have the machines examined (docs/clusters.md) in place of the training")
     add("--python", type=checks.path, default="python", help="the interpreter; default python")
-    add("--restarts", type=checks.whole_number(0), default=3, metavar="N", help="after failures; default 3")
+    add("--restarts", type=whole_number(0), default=3, metavar="N", help="after failures; default 3")
     add(
         "--save_seconds",
-        type=checks.whole_number(1),
+        type=whole_number(1),
         default=120,
         metavar="S",
         help="to save and end after a signal; default 120",
