@@ -75,7 +75,7 @@ def write_experiment(directory: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def arguments(gin_file: pathlib.Path, run_dir: pathlib.Path, *parameters: str, mode: str = "tune") -> list[str]:
+def arguments(gin_file: pathlib.Path, run_dir: pathlib.Path | str, *parameters: str, mode: str = "tune") -> list[str]:
     """Of the command."""
     given = [f"--gin_param={parameter}" for parameter in parameters]
     return [f"--gin_file={gin_file}", *given, f"--run_dir={run_dir}", f"--mode={mode}"]

@@ -15,7 +15,10 @@ from collections.abc import Callable
 import psutil
 import pytest
 import support
+from gcs.server import GcsServer
 from tuning.sweeps import ACCURACY, Sweep, arguments, running
+
+from tfdist.storage import files
 
 RATE = "keras.optimizers.SGD.learning_rate"
 SEVERAL = """\
@@ -215,6 +218,31 @@ def test_of_a_trial_that_was_built_and_never_begun_nothing_is_left(
         assert chief.end() == 143, chief.output
         chief.wait_until_all_gone()
     assert sorted(path.name for path in (sweep.directory / "trials").iterdir()) == ["0000", "0001", "0002"]
+
+
+@pytest.mark.slow
+def test_a_sweep_in_a_bucket_leaves_and_goes_on(gcs: GcsServer, tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
+    place, log = "gs://bucket/sweep", tmp_path / "log"
+    space = f"tune.space = {{'{RATE}': @space.choice(values=[0.1, 0.2, 0.3, 0.4])}}"
+    command = arguments(gin_file, place, "tune.search = @search.Grid()", space, *SLOW)
+
+    def trials() -> set[str]:
+        return {name.split("/")[0] for name in files.list_tree(f"{place}/trials")}
+
+    with running(command, log) as chief:
+        chief.until(lambda: "trial 0002 started" in chief.output and "0003" in trials())
+        chief.signal(signal.SIGTERM)
+        assert chief.end() == 143, chief.output
+        chief.wait_until_all_gone()
+    assert trials() == {"0000", "0001", "0002"}
+    with running(command, log) as chief:
+        assert chief.end() == 0, chief.output
+    events = [json.loads(line) for line in files.read(f"{place}/sweep.jsonl").splitlines()]
+    ends = [e for e in events if e["event"] == "trial_ended" and e["status"] != "interrupted"]
+    assert [(e["trial"], e["status"], e["epochs"]) for e in ends] == [(f"000{i}", "done", 40) for i in range(4)]
+    reported = [(e["trial"], e["epoch"]) for e in events if e["event"] == "trial_reported"]
+    assert len(reported) == len(set(reported)) == 160
+    assert not [name for name in files.list_tree(place) if name.endswith(".lease")]
 
 
 @pytest.mark.slow
