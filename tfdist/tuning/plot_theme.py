@@ -105,6 +105,9 @@ def png(figure: Figure) -> bytes:
     image = PIL.Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
     few = image.quantize(256, method=PIL.Image.Quantize.FASTOCTREE, dither=PIL.Image.Dither.NONE)
+    palette, background = few.getpalette(), 3 * few.getpixel((0, 0))
+    palette[background : background + 3] = image.getpixel((0, 0))  # an edge would show where it is not the page's own
+    few.putpalette(palette)
     few.save(buffer, format="PNG")
     return buffer.getvalue()
 
