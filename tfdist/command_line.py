@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -54,7 +55,7 @@ def whole_number(least: int) -> Callable[[str], int]:
     """The type of an option that counts, from `least` on."""
 
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
             raise argparse.ArgumentTypeError(f"must be a whole number from {least}; received {text!r}")
         return int(text)
 

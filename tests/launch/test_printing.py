@@ -223,6 +223,10 @@ def test_secrets_stand_there_by_reference() -> None:
         (["--print=slurm", "--time=1:0:0", "--wrokers=2", "--", DIGITS, "--run_dir=r"], "Did you mean '--workers'"),
         (["--print=slurm", "--time=90", "--", DIGITS, "--run_dir=r"], "HOURS:MINUTES:SECONDS"),
         (["--print=slurm", "--time=1:0:0", "--workers=0", "--", DIGITS, "--run_dir=r"], "whole number from 1"),
+        (
+            ["--print=slurm", "--time=1:0:0", "--workers=1" + 9 * "0", "--", DIGITS, "--run_dir=r"],
+            "whole number from 1",
+        ),
         (["--print=slurm", "--time=1:0:0", "--memory=much", "--", DIGITS, "--run_dir=r"], "16G"),
         (["--print=slurm", "--time=1:0:0", "--", DIGITS], "--run_dir"),
         (["--print=slurm", "--time=1:0:0", "--", "--run_dir=r"], "No experiment"),
