@@ -171,16 +171,16 @@ class Workers(Generic[Each]):
         """
         setting = self._setting
         possible = setting.builds_ahead and setting.processes == 1 and not setting.gpus
-        start = self._start_of(upcoming.directory, upcoming.parameters, log=os.devnull)
-        if possible and start.name != self._building:
-            self._building, self._built[start.name] = start.name, upcoming
-            self._nursery.build(start)
+        name = name_of(upcoming.directory)
+        if possible and name != self._building:
+            self._building, self._built[name] = name, upcoming
+            self._nursery.build(self._start_of(upcoming.directory, upcoming.parameters, log=os.devnull))
 
     def _start_of(self, directory: RunDirectory, parameters: Sequence[str], *, log: str, worker: int = 0) -> Start:
         gpus, setting = self._gpus[worker], self._setting
         given = [f"--gin_param={statement}" for statement in parameters]
         return Start(
-            name=os.path.basename(directory.path),
+            name=name_of(directory),
             arguments=[*setting.arguments, *given, f"--run_dir={directory.path}"],
             log=log,
             environment=dict.fromkeys(setting.hidden) | ({GPU_VARIABLE: ",".join(gpus)} if gpus else {}),
@@ -227,9 +227,14 @@ class Workers(Generic[Each]):
             return files.join(directory.path, LOG)
         if self._logs is None:
             self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")
-        return os.path.join(self._logs.name, f"{os.path.basename(directory.path)}.log")
+        return os.path.join(self._logs.name, f"{name_of(directory)}.log")
 
 
 def key_of(work: Work) -> str:
-    """The name of its directory, which no other of the sweep has."""
-    return os.path.basename(work.directory.path)
+    """The name of its directory."""
+    return name_of(work.directory)
+
+
+def name_of(directory: RunDirectory) -> str:
+    """The last part of its path, which no other run of the sweep has."""
+    return os.path.basename(directory.path)
