@@ -338,6 +338,7 @@ class _Context(gin_config.ParseContext):
         self._symbol_source.update(other._symbol_source)
 
     def run_import(self, statement: Import) -> None:
+        """Makes the name that an import binds known; raises UserError where it cannot be imported or is taken."""
         if statement.module.startswith("__gin__."):
             if str(statement) != "from __gin__ import dynamic_registration":
                 raise UserError(
@@ -422,6 +423,7 @@ class _Loader:
         self._macros = {s.content.macro for s in self._statements if isinstance(s.content, Assignment)} - {None}
 
     def load(self) -> Config:
+        """The configuration; imports what the statements name, and raises UserError for what is wrong in them."""
         self._run_imports()
         check_macros(self._statements, is_constant=_is_constant, imported=True)
         assignments = [(s, s.content) for s in self._statements if isinstance(s.content, Assignment)]

@@ -193,6 +193,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = Parser(prog=PROGRAM, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
 

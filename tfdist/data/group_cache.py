@@ -40,6 +40,7 @@ class GroupCache:
         self._held: collections.OrderedDict[int, _Slot] = collections.OrderedDict()
 
     def get(self, group: int) -> Group:
+        """The group, read if it is not held; a thread that wants one that another reads waits for that."""
         with self._lock:
             if group not in self._held:
                 self._held[group] = _Slot()

@@ -85,6 +85,7 @@ class Doctor:
         }
 
     def examine(self) -> None:
+        """Looks at everything, and tells what it finds."""
         settings = self._settings()
         self._read_cluster()
         is_horovod = self.cluster is None and marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
@@ -229,6 +230,7 @@ def make_strategy(name: str, peer_seconds: float) -> Any:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; raises UserError with what was probably meant."""
     parser = Parser(
         prog="python -m tfdist.doctor",
         description="Looks at this machine, and at the other workers, before a run.",

@@ -57,6 +57,7 @@ class _Meeting:
         self.peers = {i: Peer(i, a) for i, a in enumerate(cluster.workers) if i != cluster.worker_index}
 
     async def hold(self, seconds: float) -> tuple[list[Peer], OSError | None]:
+        """What was heard of each peer within the time, and why this worker could not listen, if it could not."""
         host, port = split_address(self.cluster.address)
         everywhere = not all(is_loopback(split_address(address)[0]) for address in self.cluster.workers)
         try:
