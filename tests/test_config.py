@@ -293,6 +293,35 @@ def test_what_cannot_be_read_as_a_gin_file_is_refused(name: str):
         config.load(gin_files=[name], gin_params=(), roots=lambda: ROOTS)
 
 
+def test_a_file_knows_the_modules_that_what_it_includes_imports():
+    write("data.gin", "import library as data\ntrain.data = @data.load_digits")
+    write("model.gin", "import library\ninclude 'data.gin'\ntrain.model = @library.build_mlp")
+    loaded = load("include 'model.gin'\nlibrary.build_mlp.width = 8\ndata.load_digits.split = 'test'")
+    assert loaded.run("train")["model"] == ("mlp", 8)
+    assert loaded.run("train")["data"] == ("digits", "test", False)
+    again = load(loaded.text())
+    assert again.run("train") == loaded.run("train") and again.digest() == loaded.digest()
+
+
+def test_an_included_file_does_not_know_the_modules_of_what_includes_it():
+    write("model.gin", "train.model = @library.build_mlp")
+    text = message("import library\ninclude 'model.gin'")
+    assert text.startswith("model.gin:1: the name 'library' is not imported here.")
+    assert "Add the line 'import library', as 0.gin:1 does: an import holds in its own file and in those that" in text
+
+
+def test_a_name_that_included_files_give_to_two_modules_has_to_be_imported():
+    write("other.py", "def load_digits():\n    return 'other'")
+    write("one.gin", "import library as data\ntrain.model = @data.build_head")
+    write("two.gin", "import other as data")
+    both = "include 'one.gin'\ninclude 'two.gin'\ntrain.data = @data.load_digits"
+    text = message(both)
+    assert text.startswith("0.gin:3: the name 'data' may be of 'import library as data' and 'import other as data'.")
+    assert load(f"{both}\nimport other as data").run("train")["data"] == "other"
+    text = message("include 'one.gin'\ninclude 'two.gin'", params=("train.data = @data.load_digits",))
+    assert "may be of" in text
+
+
 # Syntax and macros, before anything is imported.
 
 
@@ -311,11 +340,50 @@ def test_what_cannot_be_read_as_a_gin_file_is_refused(name: str):
         ("train.epochs = -%N", "Only a number"),
         ("%N = 3", "without the '%'"),
         ("train.options = {'a', 'b'}", "pairs"),
+        ("train.options = {[]: 1}", "key of a dict is a text"),
+        ("train.options = {({},): 1}", "key of a dict is a text"),
+        ("train.options = {1: 2, 1: 3}", "1 stands there twice"),
+        ("train.options = f'{1}'", "Nothing is calculated"),
+        ("train.options = 'a' b'b'", "cannot mix bytes"),
+        ("train.options = '\\ud800'", "UTF-8"),
+        ("train.options = " + "[" * 60 + "]" * 60, "More than 50 brackets"),
+        ("train.epochs = -True", "Only a number"),
+        ("gin.macro.value = 3", "NAME = VALUE"),
+        ("include ''", "is empty"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named_with_what_to_write(line: str, expected: str):
     text = message(f"train.seed = 1\n{line}\ntrain.epochs = 3\n")
     assert text.startswith("0.gin:2: ") and expected in text and line in text
+
+
+def test_what_is_nested_without_sense_is_one_short_message():
+    assert len(message("train.options = " + "[" * 5000 + "]" * 5000)) < 1000
+    assert "More than 50" in message("train.options = " + "{1: " * 60 + "1" + "}" * 60)
+    assert len(message(params=("train.options = " + "[" * 5000,))) < 1000
+
+
+def test_a_function_that_is_its_own_argument_is_refused():
+    text = message(
+        """
+        import library
+        train.model = @library.build_convnet()
+        library.build_convnet.head = %HEAD
+        HEAD = @library.build_head(classes=@library.build_convnet())
+        """
+    )
+    assert text.startswith("0.gin:4: ") and "without end" in text
+
+
+def test_a_byte_order_mark_at_the_start_of_a_file_is_no_part_of_it():
+    Path("marked.gin").write_text("\ufefftrain.model = 1\ninclude 'inner.gin'", encoding="utf-8")
+    Path("inner.gin").write_text("\ufefftrain.epochs = 4", encoding="utf-8")
+    assert config.load(gin_files=["marked.gin"], gin_params=(), roots=lambda: ROOTS).run("train")["epochs"] == 4
+
+
+def test_a_name_of_a_file_that_cannot_be_looked_for_is_refused():
+    with pytest.raises(UserError, match="too long"):
+        config.load(gin_files=["a" * 5000], gin_params=(), roots=lambda: ROOTS)
 
 
 def test_arguments_may_stand_in_the_call():

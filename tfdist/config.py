@@ -40,13 +40,14 @@ from tfdist.configuration.statements import (
     check_macros,
     stated_at,
 )
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, is_unicode, suggest
 
 # gin's version is pinned. Of its private names this module uses, in gin.config:
 #   _CONFIG, _OPERATIVE_CONFIG, _SINGLETONS, _CONFIG_IS_LOCKED: what a call of a configurable function reads and writes;
 #   _REGISTRY, _INVERSE_REGISTRY, _CONSTANTS, _PARSE_CONTEXTS: what a name means;
 #   _make_configurable, _inverse_lookup, and what _Context takes from ParseContext.
 MAX_SETTINGS_SHOWN = 6
+MAX_NESTING = 50  # brackets and calls within each other
 INLINE = "with_"  # begins the scope that holds the arguments of `@f(a=1)`
 _ROOT = ("a root", "")  # stands where dynamic registration keeps the import that a function came by
 
@@ -165,7 +166,7 @@ def read_url(url: str) -> str:
     from tfdist.storage import files as stored
 
     try:
-        return stored.read(url).decode()
+        return stored.read(url).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
 
@@ -254,12 +255,43 @@ class _Parser(config_parser.ConfigParser):
     def __init__(self, text: str) -> None:
         super().__init__(io.StringIO(text), _Delegate())
         self.inline: list[Assignment] = []  # the arguments within the statement that was parsed last
+        self._nesting = 0
+        self._keys: set[Any] = set()  # of the dict that is being read
+
+    def parse_value(self) -> Any:
+        self._nesting += 1
+        if self._nesting > MAX_NESTING:
+            self._raise_syntax_error(f"More than {MAX_NESTING} brackets stand within each other.")
+        value = super().parse_value()
+        self._nesting -= 1
+        return value
+
+    def _maybe_parse_container(self) -> tuple[bool, Any]:
+        outer, self._keys = self._keys, set()
+        parsed = super()._maybe_parse_container()
+        self._keys = outer
+        return parsed
+
+    def _parse_dict_item(self) -> tuple[Any, Any]:
+        location = self._current_location()
+        key, value = super()._parse_dict_item()
+        try:
+            is_repeated = key in self._keys
+        except TypeError:  # a list or a dict
+            self._raise_syntax_error("Unhashable key.", location)
+        if is_repeated:
+            self._raise_syntax_error(f"The key {key!r} stands there twice.", location)
+        self._keys.add(key)
+        return key, value
 
     def _maybe_parse_basic_type(self) -> tuple[bool, Any]:
+        location = self._current_location()
         negative = self.current_token.string == "-"
         success, value = super()._maybe_parse_basic_type()
         if negative and not success:  # gin would forget the sign
             self._raise_syntax_error("Only a number can follow '-'.")
+        if isinstance(value, str) and not is_unicode(value):
+            self._raise_syntax_error("Not Unicode.", location)
         return success, value
 
     def _maybe_parse_configurable_reference(self) -> tuple[bool, Any]:
@@ -331,11 +363,20 @@ class _Context(gin_config.ParseContext):
         self._enable_dynamic_registration()
         self._roots = roots
         self._imported_elsewhere = imported_elsewhere
+        self._ambiguous: dict[str, list[str]] = {}  # names that mean several modules: the imports that bind them
         self._symbol_table.update({name: root.wrapped for name, root in roots.items()})
 
     def adopt(self, other: _Context) -> None:
-        self._symbol_table.update(other._symbol_table)
-        self._symbol_source.update(other._symbol_source)
+        """Knows by name what another file does; what the two mean different modules by has to be imported here."""
+        for name, statement in other._symbol_source.items():
+            if statement is None:  # gin's own
+                continue
+            module = other._symbol_table[name]
+            if self._symbol_table.setdefault(name, module) is not module:
+                known = self._ambiguous.setdefault(name, [self._symbol_source[name].format()])
+                known += [statement.format()] if statement.format() not in known else []
+            self._symbol_source.setdefault(name, statement)
+        self._ambiguous |= {n: lines for n, lines in other._ambiguous.items() if n not in self._ambiguous}
 
     def run_import(self, statement: Import) -> None:
         """Makes the name that an import binds known; raises UserError where it cannot be imported or is taken."""
@@ -353,12 +394,16 @@ class _Context(gin_config.ParseContext):
         parsed = config_parser.ImportStatement(statement.module, statement.is_from, statement.alias, None)
         files.import_module(str(statement), statement.module)
         self.process_import(parsed)
+        self._ambiguous.pop(statement.bound_name, None)
 
     def find(self, selector: str) -> gin_config.Configurable:
         """The function or class that `module.function` names, registered with gin if it was not yet."""
         first, *rest = selector.split(".")
         if first not in self._symbol_table:
             return self._find_decorated(selector)
+        if first in self._ambiguous:
+            lines = " and ".join(map(repr, self._ambiguous[first]))
+            raise UserError(f"the name {first!r} may be of {lines}. Add the line that is meant to this file.")
         holder, path = self._symbol_table[first], first
         for part in rest:
             if not hasattr(holder, part):
@@ -381,8 +426,12 @@ class _Context(gin_config.ParseContext):
         elsewhere = self._imported_elsewhere.get(name)
         line = str(elsewhere.content) if elsewhere else files.import_line_for(name)
         if line:
-            as_in = f", as {elsewhere.source.location} does" if elsewhere else ""
-            advice = f" Add the line {line!r}{as_in}."
+            advice = f" Add the line {line!r}."
+            if elsewhere:
+                advice = (
+                    f" Add the line {line!r}, as {elsewhere.source.location} does: an import holds in its own file and "
+                    "in those that include it."
+                )
         else:
             advice = suggest(name, [n for n in self._symbol_table if n != "gin"]) or (
                 " Import its module, and write module.function." if "." not in selector else " Import its module."
@@ -413,6 +462,7 @@ class _Loader:
     def __init__(self, roots: Mapping[str, Callable[..., Any]], reader: Reader) -> None:
         _forget_registrations()
         self._statements = reader.statements
+        self._included = reader.included
         self._directories = [Path.cwd(), *reader.directories]
         for name, root in roots.items():
             gin_config._make_configurable(root, name=name, import_source=_ROOT)
@@ -442,11 +492,11 @@ class _Loader:
         files.search_modules_in(self._directories)
         imports = [s for s in self._statements if isinstance(s.content, Import)]
         elsewhere = {s.content.bound_name: s for s in imports}
-        for file in sorted({s.file for s in self._statements}, key=lambda file: (file == PARAMS, file)):
+        for file in sorted(self._included, reverse=True):  # an included file comes after the file that includes it
             context = self._contexts[file] = _Context(self._roots, elsewhere)
-            if file == PARAMS:
-                for other in self._contexts.values():
-                    context.adopt(other)
+            visible = [f for f in self._included if f != PARAMS] if file == PARAMS else self._included[file]
+            for other in visible:
+                context.adopt(self._contexts[other])
             for statement in imports:
                 if statement.file == file:
                     with stated_at(statement.source):
@@ -457,6 +507,8 @@ class _Loader:
             return MACRO
         with stated_at(statement.source):
             configurable = self._find(content.function, statement.file)
+            if configurable.selector == MACRO:
+                raise UserError("a macro is defined by its name: NAME = VALUE.")
             function = _describe(configurable, name=content.function)
             if content.parameter is None or content.parameter in function.parameters or function.takes_any:
                 return configurable.selector
@@ -488,6 +540,7 @@ class _Loader:
         graph.check_all_used(settings, functions, roots)
         kept = graph.winners(settings)
         in_force = Graph(kept, shadowing=True)
+        graph.check_no_circle(in_force, functions, roots.values())
         graph.check_not_built_early(in_force, functions, roots.values())
         used_ids = in_force.used(graph.starting_calls(kept, functions, roots.values()))
         kept_ids = {id(setting) for setting in kept}

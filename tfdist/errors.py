@@ -66,6 +66,15 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8; half a surrogate pair, or an argument of other bytes, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_whole_number(value: object, *, least: int = 1) -> bool:
     """Whether a setting is an int of at least `least`; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -33,9 +33,14 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
         above = including.absolute().parents
         places = [above[0], Path.cwd(), *above[1:], REPOSITORY]
     places = [Path("/")] if Path(name).is_absolute() else list(dict.fromkeys(places))
-    for place in places:
-        if (place / name).is_file():
-            return place / name
+    try:
+        found = next((place / name for place in places if (place / name).is_file()), None)
+    except OSError as error:  # a name that is too long, or a directory that may not be looked into
+        raise UserError(f"the gin file {name!r} cannot be looked for: {error.strerror}.") from error
+    if found is not None:
+        return found
+    if not name:
+        raise UserError("the name of a gin file is empty. Write, for example, configs/experiments/digits.gin")
     if Path(name).is_dir():
         raise UserError(f"{name} is a directory; write the gin file in it that is meant.")
     looked = " and ".join(map(str, places if len(places) < 4 else [*places[:2], f"{len(places) - 2} more directories"]))
@@ -54,9 +59,9 @@ def _near_files(name: str, places: Iterable[Path]) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a gin file. Raises UserError where it cannot be read."""
+    """The text of a gin file, without the byte order mark that some editors write. Raises UserError where it fails."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the gin file {shown(path)} cannot be read: {error}") from error
 

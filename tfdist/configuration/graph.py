@@ -19,6 +19,7 @@ from tfdist.errors import UserError, suggest
 
 MACRO = "gin.macro"
 CONSTANT = "gin.constant"
+_MAX_LINE = 200  # characters of a line in a message
 
 Scope = tuple[str, ...]
 
@@ -31,7 +32,8 @@ class Source:
     line: str = ""
 
     def error(self, message: str) -> UserError:
-        return UserError(f"{self.location}: {message}" + (f"\n    {self.line}" if self.line else ""))
+        line = self.line if len(self.line) <= _MAX_LINE else f"{self.line[:_MAX_LINE]} …"
+        return UserError(f"{self.location}: {message}" + (f"\n    {line}" if line else ""))
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,16 @@ class Graph:
                 continue
             seen.add(call)
             yield call, setting
-            for inner in self.settings_of(call):
-                for reference in references(inner.value):
-                    if reference.evaluate or not only_evaluated:
-                        pending.append((self._call(reference, call), inner))
+            pending += self.calls_of(call, only_evaluated=only_evaluated)
+
+    def calls_of(self, call: Call, *, only_evaluated: bool) -> list[tuple[Call, Setting]]:
+        """What the settings of a call lead to, each with its setting."""
+        return [
+            (self._call(reference, call), setting)
+            for setting in self.settings_of(call)
+            for reference in references(setting.value)
+            if reference.evaluate or not only_evaluated
+        ]
 
     @staticmethod
     def _call(reference: Reference, caller: Call) -> Call:
@@ -208,6 +216,25 @@ def _why_unused(
         f"nothing that is used refers to @{function}, so this has no effect. Refer to it from a setting, or remove "
         f"the line.{suggest(function, names)}"
     )
+
+
+def check_no_circle(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
+    """No `@f()` needs what it returns itself, which would be called for ever."""
+    done: set[Call] = set()
+    pending: list[tuple[Call, Setting | None, bool]] = [(Call(root), None, False) for root in roots]
+    open_calls: set[Call] = set()
+    while pending:
+        call, setting, is_left = pending.pop()
+        if is_left:
+            open_calls.discard(call)
+            done.add(call)
+        elif setting is not None and call in open_calls:
+            name = functions[call.target].name
+            raise setting.source.error(f"@{name}() is called for its own argument here, and so without end.")
+        elif call not in done:
+            open_calls.add(call)
+            pending.append((call, setting, True))
+            pending += [(inner, by, False) for inner, by in graph.calls_of(call, only_evaluated=True)]
 
 
 def check_not_built_early(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:

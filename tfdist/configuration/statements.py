@@ -6,6 +6,7 @@ nothing of gin: `tfdist.config`, which alone calls this, passes the function tha
 
 from __future__ import annotations
 
+import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from tfdist.configuration import files
 from tfdist.configuration.graph import MACRO, Source, references
 from tfdist.errors import UserError, suggest
 
+_MAX_WORD = 60  # characters of a value in a message
+_MAX_PARAM = 200  # characters of a --gin_param in a message
 PARAMS = 0  # the `file` of all statements that came as a --gin_param
 
 
@@ -89,11 +92,13 @@ class Reader:
     Attributes:
       statements: all statements but includes.
       directories: where the files lie.
+      included: the files that each file includes itself, in their order.
     """
 
     def __init__(self, parse: Parse, read_url: Callable[[str], str]) -> None:
         self.statements: list[Statement] = []
         self.directories: list[Path] = []
+        self.included: dict[int, list[int]] = {PARAMS: []}
         self._parse = parse
         self._read_url = read_url
         self._num_files = 0
@@ -113,21 +118,25 @@ class Reader:
         if path is not None:
             self.directories.append(path.resolve().parent)
         self._num_files += 1
+        file = self._num_files
+        self.included[file] = []
         self._open.append(shown)
-        self._add(text, lambda number, line: Source(f"{shown}:{number}", line.strip()), self._num_files, path)
+        self._add(text, lambda number, line: Source(f"{shown}:{number}", line.strip()), file, path)
         self._open.pop()
 
-    def _include(self, name: str, source: Source, including: Path | None) -> None:
+    def _include(self, name: str, source: Source, file: int, including: Path | None) -> None:
         with stated_at(source):
             text, shown, path = self._find(name, including)
             if shown in self._open:
                 circle = [*self._open[self._open.index(shown) :], shown]
                 raise UserError(f"gin files include each other in a circle: {' → '.join(circle)}.")
+        self.included[file].append(self._num_files + 1)
         self._add_file(text, shown, path)
 
     def read_params(self, params: Iterable[str]) -> None:
         for param in params:
-            source = Source(f"--gin_param {param.strip()!r}")
+            shown = param.strip()
+            source = Source(f"--gin_param {shown if len(shown) <= _MAX_PARAM else shown[:_MAX_PARAM] + ' …'!r}")
             words = param.split()
             if "=" not in param and (not words or words[0] not in ("import", "from", "include")):
                 raise source.error(
@@ -141,7 +150,7 @@ class Reader:
             for content, last, line in self._parse(text):
                 source = source_of(last, line)
                 if isinstance(content, Include):
-                    self._include(content.file, source, path)
+                    self._include(content.file, source, file, path)
                 else:
                     self.statements.append(Statement(content, source, file))
         except SyntaxError as error:
@@ -157,11 +166,9 @@ class Reader:
 
 def _syntax_hint(message: str, line: str) -> str:
     """gin's message about a text that it cannot read, and what was probably meant."""
-    if "Failed to parse token" in message:
-        word = message.rsplit("'", 2)[1]
-        if word.lower() in ("true", "false", "none"):
-            return f"cannot read the value {word}. Did you mean {word.capitalize()}?"
-        return f"cannot read the value {word}. Text has quotes, {word!r}; a function is @{word}, a macro %{word}."
+    reason, failed, word = message.partition("\n    Failed to parse token '")
+    if failed:
+        return _value_hint(word[:-1], reason)
     hints = {
         "Expected ')'.": "Between the arguments of a function stand commas: @module.function(size=3, depth=2).",
         "Expected an argument.": "Arguments have names, as in @module.function(size=3), or lines of their own, such as "
@@ -170,10 +177,30 @@ def _syntax_hint(message: str, line: str) -> str:
         "Expected ':'.": "Between braces stand pairs, 'key': value; a list has brackets, [].",
         "Unable to parse value.": "A value is a literal such as 3, 'text' or [1, 2], @module.function, or %MACRO.",
         "Couldn't parse statement, expected ':' or '='.": "Write NAME.PARAMETER = VALUE.",
+        "Unhashable key.": "The key of a dict is a text, a number or a tuple of these.",
+        "Not Unicode.": "The text has characters that cannot be stored as UTF-8.",
     }
     if line.lstrip().startswith("%"):
         return "cannot read this. A macro is defined without the '%': NAME = VALUE."
     return f"cannot read this: {message} {hints.get(message, '')}".rstrip()
+
+
+def _value_hint(word: str, reason: str) -> str:
+    """What was probably meant by a value that Python cannot read, for the `reason` that it gives."""
+    shown = word if len(word) <= _MAX_WORD else f"{word[:_MAX_WORD]}…"
+    text = re.match(r"([A-Za-z]*)['\"]", word)
+    if text and "f" in text[1].lower():
+        return (
+            f"cannot read the value {shown}. Nothing is calculated here, not within a text either: write the text as "
+            "it should be, without the 'f'."
+        )
+    if text or word[0].isdigit():
+        return f"cannot read the value {shown}: {reason.removesuffix(' (<unknown>, line 1)')}."
+    if word.startswith("-"):
+        return f"cannot read the value {shown}. Only a number can follow '-'."
+    if word.lower() in ("true", "false", "none"):
+        return f"cannot read the value {word}. Did you mean {word.capitalize()}?"
+    return f"cannot read the value {shown}. Text has quotes, {shown!r}; a function is @{shown}, a macro %{shown}."
 
 
 def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str], bool], imported: bool) -> None:
