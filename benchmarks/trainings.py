@@ -21,6 +21,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.gradients import LocalGradients
 from tfdist.training.learner import Learner, build_learner
+from tfdist.training.outcome import EpochSums
 from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing
 from tfdist.training.wishes import Wanted
@@ -92,7 +93,7 @@ def tfdist_learner_and_training(
     iterator = batches()
 
     def train(num_steps: int) -> None:
-        totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Wanted().tensor())
+        totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Wanted().tensor(), EpochSums().vector([]))
         _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
 
     return learner, train

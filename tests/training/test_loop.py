@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import support
 import tensorflow as tf
-from equivalence.cases import dense_model, digits, ema_sgd, sparse_loss
+from equivalence.cases import (
+    dense_model,
+    digits,
+    ema_sgd,
+    sparse_loss,
+    two_output_model,
+    two_output_task,
+    two_outputs,
+)
 from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
@@ -230,6 +238,16 @@ def test_models_of_every_kind_learn_and_are_exported(tmp_path: pathlib.Path, nam
         np.testing.assert_array_equal(loaded.predict(digits(5)[0]), trained.model.predict(digits(5)[0]))
 
 
+def test_no_bit_of_a_logged_loss_depends_on_where_calls_end(tmp_path: pathlib.Path) -> None:
+    settings = {"task": two_output_task, "model": two_output_model, "train_data": two_outputs, "eval_data": None}
+    points = [
+        run(tmp_path / str(steps), steps_per_call=steps, **settings).points("train")
+        for steps in (1, 3, STEPS_PER_EPOCH)
+    ]
+    assert points[0] == points[1] == points[2]
+    assert {"loss", "digit_loss", "odd_loss"} < points[0][0].keys()
+
+
 def test_nothing_of_the_training_is_in_the_exported_model(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path, epochs=1, optimizer=lambda: keras.optimizers.Adam())
     assert not trained.exported().compiled and getattr(trained.exported(), "optimizer", None) is None
@@ -246,8 +264,8 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
         return keras.optimizers.SGD(rate, momentum=0.9)
 
     settings = {"epochs": 3, "optimizer": decaying, "model": dropout_model, "backup": "auto", "deterministic": True}
-    settings["steps_per_call"] = STEPS_PER_EPOCH  # it decides how the logged loss is added up
-    whole = run(tmp_path / "whole", **settings)
+    settings["steps_per_call"] = 2
+    whole = run(tmp_path / "whole", **settings | {"steps_per_call": 3})
     for epochs in (1, 1, 2):
         part = run(tmp_path / "parts", stop_after_epochs=epochs, **settings)
         assert part.result is None and not (tmp_path / "parts/result.json").exists()

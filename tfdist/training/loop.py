@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import keras
-import tensorflow as tf
+import numpy as np
 
 from tfdist.errors import DivergedError
 from tfdist.strategies.base import Strategy
@@ -232,12 +232,13 @@ class Loop:
         pulse.beat(pulse.TRAINING, self._outcome.step)
         started = time.perf_counter()
         wishes = self._wishes(last_step).tensor(self._stragglers.news())
-        totals, metrics, answers = self._step.run(self._iterator, tf.constant(steps), wishes)
+        sums = self._sums.vector(self._step.term_names)
+        totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), wishes, sums)
         done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         seconds = time.perf_counter() - started
         answers = answers.numpy().tolist()
         self._wanted = Wanted.of(answers)
-        self._sums.add(totals)
+        self._sums = EpochSums.of(totals)
         self._outcome.step += done
         pulse.beat(pulse.BETWEEN, self._outcome.step)
         self._outcome.train_metrics = self._sums.means() | to_python(metrics)

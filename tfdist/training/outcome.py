@@ -6,7 +6,10 @@ Invariant: made of numbers, strings and dicts of them, as a backup keeps both.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from tfdist.training.step import Totals
 
@@ -31,11 +34,14 @@ class EpochSums:
     weight: float = 0.0
     term_sums: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def add(self, totals: Totals) -> None:
-        self.loss_sum += float(totals.loss_sum)
-        self.weight += float(totals.weight)
-        for name, value in totals.term_sums.items():
-            self.term_sums[name] = self.term_sums.get(name, 0.0) + float(value)
+    @classmethod
+    def of(cls, totals: Totals) -> EpochSums:
+        """What a call of the step function left."""
+        return cls(float(totals.loss_sum), float(totals.weight), {n: float(v) for n, v in totals.term_sums.items()})
+
+    def vector(self, term_names: Sequence[str]) -> np.ndarray:
+        """float64 [2 + terms], for the next call to add to."""
+        return np.array([self.loss_sum, self.weight, *(self.term_sums.get(name, 0.0) for name in term_names)])
 
     def means(self) -> dict[str, float]:
         weight = self.weight or float("nan")

@@ -23,13 +23,13 @@ from tfdist.training.stragglers import Reduction
 
 
 class Totals(NamedTuple):
-    """What some steps add up to, the same on every replica but for the seconds.
+    """What an epoch's steps add up to, and what one call of some steps took; the same on every replica, seconds apart.
 
     Attributes:
-      loss_sum: Σ of weighted losses over the global batches of the steps that were applied.
-      weight: Σ of their weights; loss_sum ÷ weight is the mean loss.
+      loss_sum: float64, Σ of weighted losses over the global batches of the epoch's steps that were applied.
+      weight: float64, Σ of their weights; loss_sum ÷ weight is the mean loss.
       term_sums: the same by loss term, where there are several.
-      steps: steps done, skipped ones included.
+      steps: steps done in this call, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
@@ -91,7 +91,7 @@ class TrainStep:
         self._optimizer = optimizer
         self._local_gradients = local_gradients
         self._metrics = metrics
-        self._term_names = tuple(term_names)
+        self.term_names = tuple(term_names)
         self._loss_scale = loss_scale
         self._typical_weight = typical_weight
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
@@ -104,7 +104,7 @@ class TrainStep:
         self.reset_metrics = tf.function(lambda: strategy.run(metrics.reset), autograph=False)
 
     def _run(
-        self, iterator: Iterator[Any], num_steps: tf.Tensor, wishes: tf.Tensor
+        self, iterator: Iterator[Any], num_steps: tf.Tensor, wishes: tf.Tensor, sums: tf.Tensor
     ) -> tuple[Totals, dict[str, tf.Tensor], tf.Tensor]:
         """Some steps.
 
@@ -112,9 +112,11 @@ class TrainStep:
           iterator: local batches.
           num_steps: int32 scalar.
           wishes: float32 vector, this worker's; and whatever else the workers should tell each other.
+          sums: float64 [2 + terms], what the epoch's earlier calls came to: loss sum, weight, term sums. Every step is
+            added to them one by one, so that no bit of the mean depends on where calls end.
 
         Returns:
-          The totals of these steps, the training metrics so far, and the sum of all replicas' wishes.
+          The totals, the training metrics so far, and the sum of all replicas' wishes.
         """
 
         def proceed(totals: Totals) -> tf.Tensor:
@@ -124,7 +126,7 @@ class TrainStep:
         def step(totals: Totals) -> tuple[Totals]:
             return (self._step(iterator, totals),)
 
-        (totals,) = tf.while_loop(proceed, step, [self._zero_totals()], parallel_iterations=1)
+        (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
         metrics, wishes = self._strategy.first_local(self._strategy.run(self._read, args=(wishes,)))
         return totals, metrics, wishes
 
@@ -154,7 +156,7 @@ class TrainStep:
         variables = self._model.trainable_variables
         self._learning = [v for v, g in zip(variables, local.gradients, strict=True) if g is not None]
         self.unused = [v.path for v, g in zip(variables, local.gradients, strict=True) if g is None]
-        terms = [local.term_sums[name] for name in self._term_names]
+        terms = [local.term_sums[name] for name in self.term_names]
         own, beside = [g for g in local.gradients if g is not None], [local.loss_sum, local.weight, *terms]
         reduction = Reduction(self._strategy, [*own, *beside])
         gradients, summed = self._strategy.sum_gradients(own, beside, scale=self._typical_weight)
@@ -166,7 +168,7 @@ class TrainStep:
             if self._loss_scale is not None:
                 factor /= self._loss_scale.factor()
             gradients = [_times(g, factor) for g in gradients]
-        term_sums = dict(zip(self._term_names, terms, strict=True))
+        term_sums = dict(zip(self.term_names, terms, strict=True))
         return GlobalSums(gradients, loss_sum, weight, term_sums, _all_finite(gradients, loss_sum), peer_seconds)
 
     def _update(self, sums: GlobalSums) -> tf.Tensor:
@@ -189,16 +191,18 @@ class TrainStep:
     def _read_moving(self) -> list[tf.Tensor]:
         return [tf.identity(variable.value) for variable in self._moving]  # assignments leave this buffer alone
 
-    def _zero_totals(self) -> Totals:
-        zero, none, seconds = tf.constant(0.0), tf.constant(0), tf.constant(0.0, tf.float64)
-        return Totals(zero, zero, dict.fromkeys(self._term_names, zero), none, none, seconds, seconds)
+    def _totals_from(self, sums: tf.Tensor) -> Totals:
+        """Totals before a call's first step; `sums` as in `_run`."""
+        loss_sum, weight, *terms = tf.unstack(sums, num=2 + len(self.term_names))
+        none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
+        return Totals(loss_sum, weight, dict(zip(self.term_names, terms, strict=True)), none, none, seconds, seconds)
 
 
 def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
     """The totals after one more step; a skipped step's loss, which may be infinite, is left out."""
 
     def counted(value: tf.Tensor) -> tf.Tensor:
-        return tf.where(seen.finite, value, tf.zeros_like(value))
+        return tf.cast(tf.where(seen.finite, value, tf.zeros_like(value)), tf.float64)
 
     return Totals(
         totals.loss_sum + counted(seen.loss_sum),
