@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "telemetry": {"storage", "errors"},  # what is told is stored
     "storage": {"errors"},
     "user_code": {"errors"},
-    "command_line": {"errors"},
+    "command_line": {"telemetry", "errors"},
     "errors": set(),
     "models": set(),
 }

@@ -21,6 +21,7 @@ from tfdist.errors import (
     TfdistError,
     UserError,
 )
+from tfdist.telemetry.hangup import outliving_terminal
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,10 +84,10 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     try:
         return command() or EXIT_DONE
     except TfdistError as error:
-        print(str(error) if isinstance(error, PreemptedError) else f"error: {error}", file=sys.stderr, flush=True)
+        _say(str(error) if isinstance(error, PreemptedError) else f"error: {error}")
         return error.exit_status
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
+        _say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -94,5 +95,10 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     except OSError as error:
         if trusts_the_disk:
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        _say(f"error: {' '.join(str(error).split())}")
         return EXIT_USER_ERROR
+
+
+def _say(text: str) -> None:
+    with outliving_terminal():
+        print(text, file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ EXIT_BUG = 1
 EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 3
 EXIT_PEER_LOST = 4
+EXIT_NOT_SAVED = 5
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_NO_READER = 141  # 128 + SIGPIPE
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
@@ -51,6 +52,12 @@ class PreemptedError(TfdistError):
     def __init__(self, message: str, *, exit_status: int = EXIT_PREEMPTED) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+class NotSavedError(TfdistError):
+    """The run was told to leave and could not save: the steps since its newest backup are lost."""
+
+    exit_status = EXIT_NOT_SAVED
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> UserError:

@@ -119,6 +119,7 @@ def train(
       UserError: something given is wrong.
       DivergedError: the loss or a gradient was not finite.
       PreemptedError: the process was told to leave, and has saved.
+      NotSavedError: it was told to leave, and could not save.
     """
     arguments.check_counts(
         "train",
@@ -243,7 +244,7 @@ def train(
                     run, learner, step, evaluator, source, plan, boundaries, callbacks, steps_per_call, recovery, start
                 )
                 if not outcome.paused:
-                    assembly.finish_weights(learner, evaluator, outcome)
+                    assembly.finish_weights(learner, evaluator, outcome, recovery)
                     assembly.export_model(run, learner.model)
             if evaluator is not None:
                 evaluator.close()

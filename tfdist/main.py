@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import signal
 import socket
 import sys
 import traceback
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist.command_line import Parser, exit_status_of
-from tfdist.errors import TfdistError, UserError, suggest
+from tfdist.errors import EXIT_INTERRUPTED, TfdistError, UserError, suggest
 from tfdist.strategies import environment
 
 MODES = {
@@ -141,6 +142,14 @@ def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) ->
             nursery.close()
 
 
+def end_at_once() -> NoReturn:
+    """Ends the process at a second Ctrl-C, wherever its threads are; what was saved before is whole."""
+    show_cursor = b"\x1b[?25h" if os.isatty(2) else b""  # which a progress bar hides
+    with contextlib.suppress(OSError):
+        os.write(2, show_cursor + b"interrupted again: ended at once, without saving\n")
+    os._exit(EXIT_INTERRUPTED)
+
+
 def prepare(arguments: Sequence[str]) -> None:
     """Imports what the command will need for such arguments: TensorFlow, tfdist and what the configuration names."""
     from tfdist import config
@@ -175,7 +184,8 @@ def run_mode(
             loaded.run("tune", request=Request(run_dir=run_dir, settings=loaded.settings), experiment=experiment)
         else:
             text = loaded.operative_text
-            request = Request(run_dir=run_dir, config_text=text, settings=loaded.settings, wait=wait)
+            settings = loaded.settings
+            request = Request(run_dir=run_dir, config_text=text, settings=settings, wait=wait, abort=end_at_once)
             loaded.run(flags.mode, request=request)
     except TfdistError:
         raise
@@ -265,8 +275,10 @@ def check_installed(error: ModuleNotFoundError) -> None:
 def leave(status: int) -> NoReturn:
     """Ends the process; one that led or served a sweep without taking down TensorFlow, which takes some seconds.
 
-    Such a process has computed nothing and has closed what it opened; its trials are processes of their own.
+    Such a process has computed nothing and has closed what it opened; its trials are processes of their own. From here
+    on Ctrl-C has nothing to save, and no traceback to show.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if parse(sys.argv[1:]).mode == "tune":
         sys.stdout.flush()
         sys.stderr.flush()

@@ -106,19 +106,23 @@ class BackupKeeper:
           UserError: a backup could not be written, and `on_error` is "stop".
           A bug of the writer, whatever `on_error` is.
         """
+        self._tell_news()
+
+    def _tell_news(self, *, goes_on: bool = True) -> None:
+        """`check`; with `goes_on` training does after this."""
         for item in self._thread.news():
             if isinstance(item, News):
                 speak = self._tell.warning if item.is_warning else self._tell.info
                 speak(item.event, step=item.step, message=item.message, **item.details)
             else:
-                self._surface(item)
+                self._surface(item, goes_on=goes_on)
         if self._lost is not None:
             raise self._lost
 
     def wait(self) -> None:
         """Returns when everything saved is committed or has failed; errors surface as in `check`."""
         self._thread.wait()
-        self.check()
+        self._tell_news(goes_on=False)
 
     def close(self) -> None:
         """Waits and ends the thread; errors that did not surface yet do, as in `check`. Closing again does nothing."""
@@ -127,7 +131,7 @@ class BackupKeeper:
         self._thread.close()
         self._buffers.close()
         if self._lost is None:
-            self.check()
+            self._tell_news(goes_on=False)
 
     @property
     def last_saved_step(self) -> int | None:
@@ -149,7 +153,7 @@ class BackupKeeper:
         """What the last commit took the writer's thread; None before the first."""
         return self._thread.write_seconds
 
-    def _surface(self, failure: Failure) -> None:
+    def _surface(self, failure: Failure, *, goes_on: bool) -> None:
         error = failure.error
         if failure.is_lost:
             self._lost = error
@@ -166,7 +170,7 @@ class BackupKeeper:
         self._tell.warning(
             "backup_failed",
             step=failure.step,
-            message=f"{message} Training goes on.",
+            message=f"{message} Training goes on." if goes_on else message,
             error=f"{type(error).__name__}: {error}",
         )
 

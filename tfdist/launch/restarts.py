@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_SAVED,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+)
 
-FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_INTERRUPTED)
+FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED)
 FRUITLESS_FAILURES = 3  # in a row, before the breaker opens
 STRIKES = 2  # failures of one worker without a new step, after which it is left out
 

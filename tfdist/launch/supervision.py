@@ -18,7 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_NOT_SAVED,
+    EXIT_PEER_LOST,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+)
 from tfdist.launch import stacks
 from tfdist.launch.hangs import Deadlines, Hang, Watcher, absent
 from tfdist.launch.processes import Worker
@@ -29,7 +36,8 @@ EXIT_TIMED_OUT = 124  # as timeout(1)
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.25
 SYMPTOMS = (EXIT_PEER_LOST, 128 + signal.SIGABRT)
-ENDED_AS_ASKED = (EXIT_PREEMPTED, 128 + signal.SIGINT)
+ENDED_AS_ASKED = (EXIT_PREEMPTED, EXIT_NOT_SAVED, 128 + signal.SIGINT)
+LEFT = (EXIT_PREEMPTED, EXIT_NOT_SAVED)  # because the worker itself was told to
 OWN_DOING = (EXIT_USER_ERROR, EXIT_DIVERGED)  # no worker ends like this because of a signal or a lost peer
 
 
@@ -141,6 +149,8 @@ def describe(status: int) -> str:
     """A status in words: "status 2", "status 137 (SIGKILL)"."""
     if status == EXIT_PREEMPTED:
         return f"status {status} (preempted, or SIGTERM)"
+    if status == EXIT_NOT_SAVED:
+        return f"status {status} (told to leave, and could not save)"
     if 128 < status < 128 + signal.NSIG and status - 128 in set(signal.Signals):
         return f"status {status} ({signal.Signals(status - 128).name})"
     return f"status {status}"
@@ -268,7 +278,7 @@ class _Watch:
         if self.was_interrupted and ending.status in ENDED_AS_ASKED + SYMPTOMS:
             self.kill_at = min(self.kill_at, now + self.patience.save_seconds)
             return
-        if ending.status == EXIT_PREEMPTED and self.running:
+        if ending.status in LEFT and self.running:
             self.say(f"worker {ending.worker} ended with {describe(ending.status)}; asking the others to save and end.")
             self._send_all(signal.SIGTERM)
             self.was_interrupted = True

@@ -73,7 +73,8 @@ class _Supervisor:
             outcome = self._run_once()
             report(outcome, self.output)
             self.run_dir = outcome.facts.get("run_dir", self.run_dir)
-            left = outcome.was_interrupted or outcome.facts.get("left_after_saving") or outcome.status == EXIT_TIMED_OUT
+            has_left = outcome.facts.get("left_after_saving") or outcome.facts.get("left_unsaved")
+            left = outcome.was_interrupted or has_left or outcome.status == EXIT_TIMED_OUT
             decision: Again | Enough = Enough() if left or not outcome.status else self._decide(outcome)
             if isinstance(decision, Enough):
                 self._end(decision)

@@ -22,6 +22,7 @@ from tfdist.telemetry.console_text import (
     plan_text,
     progress_line,
 )
+from tfdist.telemetry.hangup import outliving_terminal
 
 PROGRESS_LINE_SECONDS = 10.0
 
@@ -118,5 +119,6 @@ class NullConsole:
 
 def _write_line(stream: TextIO, text: str, level: Level) -> None:
     prefix = "" if level == "info" else f"{level}: "
-    stream.write(f"{prefix}{text}\n")
-    stream.flush()
+    with outliving_terminal():
+        stream.write(f"{prefix}{text}\n")
+        stream.flush()

@@ -26,6 +26,7 @@ from tfdist.telemetry.console_text import (
     epoch_text,
     plan_text,
 )
+from tfdist.telemetry.hangup import outliving_terminal
 
 _REDRAWS_PER_SECOND = 5
 _BAR_WIDTH = 10
@@ -66,7 +67,8 @@ class ProgressBarConsole:
             redirect_stderr=self._stderr.isatty(),
         )
         self._task = self._bar.add_task("training", total=plan.steps_per_epoch, figures="")
-        self._bar.start()
+        with outliving_terminal():
+            self._bar.start()
 
     def update(self, progress: Progress) -> None:
         seconds_left = self._time_left.seconds(progress.step)
@@ -78,20 +80,23 @@ class ProgressBarConsole:
         width = self._terminal.width - len(epoch) - _BAR_WIDTH - len("  ")
         figures = bar_text(self._plan, progress, seconds_left, width=width)
         self._bar.update(self._task, completed=progress.step_in_epoch, description=epoch, figures=figures)
-        self._bar.refresh()
+        with outliving_terminal():
+            self._bar.refresh()
 
     def end_epoch(self, summary: EpochSummary) -> None:
         self.message(epoch_line(self._plan, summary))
 
     def message(self, text: str, level: Level = "info") -> None:
         line = text if level == "info" else f"{level}: {text}"
-        if level == "info" or self._stderr.isatty():
-            self._terminal.print(Text(line, style=_STYLES[level]), soft_wrap=True)
-        else:
-            self._stderr.write(f"{line}\n")
-            self._stderr.flush()
+        with outliving_terminal():
+            if level == "info" or self._stderr.isatty():
+                self._terminal.print(Text(line, style=_STYLES[level]), soft_wrap=True)
+            else:
+                self._stderr.write(f"{line}\n")
+                self._stderr.flush()
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with outliving_terminal():
+                bar.stop()

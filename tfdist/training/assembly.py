@@ -33,6 +33,7 @@ from tfdist.training.recovery import Position, Recovery
 from tfdist.training.run import Run
 from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
+from tfdist.training.wishes import no_wishes
 
 
 def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
@@ -196,12 +197,20 @@ def run_loop(
     return outcome, seconds
 
 
-def finish_weights(learner: Learner, evaluator: Evaluator | None, outcome: Outcome) -> None:
-    """Leaves in the model what is to be kept, the moving average if the optimizer keeps one, and evaluates that."""
+def finish_weights(
+    learner: Learner, evaluator: Evaluator | None, outcome: Outcome, recovery: Recovery | None = None
+) -> None:
+    """Leaves in the model what is to be kept, the moving average if the optimizer keeps one, and evaluates that.
+
+    Raises:
+      PreemptedError, NotSavedError: the process was told to leave. The loop has saved all that this is made of.
+    """
     learner.optimizer.finalize_variable_values(learner.model.trainable_variables)
     if evaluator is not None and (learner.optimizer.use_ema or outcome.evaluated_at != outcome.step):
-        outcome.eval_metrics = evaluator.evaluate()
-        outcome.evaluated_at = outcome.step
+        results = evaluator.evaluate(no_wishes if recovery is None else lambda: recovery.wishes(outcome.step))
+        if results is None:
+            recovery.leave(outcome.step)
+        outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
 
 
 def export_model(run: Run, model: keras.Model) -> None:

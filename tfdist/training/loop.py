@@ -130,7 +130,7 @@ class Loop:
             self._save(must_store=True)  # what follows can be done again from here
         self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
-            self._recovery.pause()
+            self._recovery.pause(outcome.step, because="train.stop_after_epochs asks for it")
             return dataclasses.replace(outcome, paused=True)
         changed = self._callbacks.train_end(dict(outcome.train_metrics))
         if self._strategy.any_worker(changed):  # EarlyStopping may have put back the best weights

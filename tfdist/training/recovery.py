@@ -21,7 +21,7 @@ from tfdist.backup.keeper import BackupKeeper
 from tfdist.backup.preemption import Preemption
 from tfdist.backup.schedule import Schedule
 from tfdist.backup.state import State
-from tfdist.errors import EXIT_PREEMPTED, PreemptedError, UserError
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import pulse
 from tfdist.training.randomness import read_generators, set_generators
@@ -59,7 +59,8 @@ class Recovery:
       schedule: when backups are due; only the chief's clock counts.
       preemption: entered.
       memory: for backups between those; None keeps none.
-      exit_status: of a process that left after saving.
+      exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
+      start_step: of the backup that the run goes on from; None where it begins.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Recovery:
         preemption: Preemption,
         memory: Memory | None = None,
         exit_status: int = EXIT_PREEMPTED,
+        start_step: int | None = None,
     ) -> None:
         self._strategy = strategy
         self._state = state
@@ -80,6 +82,7 @@ class Recovery:
         self._preemption = preemption
         self._memory = memory
         self._exit_status = exit_status
+        self._start_step = start_step
         self._saved_step = -1
 
     def prepare(self) -> None:
@@ -155,20 +158,43 @@ class Recovery:
         """Whether the last backup is of this step, and for sure in the run directory."""
         return self._saved_step == step
 
-    def pause(self) -> None:
-        """Waits until all is stored, on all workers."""
+    @property
+    def newest_step(self) -> int | None:
+        """The step that a start of this run would go on from, as the chief knows it; None: it would begin anew."""
+        keepers = [self._keeper, self._memory.keeper if self._memory is not None else None]
+        steps = [self._start_step, *(keeper.last_committed_step for keeper in keepers if keeper is not None)]
+        return max((step for step in steps if step is not None), default=None)
+
+    def pause(self, step: int, *, because: str) -> None:
+        """Waits until all is stored, on all workers.
+
+        Raises:
+          NotSavedError: the state of `step`, which was given to `save`, could not be written; on every worker.
+        """
         pulse.beat(pulse.SAVING)
         if self._keeper is not None:
             self._keeper.wait()
-        self._strategy.any_worker(False)  # nobody goes before the chief has stored it
+        is_chief = self._keeper is not None
+        if self._strategy.any_worker(is_chief and self.newest_step != step):  # nobody goes before it is stored
+            lost = self._lost(step) if is_chief else "The chief's message says from where the same command goes on."
+            raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save. {lost}")
+
+    def _lost(self, step: int) -> str:
+        newest = self.newest_step
+        if newest is None:
+            return f"There is no backup: the work of all {step:,} steps is lost, and the same command begins anew."
+        return (
+            f"The newest backup is of step {newest:,}: the work of the {step - newest:,} steps after it is lost, and "
+            "the same command goes on from there."
+        )
 
     def leave(self, step: int) -> NoReturn:
-        """`pause`, and raises PreemptedError."""
-        self.pause()
+        """`pause`, and raises PreemptedError, or NotSavedError."""
         reason = self._preemption.reason or "another worker has to leave"
+        self.pause(step, because=reason)
         raise PreemptedError(
             f"Left at step {step:,} after saving, because {reason}. The same command goes on from there.",
-            exit_status=self._exit_status,
+            exit_status=EXIT_INTERRUPTED if self._preemption.is_interrupt else self._exit_status,
         )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from tfdist.data import failures
-from tfdist.errors import PeerLostError, PreemptedError
+from tfdist.errors import NotSavedError, PeerLostError, PreemptedError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry import notices, pulse
@@ -52,6 +52,7 @@ class Request:
       serve: takes the function of the training data; given, nothing else is done with it.
       inspect: takes the function that builds the model, and that of the training data; as `serve`.
       wait: returns when the run may compute: a sweep has its next trial built while another trains.
+      abort: ends the process at a second Ctrl-C, from a thread of its own; None raises KeyboardInterrupt.
     """
 
     run_dir: str
@@ -62,6 +63,7 @@ class Request:
     serve: Callable[[Callable[[], Any]], None] | None = None
     inspect: Callable[[Callable[[], Any], Callable[[], Any]], None] | None = None
     wait: Callable[[], object] = lambda: None
+    abort: Callable[[], NoReturn] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +137,10 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
         except PreemptedError as error:
             pulse.tell(left_after_saving=True)
             events.warning("preempted", reason=str(error))
+            raise
+        except NotSavedError as error:
+            pulse.tell(left_unsaved=True)
+            events.error("left_unsaved", reason=str(error))
             raise
         except BaseException as error:
             pulse.beat(pulse.LEAVING)

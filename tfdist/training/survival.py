@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 
 from tfdist.backup import restore
@@ -15,7 +16,7 @@ from tfdist.backup.keeper import BackupKeeper
 from tfdist.backup.manifest import NAME as MANIFEST
 from tfdist.backup.metadata_server import find_address
 from tfdist.backup.policy import BackupPolicy
-from tfdist.backup.preemption import Preemption
+from tfdist.backup.preemption import SIGNALS, Preemption
 from tfdist.backup.schedule import Schedule
 from tfdist.backup.state import State
 from tfdist.errors import UserError
@@ -117,6 +118,8 @@ def open_recovery(
         preemption = Preemption(
             tell=lambda message: run.events.warning("preemption_noticed", message=message),
             metadata_address=find_address(environment.metadata_address(environment.current())),
+            signals=(*SIGNALS, signal.SIGINT),
+            abort=run.request.abort,
         )
         recovery = Recovery(
             strategy=run.strategy,
@@ -126,6 +129,7 @@ def open_recovery(
             preemption=stack.enter_context(preemption),
             memory=memory,
             exit_status=policy.preempted_exit_status,
+            start_step=start.step if start else None,
         )
         recovery.prepare()
         yield recovery, start

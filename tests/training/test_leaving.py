@@ -1,0 +1,112 @@
+"""A run that is told to leave says truly what is saved, and ends as it was told to."""
+
+from __future__ import annotations
+
+import pathlib
+import signal
+from typing import Any
+
+import keras
+import pytest
+from training.test_resume import BASE, Once, assert_same, interrupted, memories, send
+from training.trainings import STEPS_PER_EPOCH, Trained, run
+
+from tfdist.backup import writer_thread
+from tfdist.backup.policy import BackupPolicy
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED, NotSavedError, PreemptedError
+
+RARE = BackupPolicy(every_steps=1000)
+
+
+def left(directory: pathlib.Path, number: int, **changes: Any) -> Trained:
+    """A run that gets a signal after its fourth call; calls end at steps 2, 3, 5, 6, 7."""
+    callbacks = [*memories(), Once("on_train_batch_end", 4, send(number))]
+    return run(directory, may_fail=True, **BASE | {"callbacks": callbacks, "backup": RARE} | changes)
+
+
+def without_a_store(directory: pathlib.Path) -> pathlib.Path:
+    directory.mkdir()
+    (directory / "backups").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
+    return directory
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGHUP, EXIT_PREEMPTED)])
+def test_a_first_ctrl_c_and_a_hangup_save_as_sigterm_does(tmp_path: pathlib.Path, number: int, status: int) -> None:
+    ended = left(tmp_path / "run", number)
+    assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == status
+    assert f"Left at step 7 after saving, because {signal.Signals(number).name} was received" in str(ended.error)
+    hint = "A second Ctrl-C ends at once" in ended.events("preemption_noticed")[0]["details"]["message"]
+    assert hint == (number == signal.SIGINT)
+    whole = run(tmp_path / "whole", **BASE | {"callbacks": memories(), "backup": RARE})
+    assert_same(interrupted(tmp_path / "run", backup=RARE), whole)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_step(tmp_path: pathlib.Path) -> None:
+    def twice() -> None:
+        send(signal.SIGINT)()
+        send(signal.SIGINT)()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, **BASE | {"callbacks": [Once("on_train_batch_end", 4, twice)], "backup": RARE})
+    assert not list((tmp_path / "backups").glob("*"))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_a_shell_or_nohup_has_ignored_stays_so(tmp_path: pathlib.Path) -> None:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        send_both = [Once("on_train_batch_end", 2, send(number)) for number in before]
+        assert run(tmp_path, **BASE | {"epochs": 1, "callbacks": send_both}).result.steps == STEPS_PER_EPOCH
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_leaving_without_a_store_says_that_all_is_lost(tmp_path: pathlib.Path) -> None:
+    ended = left(without_a_store(tmp_path / "run"), signal.SIGTERM)
+    assert isinstance(ended.error, NotSavedError) and ended.error.exit_status == EXIT_NOT_SAVED
+    assert str(ended.error) == (
+        "Left at step 7, because SIGTERM was received, and could not save. There is no backup: the work of all 7 steps "
+        "is lost, and the same command begins anew."
+    )
+    (failed,) = [event for event in ended.events("backup_failed") if event["step"] == 7]
+    assert "Training goes on" not in failed["details"]["message"]
+    assert not ended.events("preempted") and len(ended.events("left_unsaved")) == 1
+    paused = run(without_a_store(tmp_path / "paused"), may_fail=True, **BASE | {"stop_after_epochs": 1})
+    assert isinstance(paused.error, NotSavedError)
+    assert "because train.stop_after_epochs asks for it, and could not save" in str(paused.error)
+    assert not paused.events("run_paused")
+
+
+def test_leaving_says_from_which_backup_a_start_goes_on(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = writer_thread.write_backup, []
+
+    def write_once(path: str, snapshot: Any, **settings: Any) -> Any:
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(snapshot.step)
+        return write(path, snapshot, **settings)
+
+    monkeypatch.setattr(writer_thread, "write_backup", write_once)
+    ended = left(tmp_path, signal.SIGTERM, backup=BackupPolicy(every_steps=3))
+    assert written == [3]
+    assert "The newest backup is of step 3: the work of the 4 steps after it is lost" in str(ended.error)
+    again = left(tmp_path, signal.SIGTERM, backup=BackupPolicy(every_steps=1000))  # now of an earlier process
+    assert "The newest backup is of step 3" in str(again.error)
+    monkeypatch.undo()
+    whole = run(tmp_path / "whole", **BASE | {"callbacks": memories()})
+    assert_same(interrupted(tmp_path), whole)
+
+
+def test_a_signal_during_the_last_evaluation_leaves_what_is_made_of_the_backup_for_the_next_start(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Of averaged weights, which are evaluated once more at the end."""
+    changes = BASE | {"optimizer": lambda: keras.optimizers.SGD(0.05, use_ema=True), "epochs": 1, "eval_batch_size": 16}
+    whole = run(tmp_path / "whole", **changes)
+    sends = keras.callbacks.LambdaCallback(on_train_end=lambda logs: send(signal.SIGTERM)())
+    ended = run(tmp_path / "parts", may_fail=True, **changes | {"callbacks": [sends]})
+    assert isinstance(ended.error, PreemptedError) and not (tmp_path / "parts" / "result.json").exists()
+    assert_same(run(tmp_path / "parts", **changes), whole)
