@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -16,104 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch.horovod import find_horovodrun
 from tfdist.launch.supervision import Ending, blame
-
-ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 60.0
-both_launchers = pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
-
-# The worker's part of every program: its index, a way to wait for what another did, and a mark of being alive.
-PRELUDE = """
-import json, os, pathlib, signal, subprocess, sys, time
-here = pathlib.Path(__file__).parent
-if "TF_CONFIG" in os.environ:
-    config = json.loads(os.environ["TF_CONFIG"])
-    index = config["task"]["index"]
-else:
-    index = int(os.environ["HOROVOD_RANK"])
-def wait_for(name):
-    deadline = time.monotonic() + 40
-    while not (here / name).exists():
-        assert time.monotonic() < deadline, name
-        time.sleep(0.01)
-def mark(name, text=""):
-    (here / (name + ".part")).write_text(str(text))
-    (here / (name + ".part")).rename(here / name)
-mark(f"pid{index}", os.getpid())
-"""
-
-
-@dataclasses.dataclass
-class Run:
-    """A launcher that runs a program, and what came of it."""
-
-    directory: Path
-    process: subprocess.Popen[str]
-
-    def wait_for(self, *names: str) -> None:
-        """Waits until the workers have left these marks."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not all((self.directory / name).exists() for name in names):
-            assert self.process.poll() is None and time.monotonic() < deadline, names
-            time.sleep(0.01)
-
-    def pid(self, name: str) -> int:
-        self.wait_for(name)
-        return int((self.directory / name).read_text())
-
-    def end(self) -> tuple[int, list[str], list[str]]:
-        """Status, lines of stdout and lines of stderr."""
-        stdout, stderr = self.process.communicate(timeout=DEADLINE_SECONDS)
-        return self.process.returncode, stdout.splitlines(), stderr.splitlines()
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., Run]:
-    runs: list[Run] = []
-
-    def start(program: str, *arguments: str, options: tuple[str, ...] = (), workers: int = 2) -> Run:
-        (tmp_path / "program.py").write_text(PRELUDE + program)
-        command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--module=program", *options]
-        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-        runs.append(
-            Run(
-                tmp_path,
-                subprocess.Popen(
-                    [*command, "--", *(arguments or ("x",))],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                ),
-            )
-        )
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.process.communicate(timeout=20)
-            run.process.kill()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def assert_gone(pid: int, within_seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + within_seconds
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.02)
 
 
 def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:
@@ -337,21 +242,6 @@ time.sleep(100)
     assert all((run.directory / f"saved{index}").exists() for index in (0, 1))
 
 
-def test_a_second_ctrl_c_kills(launch: Callable[..., Run]) -> None:
-    program = """
-signal.signal(signal.SIGINT, lambda *_: mark(f"heard{index}"))
-mark(f"ready{index}")
-while True:
-    time.sleep(1)
-"""
-    run = launch(program)
-    run.wait_for("ready0", "ready1")
-    run.process.send_signal(signal.SIGINT)
-    run.wait_for("heard0", "heard1")
-    run.process.send_signal(signal.SIGINT)
-    assert run.end()[0] == 128 + signal.SIGKILL
-
-
 def test_when_one_worker_is_preempted_the_others_save_too(launch: Callable[..., Run]) -> None:
     program = """
 def save(*_):
@@ -405,20 +295,6 @@ def test_a_proxy_does_not_stand_between_the_workers(launch: Callable[..., Run], 
     monkeypatch.setenv("no_proxy", "example.com")
     _, stdout, _ = launch("print(os.environ['no_proxy'])", workers=1).end()
     assert stdout == ["[worker 0] example.com,127.0.0.1,localhost"]
-
-
-# What a worker of tfdist.main shows and tells, without TensorFlow; and which start this is, from 1.
-SHOWING = """
-from tfdist.telemetry import pulse
-pulse.begin(os.environ[pulse.VARIABLE])
-run_dir = here / "run"
-pulse.tell(run_dir=str(run_dir))
-place = int(os.environ["TFDIST_PLACE"])
-start = 1
-while (here / f"start{place}-{start}").exists():
-    start += 1
-mark(f"start{place}-{start}")
-"""
 
 
 def events(run: Run, name: str) -> list[dict]:

@@ -29,6 +29,7 @@ from tfdist.errors import (
 from tfdist.launch import stacks
 from tfdist.launch.hangs import Deadlines, Hang, Watcher, absent
 from tfdist.launch.processes import Worker
+from tfdist.launch.signals import ENDING
 from tfdist.launch.vitals import Vital, look
 from tfdist.telemetry import pulse
 
@@ -125,8 +126,8 @@ def watch(
     """Returns when all workers have ended.
 
     Args:
-      signals: SIGINT, SIGTERM and SIGUSR1 received by the launcher, appended by its handlers; they are passed on. A
-        second SIGINT kills.
+      signals: received by the launcher, see `signals.py`. SIGINT and SIGHUP are passed on as SIGTERM, others as they
+        are; SIGINT behind any of them kills.
       say: is told what is done and why.
     """
     return _Watch(workers, signals, say, patience).run()
@@ -168,6 +169,7 @@ class _Watch:
         self.endings: list[Ending] = []
         self.sweep = 0
         self.was_interrupted = False  # the workers were asked to save and end
+        self.was_signalled = False  # by a signal to the launcher
         self.is_ending = False  # the survivors of a failure were told to end
         self.timed_out = False
         self.killed: set[int] = set()
@@ -256,10 +258,19 @@ class _Watch:
     def _pass_on_signals(self) -> None:
         while self.signals:
             number = self.signals.popleft()
-            kill = number == signal.SIGINT and self.was_interrupted
-            self.say("Killing the workers." if kill else f"Passing {signal.Signals(number).name} on to the workers.")
-            self._send_all(signal.SIGKILL if kill else number)
-            self.was_interrupted = True
+            if number == signal.SIGINT and self.was_signalled:
+                self.say("Killing the workers.")
+                self._send_all(signal.SIGKILL)
+            else:
+                self._pass_on(number)
+            self.was_interrupted = self.was_signalled = True
+
+    def _pass_on(self, number: int) -> None:
+        passed = signal.SIGTERM if number in ENDING else signal.Signals(number)
+        why = "" if passed == number else f"{signal.Signals(number).name} was received. "
+        what = " Another Ctrl-C kills them." if number == signal.SIGINT else ""
+        self.say(f"{why}Passing {passed.name} on to the workers.{what}")
+        self._send_all(passed)
 
     def _collect(self) -> None:
         self.sweep += 1

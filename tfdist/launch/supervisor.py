@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from tfdist.errors import EXIT_PREEMPTED
 from tfdist.launch.journal import Journal
 from tfdist.launch.output import Output
 from tfdist.launch.plan import Plan
@@ -70,6 +71,8 @@ class _Supervisor:
 
     def run(self) -> int:
         while True:
+            if self.signals:
+                return self._leave()
             outcome = self._run_once()
             report(outcome, self.output)
             self.run_dir = outcome.facts.get("run_dir", self.run_dir)
@@ -132,9 +135,7 @@ class _Supervisor:
         limit = self.begun + (self.patience.timeout_seconds or float("inf"))
         while (now := time.monotonic()) < ends and not again.is_warm:
             if self.signals:
-                number = self.signals.popleft()
-                self.output.say(f"{signal.Signals(number).name} was received: not starting again.")
-                return 128 + number
+                return self._leave()
             if now >= limit:
                 self.output.say(f"The time of {self.patience.timeout_seconds:g} s is up.")
                 return EXIT_TIMED_OUT
@@ -149,6 +150,11 @@ class _Supervisor:
         )
         self.journal.store(self.run_dir)
         return None
+
+    def _leave(self) -> int:
+        """Says which signal it was that came while no worker ran; returns the status of a run that left as asked."""
+        self.output.say(f"{signal.Signals(self.signals.popleft()).name} was received: not starting the workers.")
+        return EXIT_PREEMPTED
 
     def _changes(self, was_out: frozenset[int]) -> str:
         """Who is left out from now on, and who is back, as a clause."""

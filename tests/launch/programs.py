@@ -1,0 +1,87 @@
+"""Runs of the launcher with small programs in place of tfdist.main, as real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 60.0
+both_launchers = pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
+
+# The worker's part of every program: its index, a way to wait for what another did, and a mark of being alive.
+PRELUDE = """
+import json, os, pathlib, signal, subprocess, sys, time
+here = pathlib.Path(__file__).parent
+if "TF_CONFIG" in os.environ:
+    config = json.loads(os.environ["TF_CONFIG"])
+    index = config["task"]["index"]
+else:
+    index = int(os.environ["HOROVOD_RANK"])
+def wait_for(name):
+    deadline = time.monotonic() + 40
+    while not (here / name).exists():
+        assert time.monotonic() < deadline, name
+        time.sleep(0.01)
+def mark(name, text=""):
+    (here / (name + ".part")).write_text(str(text))
+    (here / (name + ".part")).rename(here / name)
+mark(f"pid{index}", os.getpid())
+"""
+
+
+@dataclasses.dataclass
+class Run:
+    """A launcher that runs a program, and what came of it."""
+
+    directory: Path
+    process: subprocess.Popen[str]
+
+    def wait_for(self, *names: str) -> None:
+        """Waits until the workers have left these marks."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not all((self.directory / name).exists() for name in names):
+            assert self.process.poll() is None and time.monotonic() < deadline, names
+            time.sleep(0.01)
+
+    def pid(self, name: str) -> int:
+        self.wait_for(name)
+        return int((self.directory / name).read_text())
+
+    def end(self) -> tuple[int, list[str], list[str]]:
+        """Status, lines of stdout and lines of stderr."""
+        stdout, stderr = self.process.communicate(timeout=DEADLINE_SECONDS)
+        return self.process.returncode, stdout.splitlines(), stderr.splitlines()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def assert_gone(pid: int, within_seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + within_seconds
+    while is_alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+# What a worker of tfdist.main shows and tells, without TensorFlow; and which start this is, from 1.
+SHOWING = """
+from tfdist.telemetry import pulse
+pulse.begin(os.environ[pulse.VARIABLE])
+run_dir = here / "run"
+pulse.tell(run_dir=str(run_dir))
+place = int(os.environ["TFDIST_PLACE"])
+start = 1
+while (here / f"start{place}-{start}").exists():
+    start += 1
+mark(f"start{place}-{start}")
+"""

@@ -1,0 +1,189 @@
+"""Ctrl-C and SIGHUP to the launcher at every moment of its life: the first one saves, the second one kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
+
+from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED
+
+SAVES = """
+def save(*_):
+    signal.signal(signal.SIGTERM, lambda *_: mark(f"twice{index}"))
+    mark(f"saving{index}")
+    wait_for("may_end")
+    print("saved", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, lambda *_: mark(f"sigint{index}"))
+mark(f"ready{index}")
+while True:
+    time.sleep(1)
+"""
+
+
+def end(run: Run, *expected: int) -> list[str]:
+    """The run's lines on stderr; there is no traceback among them, and the status is one of these."""
+    status, _, stderr = run.end()
+    assert status in expected, (status, stderr)
+    assert not [line for line in stderr if "Traceback" in line or "KeyboardInterrupt" in line], stderr
+    return stderr
+
+
+def read_until(run: Run, words: str, stream: str = "stderr") -> None:
+    """Waits for a line that holds some words."""
+    pipe = getattr(run.process, stream)
+    while words not in (line := pipe.readline()):
+        assert line, words
+
+
+def wait_for_child(run: Run) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not psutil.Process(run.process.pid).children():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@both_launchers
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_the_first_is_as_sigterm_and_reaches_the_workers_once(
+    launch: Callable[..., Run], launcher: str, number: int
+) -> None:
+    run = launch(SAVES, options=(f"--launcher={launcher}",))
+    run.wait_for("ready0", "ready1")
+    os.killpg(run.process.pid, number)  # as a terminal does, to all of the process group
+    run.wait_for("saving0", "saving1")
+    (run.directory / "may_end").touch()
+    status, stdout, stderr = run.end()
+    assert (status, sorted(stdout)) == (EXIT_PREEMPTED, ["[worker 0] saved", "[worker 1] saved"]), stderr
+    assert not [*run.directory.glob("twice*"), *run.directory.glob("sigint*")]
+
+
+def test_the_second_ctrl_c_kills_and_a_second_hangup_does_not(launch: Callable[..., Run]) -> None:
+    run = launch(SAVES)
+    run.wait_for("ready0", "ready1")
+    run.process.send_signal(signal.SIGHUP)
+    run.wait_for("saving0", "saving1")
+    run.process.send_signal(signal.SIGHUP)
+    run.wait_for("twice0", "twice1")
+    run.process.send_signal(signal.SIGINT)
+    stderr = end(run, 128 + signal.SIGKILL)
+    assert "[launch] Killing the workers." in stderr
+    assert_gone(run.pid("pid0"))
+
+
+def test_timeouts_double_sigint_is_one(launch: Callable[..., Run]) -> None:
+    run = launch(SAVES)
+    run.wait_for("ready0", "ready1")
+    for _ in range(2):  # timeout(1) signals its child, and then the process group that holds it
+        run.process.send_signal(signal.SIGINT)
+    run.wait_for("saving0", "saving1")
+    (run.directory / "may_end").touch()
+    end(run, EXIT_PREEMPTED)
+
+
+def test_a_hangup_that_nohup_keeps_away_stays_away(launch: Callable[..., Run]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = launch("mark(f'ready{index}'); wait_for('may_end')")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    run.wait_for("ready0", "ready1")
+    run.process.send_signal(signal.SIGHUP)
+    (run.directory / "may_end").touch()
+    assert "Passing" not in "".join(end(run, EXIT_DONE))
+
+
+STARTING = ("tfdist.command_line", "tfdist.launch.printing.command", "tfdist.launch.supervisor")
+
+
+@pytest.mark.parametrize("module", STARTING)
+def test_while_the_launcher_starts(launch: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # Python then says what it has imported
+    run = launch("time.sleep(100)")
+    read_until(run, f" {module}\n")
+    run.process.send_signal(signal.SIGINT)
+    stderr = end(run, EXIT_PREEMPTED)
+    assert any("SIGINT was received" in line for line in stderr)
+
+
+@both_launchers
+def test_while_the_workers_start(launch: Callable[..., Run], launcher: str) -> None:
+    run = launch("time.sleep(100)", options=(f"--launcher={launcher}", "--max_restarts=3"), workers=4)
+    wait_for_child(run)
+    run.process.send_signal(signal.SIGINT)
+    assert not any("Going on" in line for line in end(run, EXIT_PREEMPTED))
+
+
+def test_while_it_prints(launch: Callable[..., Run]) -> None:
+    run = launch('while True: print("a line of some length " * 20)')
+    read_until(run, "[worker 1]", "stdout")
+    run.process.send_signal(signal.SIGINT)
+    end(run, EXIT_PREEMPTED)
+
+
+def test_between_a_failure_and_the_next_start(launch: Callable[..., Run]) -> None:
+    program = """
+run_dir.mkdir(exist_ok=True)
+print("failing", start, file=sys.stderr)
+sys.exit(7)
+"""
+    for moment in ("failing 2", "ended with status 7", "after the failure (restart 2)"):
+        options = ("--max_restarts=9", "--backoff_seconds=0.2")
+        run = launch(SHOWING + program, options=options, workers=1)
+        read_until(run, moment)
+        run.process.send_signal(signal.SIGINT)
+        end(run, EXIT_PREEMPTED, *([7] if moment.startswith("failing") else []))  # it failed before it heard
+        for mark in run.directory.glob("start0-*"):
+            mark.unlink()
+
+
+def test_as_the_last_worker_ends(launch: Callable[..., Run]) -> None:
+    for _ in range(5):
+        run = launch("mark('done'); mark(f'gone{index}')", workers=1)
+        pid = run.pid("pid0")
+        while psutil.pid_exists(pid):
+            time.sleep(0.0005)
+        run.process.send_signal(signal.SIGINT)
+        end(run, EXIT_DONE, EXIT_PREEMPTED)
+        for mark in run.directory.glob("pid*"):
+            mark.unlink()
+
+
+def test_the_third_ctrl_c_ends_a_launcher_that_is_stuck(
+    launch: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "pulse.tell(run_dir='gs://bucket/run'); mark('failed'); sys.exit(7)"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        run = launch(SHOWING + program, options=("--max_restarts=1",), workers=1)
+        with silent.accept()[0]:  # the launcher asks the bucket, which says nothing
+            while run.process.poll() is None:
+                run.process.send_signal(signal.SIGINT)
+                time.sleep(0.05)
+    end(run, -signal.SIGINT)
+
+
+def test_a_printed_job_is_interrupted_without_a_word() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tfdist.launch", "--print=slurm", "--", "--gin_file=configs/experiments/digits.gin"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"},
+        text=True,
+    ) as process:
+        while "tfdist.launch.supervisor" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode in (EXIT_INTERRUPTED, -signal.SIGINT, EXIT_DONE) and "Traceback" not in stderr, stderr

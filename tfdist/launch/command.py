@@ -1,0 +1,167 @@
+"""`python -m tfdist.launch --workers=2 -- --gin_file=…`: the command on N processes of this machine.
+
+Invariant: the exit status is that of the run: 0 when every worker ended with 0, else that of the worker whose failure
+was the cause. Importing this module imports no TensorFlow. Called by `__main__.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import sys
+from collections.abc import Sequence
+
+from tfdist.command_line import Parser, seconds, split_at_dashes, whole_number
+from tfdist.errors import EXIT_DONE, TfdistError, UserError, suggest
+from tfdist.launch import horovod, host, local
+from tfdist.launch.hangs import Deadlines
+from tfdist.launch.output import Output
+from tfdist.launch.plan import Plan, worker_environment
+from tfdist.launch.printing import command as printing
+from tfdist.launch.restarts import Rules
+from tfdist.launch.signals import ignore_signals, leave_signals_alone
+from tfdist.launch.supervision import Patience
+from tfdist.launch.supervisor import supervise
+
+LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
+USAGE = "python -m tfdist.launch --workers=N [options] -- ARGUMENTS OF tfdist.main"
+EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
+DESCRIPTION = f"""\
+Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as workers of one run.
+
+  {EXAMPLE}
+
+Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
+started again, and the run goes on from its newest backup. The exit status is that of the last failure. SIGTERM,
+SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143; the second Ctrl-C kills them. Exit
+statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time was up.
+
+With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its options are
+others: --print=slurm --help lists them.
+"""
+
+
+def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[int]) -> int:
+    """Runs the command and returns its exit status; `signals` as in `supervise`."""
+    output = Output()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if printing.is_asked(arguments):
+            if signals:
+                return 128 + signals[0]
+            leave_signals_alone()
+            print(printing.printed(arguments), end="", flush=True)
+            return EXIT_DONE
+        plan, launcher, patience, rules = parse(arguments)
+        return supervise(plan, LAUNCHERS[launcher], output, signals=signals, patience=patience, rules=rules)
+    except TfdistError as error:
+        output.say(str(error))
+        return error.exit_status
+    finally:
+        ignore_signals()
+
+
+def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
+    """The plan, the launcher's name, the patience and the rules for restarts that the arguments ask for.
+
+    Raises:
+      UserError: they cannot be understood.
+    """
+    arguments = list(arguments)
+    ours, workers_own = split_at_dashes(arguments)
+    options = _parse_options(ours)
+    if not workers_own:
+        what = "Nothing follows `--`" if "--" in arguments else "The `--` and tfdist.main's arguments are missing"
+        raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
+    if sys.platform != "linux":
+        raise UserError(f"tfdist.launch starts workers on Linux only; this is {sys.platform!r}.")
+    on_this_host = options.launcher == "host"
+    plan = Plan(
+        num_workers=options.workers,
+        first_index=host.worker_index(os.environ) if on_this_host else 0,
+        command=(sys.executable, "-m", options.module, *workers_own),
+        environment=worker_environment(os.environ, keep_cluster=on_this_host),
+        pin_cpus=options.pin_cpus,
+    )
+    patience = Patience(
+        timeout_seconds=options.timeout_seconds,
+        deadlines=Deadlines(options.start_deadline_seconds, options.deadline_seconds),
+        ends_hangs=options.max_restarts > 0 or options.deadline_seconds is not None,
+    )
+    return plan, options.launcher, patience, _rules(options)
+
+
+def _rules(options: argparse.Namespace) -> Rules:
+    least = options.min_workers
+    if least is not None and least > options.workers:
+        raise UserError(f"--min_workers={least} is more than --workers={options.workers}. Write fewer.")
+    if least is not None and not options.max_restarts:
+        raise UserError(f"--min_workers={least} says how many go on after a failure: write --max_restarts=N, too.")
+    return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
+
+
+def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        near = suggest(unknown[0].split("=")[0], ["--print", *parser.shown_options])
+        hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
+        raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
+    if options.launcher == "host":
+        if options.workers not in (None, 1):
+            raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")
+        options.workers = 1
+    if options.workers is None:
+        parser.error("--workers=N is missing: how many processes?")
+    return options
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        example=EXAMPLE,
+        prog="python -m tfdist.launch",
+        usage=USAGE,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--workers", type=whole_number(1), metavar="N", help="how many processes")
+    add(
+        "--launcher",
+        choices=list(LAUNCHERS),
+        default="tf_config",
+        help="how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy; the default) or horovodrun; "
+        "host starts the one worker that TF_CONFIG names, for the same command on each host",
+    )
+    add("--pin_cpus", action="store_true", help="give each worker its own share of the CPUs")
+    add("--timeout_seconds", type=seconds, metavar="S", help="end the run after S seconds, with status 124")
+    add(
+        "--max_restarts",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="start the workers again after a failure, N times at most, first after 2 s, then 4, 8 … 60 s; default: 0",
+    )
+    add(
+        "--min_workers",
+        type=whole_number(1),
+        metavar="M",
+        help="go on with as few as M when one fails again and again without a new step; default: all",
+    )
+    add(
+        "--deadline_seconds",
+        type=seconds,
+        metavar="S",
+        help="a worker that makes no progress for S seconds hangs; default: learned from the run, at least 60",
+    )
+    add(
+        "--start_deadline_seconds",
+        type=seconds,
+        default=Deadlines.start_seconds,
+        metavar="S",
+        help="the same for what it does for the first time, such as compiling; default: 1800",
+    )
+    add("--backoff_seconds", type=seconds, default=Rules.backoff_seconds, help=argparse.SUPPRESS)  # for tests
+    add("--module", default="tfdist.main", help=argparse.SUPPRESS)  # what to run in place of tfdist.main, for tests
+    return parser

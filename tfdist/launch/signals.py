@@ -1,0 +1,49 @@
+"""Notes the signals that ask the launcher to end, from its first moment to its last.
+
+Invariant: a handler notes and returns; nothing is interrupted and nothing raised, so a signal cannot strike at a bad
+moment. Only a third Ctrl-C is the kernel's, for a launcher that is stuck: the workers die with it. Called by
+`__main__.py` before its imports; `supervision.py` and `supervisor.py` act on what was noted.
+"""
+
+from __future__ import annotations
+
+import collections
+import signal
+import time
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTED = (*ENDING, signal.SIGUSR1)  # which Slurm sends before a job's time is up
+ONE_CTRL_C_SECONDS = 0.2  # timeout(1) signals its child, and then the process group that the child is in
+
+
+def note_signals() -> collections.deque[int]:
+    """Has signals noted from now on, each once, in their order; returns where. SIGHUP stays with nohup, if it is."""
+    noted: collections.deque[int] = collections.deque()
+    counted: list[float] = []  # the moments of Ctrl-C
+
+    def note(number: int, _frame: object) -> None:
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if counted and now - counted[-1] < ONE_CTRL_C_SECONDS:
+                return
+            counted.append(now)
+            if len(counted) > 1:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+        noted.append(number)
+
+    for number in NOTED:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, note)
+    return noted
+
+
+def ignore_signals() -> None:
+    """Lets the process end as it is about to."""
+    for number in NOTED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def leave_signals_alone() -> None:
+    """Lets each signal end the process without a word, as the kernel does."""
+    for number in NOTED:
+        signal.signal(number, signal.SIG_DFL)
