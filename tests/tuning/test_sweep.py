@@ -19,6 +19,7 @@ from gcs.server import GcsServer
 from tuning.sweeps import ACCURACY, Sweep, arguments, running
 
 from tfdist.storage import files
+from tfdist.tuning.interruptions import MOST_IN_A_ROW
 
 RATE = "keras.optimizers.SGD.learning_rate"
 SEVERAL = """\
@@ -363,6 +364,41 @@ def test_a_process_that_has_computed_with_tensorflow_can_sweep_too(
     finished = support.run_python(["-c", script, json.dumps(commands)], timeout=100).check()
     assert finished.stdout.count("status 0") == 2, finished.outputs()
     assert [e["status"] for e in Sweep(tmp_path / "sweep").ends] == ["done"] * 3
+
+
+@pytest.mark.slow
+def test_kills_do_not_make_good_values_infeasible_and_kills_without_end_end_the_sweep(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    killed = """
+import os, signal
+def killed(times):
+    kills = FILE.with_name("kills")
+    kills.touch()
+    if kills.stat().st_size < times:
+        with kills.open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return digits()
+"""
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("tiny.gin", "digits.npz"):
+        (own / name).write_bytes((gin_file.parent / name).read_bytes())
+    (own / "tiny.py").write_text((gin_file.parent / "tiny.py").read_text() + killed)
+    parameters = ("tune.max_trials = 1", "train.train_data = @tiny.killed")
+    for times, expected in ((4, 0), (100, 4)):
+        sweep = Sweep(tmp_path / f"sweep{times}")
+        command = arguments(own / "tiny.gin", sweep.directory, *parameters, f"tiny.killed.times = {times}")
+        with running(command, tmp_path / f"log{times}") as chief:
+            assert chief.end() == expected, chief.output
+        interrupted = sweep.of("trial_ended", status="interrupted")
+        assert all(e["message"] == "its process was killed, status 137" for e in interrupted)
+        if expected == 0:
+            assert [e["status"] for e in sweep.ends] == ["done"] and len(interrupted) == 4
+        else:
+            assert not sweep.ends and len(interrupted) == MOST_IN_A_ROW
+            assert chief.output.count("The sweep makes no progress") == 1 and "Traceback" not in chief.output
 
 
 @pytest.mark.slow

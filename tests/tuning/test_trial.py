@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tfdist.errors import UserError
+from tfdist.errors import PeerLostError, UserError
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.devices import shares
+from tfdist.tuning.interruptions import Interruptions
+from tfdist.tuning.memory_kills import OUT_OF_MEMORY
 from tfdist.tuning.objective import Objective
 from tfdist.tuning.trial import SeedRun, Trial
 
@@ -58,13 +60,41 @@ def test_a_run_that_left_is_not_over(tmp_path: pathlib.Path, status: int) -> Non
     assert not run.end(status, "", OBJECTIVE, epochs=3) and run.status is None and run.deaths == 0
 
 
-def test_a_run_that_dies_again_and_again_is_infeasible_but_not_if_it_gets_further(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("status", "log"), [(139, ""), (134, ""), (137, f"loading\n{OUT_OF_MEMORY}")])
+def test_a_run_that_crashes_again_and_again_is_infeasible_but_not_if_it_gets_further(
+    tmp_path: pathlib.Path, status: int, log: str
+) -> None:
     run = seed_run(tmp_path)
-    assert not run.end(137, "", OBJECTIVE, epochs=3) and not run.end(139, "", OBJECTIVE, epochs=3)
+    assert not run.end(status, log, OBJECTIVE, epochs=3) and not run.end(status, log, OBJECTIVE, epochs=3)
     (tmp_path / "metrics.jsonl").write_text(point(1, 0.5))
     assert len(list(run.new_reports(OBJECTIVE))) == 1
-    assert not run.end(137, "", OBJECTIVE, epochs=3) and not run.end(137, "", OBJECTIVE, epochs=3)
-    assert run.end(137, "", OBJECTIVE, epochs=3) and run.status == "infeasible" and "died 3 times" in run.message
+    assert not run.end(status, log, OBJECTIVE, epochs=3) and not run.end(status, log, OBJECTIVE, epochs=3)
+    assert run.end(status, log, OBJECTIVE, epochs=3) and run.status == "infeasible" and "died 3 times" in run.message
+
+
+@pytest.mark.parametrize("status", [4, 129, 130, 137, 143])
+def test_interruptions_however_many_say_nothing_of_the_values(tmp_path: pathlib.Path, status: int) -> None:
+    run = seed_run(tmp_path)
+    for _ in range(20):
+        assert not run.end(status, "", OBJECTIVE, epochs=3)
+        assert not run.end(status, "", OBJECTIVE, epochs=3, lost="tuner0 was not heard from for 30 s")
+    assert run.status is None and run.deaths == 0
+
+
+def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib.Path) -> None:
+    directory, interruptions = RunDirectory(str(tmp_path)), Interruptions()
+
+    def interrupt(times: int) -> None:
+        for _ in range(times):
+            interruptions.add(directory, "its process was killed, status 137", num_running=2)
+
+    interrupt(19)
+    interruptions.progressed()
+    interrupt(19)
+    (tmp_path / "backups" / "step-000000000007-0123456789ab").mkdir(parents=True)
+    interrupt(19)
+    with pytest.raises(PeerLostError, match=r"no progress: 20 interruptions .* was killed, status 137\. .* goes on\."):
+        interrupt(1)
 
 
 def test_a_finished_run_has_the_objective_of_its_result_and_a_paused_one_its_last(tmp_path: pathlib.Path) -> None:
@@ -126,5 +156,5 @@ def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: p
     run = seed_run(tmp_path)
     log = "error: runs/trials/0001 is in use by a training (host a, process 7, since 2025). Wait for its end.\n"
     assert not run.end(2, log, OBJECTIVE, epochs=3) and run.status is None and run.deaths == 0
-    assert not run.end(143, "", OBJECTIVE, epochs=3, lost="tuner0 was not heard from for 30 s") and run.deaths == 1
+    assert not run.end(143, "", OBJECTIVE, epochs=3, lost="tuner0 was not heard from for 30 s") and run.deaths == 0
     assert run.message == "tuner0 was not heard from for 30 s"

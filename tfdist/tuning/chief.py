@@ -22,6 +22,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning import hypermodel
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking, Suggestion
+from tfdist.tuning.interruptions import Interruptions
 from tfdist.tuning.journal import Journal
 from tfdist.tuning.leaving import Leaving
 from tfdist.tuning.objective import Objective
@@ -101,6 +102,7 @@ class Chief:
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
         self._epochs_planned = 0
         self._failures = 0
+        self._interruptions = Interruptions()
         self._leaving = Leaving()
         self._is_closing = False
         self._started = time.monotonic()
@@ -124,7 +126,7 @@ class Chief:
         Raises:
           UserError: the first trial cannot be trained, for a reason that is the user's.
           PreemptedError, KeyboardInterrupt: this process was told to leave; the trials have saved.
-          TfdistError: too many trials failed.
+          TfdistError: too many trials failed, or were interrupted without progress.
         """
         self._replay(events)
         with self._leaving.noting():
@@ -359,9 +361,13 @@ class Chief:
         if not trial.is_open:
             return
         if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs, lost=ended.lost):
-            self._write_end(trial, journals.INTERRUPTED, None, run.message or "it was told to leave, and has saved")
+            why = run.message or "it was told to leave, and has saved"
+            self._write_end(trial, journals.INTERRUPTED, None, why)
             self._pending.appendleft(Job(trial, run))
+            if not self._is_closing:
+                self._count_interruption(run, why)
             return
+        self._interruptions.progressed()
         if run.status == FAILED and ended.status == UserError.exit_status:
             if not self._has_trained():
                 self._stop_all()
@@ -369,6 +375,13 @@ class Chief:
                 raise UserError(f"The first trial cannot be trained: {run.message}\n{values}")
             run.status = INFEASIBLE  # others could be trained, so it is these values that do not go
         self._conclude(trial)
+
+    def _count_interruption(self, run: SeedRun, why: str) -> None:
+        try:
+            self._interruptions.add(run.directory, why, num_running=len(self._workers.running) + 1)
+        except TfdistError:
+            self._stop_all()
+            raise
 
     def _has_trained(self) -> bool:
         """Whether any trial has got as far as an evaluation."""
@@ -445,6 +458,7 @@ class Chief:
     def _take_reports(self, job: Job, *, anew: bool = False) -> None:
         trial = job.trial
         for new in job.run.new_reports(self._plan.objective, anew=anew):
+            self._interruptions.progressed()
             report = trial.mean_report(new.step)
             if report is None or not trial.is_open:
                 continue

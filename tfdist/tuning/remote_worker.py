@@ -55,6 +55,7 @@ class _Leased:
     worker: int = 0
     log: str = ""
     started: float = 0.0
+    memory_kills: int = 0
     is_saving: bool = False  # it was told to save and leave for want of a lease
     is_cut: bool = False  # and killed
     end: dict[str, Any] | None = None

@@ -13,7 +13,15 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist.errors import EXIT_BUG, EXIT_DIVERGED, EXIT_DONE, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.errors import (
+    EXIT_BUG,
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_PEER_LOST,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+)
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.telemetry.run_directory import RunDirectory
@@ -21,7 +29,10 @@ from tfdist.tuning.objective import VALIDATION, Objective
 
 DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeasible", "failed"
 SCORED = (DONE, PAUSED, STOPPED)
-MOST_DEATHS = 3  # of one run without an evaluation in between
+MOST_DEATHS = 3  # of one run, by its own doing, without an evaluation in between
+_EXIT_HUNG_UP, EXIT_KILLED = 129, 137  # 128 + SIGHUP, 128 + SIGKILL
+# Ends that say nothing of the values. A policy may let who has saved leave with 0.
+_INTERRUPTIONS = (EXIT_DONE, EXIT_PREEMPTED, EXIT_PEER_LOST, EXIT_INTERRUPTED, _EXIT_HUNG_UP, EXIT_KILLED)
 _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
 _IN_USE = "is in use by a training"  # as storage/lease.py says it
 _SHOWN_BYTES = 1 << 14
@@ -43,7 +54,8 @@ class SeedRun:
 
     Attributes:
       status: how it ended in this rung; None while it is to be run.
-      deaths: how often its process died since the last evaluation.
+      message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
+      deaths: how often its process died by its own doing (a crash) since the last evaluation.
     """
 
     seed: int
@@ -90,17 +102,21 @@ class SeedRun:
     def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
         """Takes the end of the process; whether it ended the run, rather than interrupt it.
 
+        A kill from outside, a preemption and a lost worker or peer interrupt it, however often they come. SIGKILL is
+        taken for a kill from outside unless the log says that memory ran out.
+
         Args:
           status: the exit status.
-          log: what the process wrote.
+          log: what the process wrote, and what is known of its end.
           epochs: at which the rung ends; None: where the run itself does.
           lost: where nothing is known of the end of the process: why.
 
         Raises:
           UserError: the run has ended well and does not have the objective.
         """
+        self.message = lost
         if lost:
-            return self._died(lost)
+            return False
         is_done = files.exists(self.directory.result)
         is_paused = epochs is not None and max((r.epoch for r in self.reports.values()), default=0) >= epochs
         if status == EXIT_DONE and (is_done or is_paused):
@@ -117,7 +133,10 @@ class SeedRun:
             self.status, self.message = FAILED, last_words(log)
         elif self.stop_asked and self.reports:
             self.status, self.objective = STOPPED, self._last()
-        elif status in (EXIT_DONE, EXIT_PREEMPTED, EXIT_PEER_LOST):  # a policy may let who has saved leave with 0
+        elif status == EXIT_KILLED and _ran_out_of_memory(log):
+            return self._died(f"{last_words(log)} (status {status})")
+        elif status in _INTERRUPTIONS:
+            self.message = _interruption(status)
             return False
         else:
             return self._died(f"its process died with status {status}")
@@ -238,6 +257,14 @@ def read_log(path: str) -> str:
             return log.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
+
+
+def _interruption(status: int) -> str:
+    """Why a process ended, where it did not save and leave."""
+    if status in (EXIT_DONE, EXIT_PREEMPTED):
+        return ""
+    how = "lost another process of its trial" if status == EXIT_PEER_LOST else "was killed"
+    return f"its process {how}, status {status}"
 
 
 def _ran_out_of_memory(log: str) -> bool:

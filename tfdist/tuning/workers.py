@@ -19,9 +19,10 @@ from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning import group
 from tfdist.tuning.devices import GPU_VARIABLE, shares
+from tfdist.tuning.memory_kills import OUT_OF_MEMORY, memory_kills
 from tfdist.tuning.nursery import Nursery
 from tfdist.tuning.spare import Start
-from tfdist.tuning.trial import SeedRun, Trial, read_log
+from tfdist.tuning.trial import EXIT_KILLED, SeedRun, Trial, read_log
 
 LOG = "output.log"
 
@@ -33,6 +34,7 @@ class Work(Protocol):
     worker: int
     log: str
     started: float
+    memory_kills: int
 
 
 @dataclasses.dataclass
@@ -44,6 +46,7 @@ class Job:
     worker: int = 0
     log: str = ""
     started: float = 0.0
+    memory_kills: int = 0
 
     @property
     def directory(self) -> RunDirectory:
@@ -154,7 +157,7 @@ class Workers(Generic[Each]):
     def start(self, job: Each, parameters: Sequence[str]) -> None:
         """Starts a process, with these gin statements, in a free place."""
         job.worker = self.next_free.number
-        job.log, job.started = self._log(job.directory), time.monotonic()
+        job.log, job.started, job.memory_kills = self._log(job.directory), time.monotonic(), memory_kills()
         self._jobs[job.worker] = job
         start = self._start_of(job.directory, parameters, log=job.log, worker=job.worker)
         self._built.pop(start.name, None)
@@ -206,6 +209,8 @@ class Workers(Generic[Each]):
             log = read_log(job.log)
             if self._setting.processes > 1:
                 log = group.cause_of(log)
+            if status == EXIT_KILLED and memory_kills() > job.memory_kills:
+                log = f"{log.rstrip()}\n{OUT_OF_MEMORY}"
             yield Ended(job, status, log, time.monotonic() - job.started)
 
     def dismiss(self, status: int, message: str) -> None:
