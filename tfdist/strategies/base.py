@@ -79,6 +79,9 @@ class Strategy(abc.ABC):
     def expected_replicas(self) -> int | None:
         """How many replicas `connect` would find, without touching a device; None where only the hardware knows."""
 
+    def check_alone(self) -> None:
+        """Raises UserError where a strategy of one process stands in one of several, which would all train alone."""
+
     def claims_devices(self) -> bool:
         """Whether `connect`, or building a model after it, takes what another run on this machine may be using."""
         return True

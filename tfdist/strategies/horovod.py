@@ -18,6 +18,7 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError, is_whole_number
 from tfdist.strategies import environment
+from tfdist.strategies.alone import refuse_unmet, refuse_without_horovodrun
 from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout
 from tfdist.strategies.horovod_rendezvous import meet, read_meeting
 from tfdist.strategies.one_device import use_only
@@ -62,7 +63,7 @@ class Horovod(Strategy):
 
     def expected_replicas(self) -> int | None:
         variables = environment.current()
-        name = environment.first_set(("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), variables)
+        name = environment.first_set(environment.HOROVOD_SIZES, variables)
         if name is None:
             return 1
         if not variables[name].isdigit():
@@ -76,10 +77,12 @@ class Horovod(Strategy):
             fusion_threshold_bytes=self.fusion_threshold_bytes, cycle_time_milliseconds=self.cycle_time_milliseconds
         )
         self._hvd = import_horovod()
+        refuse_without_horovodrun(environment.current())
         meeting = read_meeting(environment.current())
         if meeting is not None:
             meet(meeting, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         self._hvd.init()
+        refuse_unmet(self._hvd.size(), environment.current())
         gpus = tf.config.list_physical_devices("GPU")
         device = f"GPU:{self._hvd.local_rank() % len(gpus)}" if gpus else "CPU"
         use_only(device)

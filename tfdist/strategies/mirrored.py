@@ -5,6 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number
+from tfdist.strategies import environment
+from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.base import Notify, Strategy, Topology
 
 
@@ -33,6 +35,9 @@ class Mirrored(Strategy):
 
     def expected_replicas(self) -> int:
         return self.num_cpu_devices or len(self._gpus())
+
+    def check_alone(self) -> None:
+        refuse_others(self.name, environment.current())
 
     def claims_devices(self) -> bool:
         return not self.num_cpu_devices

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.strategies import environment
+from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.base import Notify, Strategy, Topology
 
 
@@ -25,6 +27,9 @@ class OneDevice(Strategy):
 
     def expected_replicas(self) -> int:
         return 1
+
+    def check_alone(self) -> None:
+        refuse_others(self.name, environment.current())
 
     def claims_devices(self) -> bool:
         return not self.device.upper().startswith("CPU") and bool(tf.config.list_physical_devices("GPU"))

@@ -88,6 +88,7 @@ def check_evaluation_data(tell: Tell, source: Source, like: Source, batch_size: 
 
 
 def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
+    strategy.check_alone()
     expected = strategy.expected_replicas()
     reason = f" ({strategy.reason})" if strategy.reason else ""
     replicas = "as many replicas as the hardware has" if expected is None else counted(expected, "replica")

@@ -106,6 +106,7 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
     waiting = open_console(is_chief=True)
     pulse.tell(run_dir=directory.path)
     pulse.beat(pulse.CONNECTING)
+    strategy.check_alone()
     topology = strategy.connect(notify=waiting.message)
     pulse.beat(pulse.PREPARING)
     console = open_console(is_chief=topology.is_chief)

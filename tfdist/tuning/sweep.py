@@ -171,7 +171,7 @@ def tune(
     setting = Setting(
         arguments=[*experiment.arguments, f"--gin_param=train.must_report = {objective!r}"],
         count=num_workers if role is None or role.trains else 0,
-        hidden=VARIABLES if role is not None else (),
+        hidden=(*(VARIABLES if role is not None else ()), environment.SLURM_TASKS),
         processes=workers_per_trial,
         launcher=group.launcher_of(request.settings().get("train.strategy", "")) if workers_per_trial > 1 else "",
         builds_ahead=build_ahead,
