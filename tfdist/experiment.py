@@ -227,7 +227,7 @@ def train(
             log_every_steps=log_every_steps,
             pause_step=stop_after_epochs and stop_after_epochs * plan.steps_per_epoch,
         )
-        with synchronized(learner.model, wanted=synchronize_batch_norm and run.topology.num_replicas > 1):
+        with synchronized(learner.model, strategy, wanted=synchronize_batch_norm):
             step = assembly.build_step(run, learner, task, source, plan, xla=xla, deterministic=deterministic)
             evaluator = assembly.build_evaluator(
                 run, learner.model, learner.eval_metrics, task, eval_data, eval_batch_size or global_batch_size

@@ -101,6 +101,23 @@ def convnet_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
+def padded_words() -> tuple[np.ndarray, np.ndarray]:
+    """Words of which the last ones, from none to five, are padding."""
+    inputs, labels = words(64)
+    kept = np.arange(8) < (8 - labels[:, np.newaxis] % 6)
+    return np.where(kept, inputs + 1, 0), labels
+
+
+def masked_batch_norm_model() -> keras.Model:
+    """Batch normalization that leaves out padding, and around each place's own statistics; far from zero."""
+    inputs = keras.Input((8,), dtype="int32")
+    x = keras.layers.Embedding(65, 16, mask_zero=True, embeddings_initializer="glorot_normal")(inputs)
+    x = keras.layers.BatchNormalization(momentum=0.9)(x)
+    x = keras.layers.TimeDistributed(keras.layers.BatchNormalization(momentum=0.9))(x)
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Activation("tanh")(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
 def embedding_model(vocabulary: int) -> keras.Model:
     inputs = keras.Input((8,), dtype="int32")
     x = keras.layers.Flatten()(keras.layers.Embedding(vocabulary, 16)(inputs))
@@ -181,6 +198,11 @@ CASES: dict[str, dict[str, Any]] = {
         "num_microbatches": 2,
     },
     "batch_norm": {"model": lambda: dense_model(batch_norm=True), "train_data": lambda: digits(501)},
+    "batch_norm_masked": {
+        "model": masked_batch_norm_model,
+        "train_data": padded_words,
+        "eval_data": None,
+    },
     "batch_norm_convolution": {"model": convnet_model, "num_microbatches": 2},
     "regularized": {"model": lambda: dense_model(regularizer="l2"), "train_data": lambda: digits(501)},
     "ema": {"optimizer": ema_sgd},

@@ -13,6 +13,7 @@ from training.trainings import dropout_model, one_hot_digits, run, softmax_model
 
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
+from tfdist.training.normalization import global_moments, synchronized
 from tfdist.training.randomness import separate_replicas, set_seeds
 
 MANY_METRICS: dict[str, Any] = {
@@ -82,6 +83,63 @@ def _with_local_statistics() -> keras.Model:
     inputs = keras.Input((64,))
     x = keras.layers.BatchNormalization(momentum=0.5)(inputs)
     return keras.Model(inputs, dropout_model()(x))
+
+
+def moments_data(offset: float, *, masked: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs [7, 3, 5] around `offset`, and a mask of their first two axes; some that is left out is not finite."""
+    random = np.random.default_rng(5)
+    inputs = (random.normal(size=(7, 3, 5)) + offset).astype(np.float32)
+    mask = random.uniform(size=(7, 3)) < 0.6
+    if masked:
+        inputs[~mask] = 1e6
+    return inputs, mask
+
+
+def normalization_layer() -> keras.layers.BatchNormalization:
+    return keras.layers.BatchNormalization(momentum=0.5)
+
+
+def moments(strategy: Strategy, offset: float, masked: bool) -> dict[str, Any]:
+    """Mean, variance and the gradient of the sum of their squares over two replicas with 3 and 4 examples."""
+
+    def on_replica(x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mean, variance = global_moments(x, mask if masked else None, [0, 1])
+            loss = tf.reduce_sum(mean**2 + variance**2)
+        return mean, variance, tape.gradient(loss, x)
+
+    mean, variance, gradient = _on_two(strategy, on_replica, offset, masked)
+    return {"mean": mean, "variance": variance, "gradient": [row for part in gradient for row in part]}
+
+
+def normalized(strategy: Strategy, masked: bool) -> dict[str, Any]:
+    """What a synchronized layer gives for examples on two replicas, and its weights afterwards."""
+    with strategy.scope():
+        layer = normalization_layer()
+        layer.build((None, 3, 5))
+        model = keras.Sequential([layer])
+
+    def on_replica(x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor]:
+        return (layer(x, training=True, mask=mask if masked else None),)
+
+    with synchronized(model, strategy, wanted=True):
+        (outputs,) = _on_two(strategy, on_replica, 100.0, masked)
+    weights = [w.tolist() for w in layer.get_weights()]
+    return {"outputs": [row for part in outputs for row in part], "weights": weights}
+
+
+def _on_two(strategy: Strategy, on_replica: Any, offset: float, masked: bool) -> list[list[Any]]:
+    """What `on_replica` gives for the parts of `moments_data`: [result][replica]."""
+    parts = [(part[:3], part[3:]) for part in moments_data(offset, masked=masked)]
+    given = [
+        strategy.distribution.experimental_distribute_values_from_function(
+            lambda context, part=part: tf.constant(part[context.replica_id_in_sync_group])
+        )
+        for part in parts
+    ]
+    results = tf.function(lambda *a: strategy.run(on_replica, args=a), autograph=False)(*given)
+    return [[v.numpy().tolist() for v in strategy.distribution.experimental_local_results(r)] for r in results]
 
 
 def differ(ours: list[Any], theirs: list[Any]) -> float:

@@ -6,18 +6,29 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from equivalence.cases import dense_model
-from training.checks import differ
+from training.checks import differ, moments_data, normalization_layer
 from training.trainings import activity_model, constrained_model, run
 
+from tfdist.strategies.base import Topology
+from tfdist.strategies.one_device import OneDevice
 from tfdist.training.layer_state import moving_variables, separate_losses
-from tfdist.training.normalization import batch_norm_layers, synchronized
+from tfdist.training.normalization import batch_norm_layers, global_moments, is_synchronized, synchronized
 
 
 def normalized() -> Any:
     return dense_model(batch_norm=True)
+
+
+def replicas(count: int) -> OneDevice:
+    """A strategy that says it has so many replicas."""
+    strategy = OneDevice()
+    strategy._topology = Topology(worker_index=0, num_workers=1, num_local_replicas=count)
+    return strategy
 
 
 @pytest.mark.slow
@@ -54,14 +65,81 @@ def test_frozen_layers_stay_and_the_others_learn_as_on_one_device(
     assert differ(trained.weights()[:2], fresh[:2]) == 0.0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 100.0, 1000.0])
+def test_moments_over_two_replicas_are_those_of_the_whole_batch(
+    mirrored: Callable[[str], Any], offset: float, masked: bool
+) -> None:
+    inputs, mask = moments_data(offset, masked=masked)
+    exact = inputs.astype(np.float64)
+    counted = np.ones(mask.shape, bool) if not masked else mask
+    rows = exact[counted]
+    found = mirrored(f"moments_{offset:g}_{masked}")
+    for mean, variance in zip(found["mean"], found["variance"], strict=True):
+        np.testing.assert_allclose(mean, rows.mean(0), rtol=3e-7, atol=1e-6)
+        np.testing.assert_allclose(variance, rows.var(0), rtol=2e-5)
+    # Of Σ (mean² + variance²) on each of the two replicas.
+    centered = exact - rows.mean(0)
+    gradient = 2 * 2 * (rows.mean(0) + 2 * rows.var(0) * centered) / len(rows) * counted[..., None]
+    assert differ(found["gradient"], gradient) < 1e-5 * max(1.0, np.abs(gradient).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_layer_and_its_moving_statistics_are_one_devices(mirrored: Callable[[str], Any], masked: bool) -> None:
+    """Keras's own layer, on the whole batch. It fails where Keras takes its statistics in another way."""
+    inputs, mask = moments_data(100.0, masked=masked)
+    layer = normalization_layer()
+    expected = layer(inputs, training=True, mask=mask if masked else None)
+    found = mirrored(f"normalized_{masked}")
+    np.testing.assert_allclose(found["outputs"], expected, rtol=1e-5, atol=1e-4)  # Keras itself rounds so at 100
+    assert differ(found["weights"], layer.get_weights()) < 1e-4
+
+
 def test_layers_are_as_the_user_made_them_afterwards() -> None:
     model = normalized()
     (layer,) = batch_norm_layers(model)
-    with synchronized(model, wanted=True) as changed:
-        assert (changed, layer.synchronized) == (1, True)
-    assert not layer.synchronized
-    with synchronized(model, wanted=False) as changed:
-        assert (changed, layer.synchronized) == (0, False)
+    strategy, keras_own = replicas(2), layer._moments.__func__
+    with synchronized(model, strategy, wanted=True) as changed:
+        assert (changed, is_synchronized(layer), layer.get_config()["synchronized"]) == (1, True, False)
+        assert "_moments" in vars(layer)
+    assert layer._moments.__func__ is keras_own
+    for other, wanted in ((strategy, False), (replicas(1), True)):
+        with synchronized(model, other, wanted=wanted) as changed:
+            assert (changed, is_synchronized(layer)) == (0, False)
+
+
+def test_layers_that_ask_for_it_are_synchronized_and_own_statistics_are_left_alone() -> None:
+    class OwnStatistics(keras.layers.BatchNormalization):
+        def _moments(self, inputs: Any, mask: Any) -> Any:
+            return super()._moments(inputs, mask)
+
+    asks, own = keras.layers.BatchNormalization(synchronized=True), OwnStatistics()
+    model = keras.Sequential([keras.Input((4,)), asks, own])
+    with synchronized(model, replicas(2), wanted=False) as changed:
+        assert (changed, "_moments" in vars(asks)) == (1, True)
+    with synchronized(model, replicas(2), wanted=True):
+        assert "_moments" not in vars(own)
+
+
+def test_keras_still_takes_its_statistics_where_they_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this fails, Keras has changed: see what takes batch statistics there now, and replace that."""
+    layer = normalization_layer()
+    inputs, mask = moments_data(1.0, masked=True)
+    layer.build(inputs.shape)
+    for given in (None, mask):
+        mean, variance = layer._moments(tf.constant(inputs), given)
+        ours = global_moments(tf.constant(inputs), given, [0, 1])
+        assert differ([mean, variance], ours) < 1e-6
+    calls: list[Any] = []
+    layer._moments = lambda inputs, mask: calls.append(mask) or ours
+    layer(inputs, training=True, mask=mask)
+    layer(inputs, training=False, mask=mask)
+    assert len(calls) == 1
+    monkeypatch.delattr(keras.layers.BatchNormalization, "_moments")
+    with pytest.raises(RuntimeError, match="takes batch statistics elsewhere"):
+        synchronized(normalized(), replicas(2), wanted=True).__enter__()
 
 
 def test_the_variables_that_a_forward_pass_moves_are_found_and_frozen_weights_are_not_among_them() -> None:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd
-from training.checks import MANY_METRICS, drawn_masks, probed, probed_batch_norm
+from training.checks import MANY_METRICS, drawn_masks, moments, normalized, probed, probed_batch_norm
 from training.trainings import Trained, activity_model, constrained_model, dropout_model, run
 
 from tfdist.strategies.base import Strategy
@@ -123,6 +123,15 @@ CHECKS: dict[str, Check] = {
     "constraint": weights(model=constrained_model, epochs=1),
     "local_batch_norm": weights(model=lambda: dense_model(batch_norm=True), epochs=1, synchronize_batch_norm=False),
     "batch_norm": weights(model=lambda: dense_model(batch_norm=True), epochs=1),
+    **{
+        f"moments_{offset:g}_{masked}": lambda strategy, _, offset=offset, masked=masked: moments(
+            strategy, offset, masked
+        )
+        for offset in (0.0, 100.0, 1000.0)
+        for masked in (False, True)
+    },
+    "normalized_False": lambda strategy, directory: normalized(strategy, False),
+    "normalized_True": lambda strategy, directory: normalized(strategy, True),
     "xla_off": weights(epochs=1),
     "xla_on": weights(epochs=1, xla="on"),
     "xla_on_microbatches": weights(epochs=1, xla="on", num_microbatches=3, train_data=lambda: digits(301)),

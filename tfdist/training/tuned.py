@@ -11,7 +11,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.training.gradients import LocalGradients, LocalSums
 from tfdist.training.layer_state import moving_variables
 from tfdist.training.learner import Learner
-from tfdist.training.normalization import batch_norm_layers
+from tfdist.training.normalization import batch_norm_layers, is_synchronized
 from tfdist.training.probe import quickest
 from tfdist.training.step import TrainStep
 
@@ -36,7 +36,7 @@ def choose_xla(
     """
     if xla != "auto":
         return make_gradients(xla == "on")
-    if deterministic or any(layer.synchronized for layer in batch_norm_layers(learner.model)):
+    if deterministic or any(map(is_synchronized, batch_norm_layers(learner.model))):
         return make_gradients(False)
     variants = {"off": make_gradients(False), "on": make_gradients(True)}
     choice, seconds = quickest(
