@@ -1,7 +1,8 @@
-"""Turns what a run reports into JSON that every parser takes.
+"""Turns what a run reports into JSON that every parser takes, and reads JSON that somebody else wrote.
 
 Invariant: the text is JSON as RFC 8259 has it. NaN and the infinities, for which JSON has no number, become the
-strings "nan", "inf" and "-inf", which `float()` reads back. The event log, the metrics log and the result use it.
+strings "nan", "inf" and "-inf", which `float()` reads back. The event log, the metrics log and the result use it; files
+and messages from outside of this process are read with `from_json`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,6 +18,18 @@ import numpy as np
 def to_json(value: object, *, indent: int | None = None) -> str:
     """One line of JSON, or several with `indent`; what JSON does not know is written as its `str`."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def from_json(data: bytes | str) -> Any:
+    """The value of a JSON text. Raises ValueError for everything that is none, however deeply it is nested."""
+    try:
+        return json.loads(data, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _plain(value: Any) -> Any:

@@ -29,6 +29,7 @@ from tfdist.tuning.objective import Objective
 from tfdist.tuning.search import Search
 from tfdist.tuning.space import Space
 from tfdist.tuning.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
+from tfdist.tuning.trial_settings import TrialSettings
 from tfdist.tuning.workers import Ended, Job, Next, Place, Workers
 
 if TYPE_CHECKING:
@@ -142,11 +143,11 @@ class Chief:
                 self._check_time()
         self._leaving.leave_if_told("Left after the running trials had saved. The same command goes on from there.")
 
-    def claim(self, key: str, parameters: Sequence[str], place: Place) -> Job | None:
+    def claim(self, key: str, settings: TrialSettings, place: Place) -> Job | None:
         """Lets a worker keep what it was given before this chief was started; None where it does not count any more."""
         for queue in (self._reserved, self._pending):
             for job in queue:
-                same = job.key == key and self._parameters(job) == list(parameters)
+                same = job.key == key and job.settings.equals(settings)
                 if same and self._is_to_run(job) and not self._is_closing:
                     queue.remove(job)
                     self._write_start(job.trial, place)
@@ -322,12 +323,7 @@ class Chief:
 
     def _parameters(self, job: Job) -> list[str]:
         """The gin statements that tell this run from others."""
-        settings = self._plan.space.statements(job.trial.values)
-        if job.run.seed != self._plan.seed:
-            settings.append(f"train.seed = {job.run.seed}")
-        if job.trial.is_partial:
-            settings.append(f"train.stop_after_epochs = {job.trial.epochs}")
-        return settings
+        return job.settings.statements(self._plan.space, seed=self._plan.seed)
 
     def _write_start(self, trial: Trial, place: Place) -> None:
         is_known = trial.is_told and (place.host is None or trial.host is not None)

@@ -1,7 +1,9 @@
 """Where the workers of a sweep reach its chief: one gRPC stream each, served by a thread of its own.
 
-Invariant: it listens at the address that was asked for and nowhere else, alone. It only carries messages: what they
-say is `remote_places.py`'s, on the chief's thread, which finds each with the time at which it came.
+Invariant: it listens at the address that was asked for and nowhere else, alone. Nothing that is said counts before the
+other side has shown that it has the sweep's secret, and what is no message ends its own connection alone. It only
+carries messages: what they say is `remote_places.py`'s, on the chief's thread, which finds each with the time at which
+it came.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import dataclasses
 import errno
 import itertools
+import logging
 import queue
 import socket
 import threading
@@ -24,10 +27,20 @@ import grpc.aio
 from tfdist.errors import UserError
 from tfdist.strategies import hello
 from tfdist.strategies.cluster import split_address
-from tfdist.tuning import wire
+from tfdist.tuning import handshake, wire
 
 FAREWELL_SECONDS = 0.8  # for the last messages to arrive
-_OPTIONS = [("grpc.so_reuseport", 0)]  # else a second chief could listen at the same address
+HANDSHAKE_SECONDS = 10.0
+MOST_CONNECTIONS = 4096
+MOST_REFUSALS_TOLD = 20
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),  # else a second chief could listen at the same address
+    ("grpc.max_receive_message_length", wire.MOST_BYTES),
+]
+_log = logging.getLogger(__name__)
+
+
+_OTHER_VERSION = "The chief of this sweep runs another version of tfdist. Install the same on every machine."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +58,17 @@ class ChiefServer:
     Args:
       address: host:port.
       source: what the user set to ask for it.
+      secret: which workers have to have, too.
       wake: called, from another thread, whenever there is news.
 
     Raises:
       UserError: nobody can listen there.
     """
 
-    def __init__(self, address: str, *, source: str, wake: Callable[[], None]) -> None:
+    def __init__(self, address: str, *, source: str, secret: bytes, wake: Callable[[], None]) -> None:
         _check_free(address, source)
-        self._address, self._wake = address, wake
+        self._address, self._secret, self._wake = address, secret, wake
+        self._num_refused = 0
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._outbound: dict[int, asyncio.Queue[Mapping[str, Any] | None]] = {}
         self._numbers = itertools.count()
@@ -100,7 +115,7 @@ class ChiefServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MOST_CONNECTIONS)
         server.add_generic_rpc_handlers((_Handler(self._session),))
         server.add_insecure_port(self._address)
         await server.start()
@@ -110,24 +125,59 @@ class ChiefServer:
             self._put(session, None)
         await server.stop(FAREWELL_SECONDS)
 
-    async def _session(self, requests: AsyncIterator[dict[str, Any]], context: grpc.aio.ServicerContext) -> None:
+    async def _session(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await self._admit(requests, context)
+        except _Refusal as refusal:
+            self._note_refusal(context.peer(), str(refusal))
+            await context.write(wire.encode({"kind": wire.REFUSED, "message": str(refusal)}))
+            return
+        except (TimeoutError, StopAsyncIteration):
+            return
         session = next(self._numbers)
         outbound = self._outbound[session] = asyncio.Queue()
-        reading = asyncio.create_task(self._read(session, requests, outbound))
+        reading = asyncio.create_task(self._read(session, requests, outbound, context.peer()))
         try:
             while (message := await outbound.get()) is not None:
-                await context.write(message)
+                await context.write(wire.encode(message))
         finally:
             reading.cancel()
             del self._outbound[session]
             self._tell(session, None)
 
+    async def _admit(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        """Lets in who has the secret; raises _Refusal for everybody else."""
+        knock = _decoded(await anext(requests), wire.KNOCK)
+        if knock["version"] != wire.VERSION:
+            raise _Refusal(_OTHER_VERSION)
+        nonces = {"worker_nonce": knock["nonce"], "chief_nonce": handshake.new_nonce()}
+        proof = handshake.prove(self._secret, handshake.CHIEF, **nonces)
+        challenge = {"kind": wire.CHALLENGE, "nonce": nonces["chief_nonce"], "proof": proof}
+        await context.write(wire.encode(challenge))
+        answer = _decoded(await anext(requests), wire.PROOF)
+        if not handshake.is_proven(answer["proof"], self._secret, handshake.WORKER, **nonces):
+            raise _Refusal(wire.OTHER_SECRET)
+
+    def _note_refusal(self, peer: str, why: str) -> None:
+        self._num_refused += 1
+        if self._num_refused <= MOST_REFUSALS_TOLD:
+            more = " Further refusals are not logged." if self._num_refused == MOST_REFUSALS_TOLD else ""
+            _log.warning("The chief of the sweep refused a connection from %s: %s%s", peer, why, more)
+
     async def _read(
-        self, session: int, requests: AsyncIterator[dict[str, Any]], outbound: asyncio.Queue[Mapping[str, Any] | None]
+        self,
+        session: int,
+        requests: AsyncIterator[bytes],
+        outbound: asyncio.Queue[Mapping[str, Any] | None],
+        peer: str,
     ) -> None:
         try:
-            async for message in requests:
-                self._tell(session, message)
+            async for data in requests:
+                self._tell(session, _decoded(data))
+        except _Refusal as refusal:
+            self._note_refusal(peer, str(refusal))
+            outbound.put_nowait({"kind": wire.REFUSED, "message": str(refusal)})
         finally:
             outbound.put_nowait(None)
 
@@ -136,11 +186,21 @@ class ChiefServer:
         self._wake()
 
 
+class _Refusal(Exception):
+    """Why a connection ends; its text is for the other side."""
+
+
+def _decoded(data: bytes, *kinds: str) -> dict[str, Any]:
+    try:
+        return wire.decode(data, *kinds)
+    except wire.NoMessage as error:
+        hint = f" {_OTHER_VERSION}" if wire.KNOCK in kinds else ""
+        raise _Refusal(f"What it sent is no message of a sweep: {error}.{hint}") from error
+
+
 class _Handler(grpc.GenericRpcHandler):
     def __init__(self, session: Callable[..., Any]) -> None:
-        self._handler = grpc.stream_stream_rpc_method_handler(
-            session, request_deserializer=wire.decode, response_serializer=wire.encode
-        )
+        self._handler = grpc.stream_stream_rpc_method_handler(session)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._handler if details.method == wire.METHOD else None

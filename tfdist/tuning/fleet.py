@@ -39,7 +39,10 @@ class Fleet:
         return self._local.running + self._remote.running
 
     def start(self, job: Job, parameters: Sequence[str]) -> None:
-        (self._local if self._local.num_free else self._remote).start(job, parameters)
+        if self._local.num_free:
+            self._local.start(job, parameters)
+        else:
+            self._remote.start(job)
 
     def build(self, upcoming: Next) -> None:
         """Nothing: a trial that is built has its run directory, and which machine will be free first is not known."""

@@ -11,19 +11,19 @@ those of `wire.py`; used by the chief's thread alone.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.errors import EXIT_PREEMPTED
-from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.tuning import wire
 from tfdist.tuning.chief_server import ChiefServer
+from tfdist.tuning.trial_settings import TrialSettings
 from tfdist.tuning.workers import Ended, Job, Place
 
-Claim = Callable[[str, Sequence[str], Place], Job | None]
+Claim = Callable[[str, TrialSettings, Place], Job | None]
 Notify = Callable[[str], None]
 BROKEN_SECONDS = 5.0
 FIRST_REMINDER_SECONDS, LATER_REMINDER_SECONDS = 10.0, 60.0  # that nobody trains
@@ -106,13 +106,13 @@ class RemotePlaces:
     def running(self) -> list[Job]:
         return [job for peer in self._peers.values() for job in peer.jobs.values()]
 
-    def start(self, job: Job, parameters: Sequence[str]) -> None:
+    def start(self, job: Job) -> None:
         """Gives a run to the worker that has most to spare."""
         peer = self._freest()
         job.worker, job.started = peer.free[0].number, time.monotonic()
         lease = uuid.uuid4().hex
         peer.jobs[lease] = job
-        self._send(peer, wire.START, lease=lease, key=job.key, parameters=list(parameters))
+        self._send(peer, wire.START, lease=lease, key=job.key, **job.settings.to_message())
 
     def stop(self, job: Job) -> None:
         """Lets a process save and leave."""
@@ -129,10 +129,7 @@ class RemotePlaces:
                     if peer.session == news.session:
                         peer.session, peer.cut_at = None, news.at
                 continue
-            try:
-                yield from self._hear(news.session, news.message, news.at)
-            except (KeyError, TypeError):  # no worker of ours
-                self._server.send(news.session, None)
+            yield from self._hear(news.session, news.message, news.at)
         yield from self._lapsed(time.monotonic())
         self._remind()
 
@@ -199,7 +196,7 @@ class RemotePlaces:
         for lease, each in held.items():
             vacant = peer.vacant
             if lease not in peer.jobs and vacant:
-                job = self._claim(each["key"], each["parameters"], vacant[0])
+                job = self._claim(each["key"], TrialSettings.from_message(each), vacant[0])
                 if job is not None:
                     job.worker, job.started = vacant[0].number, time.monotonic()
                     peer.jobs[lease] = job
@@ -213,9 +210,7 @@ class RemotePlaces:
 
     def _problem(self, hello: Mapping[str, Any]) -> str | None:
         """Why a worker cannot take part."""
-        if hello["version"] != wire.VERSION:
-            return "The chief of this sweep runs another version of tfdist. Install the same on every machine."
-        ours, theirs = json.loads(to_json(self._treaty.identity)), hello["identity"]
+        ours, theirs = from_json(to_json(self._treaty.identity)), hello["identity"]
         differing = [name for name in ours if ours[name] != theirs.get(name)]
         if not differing:
             return None

@@ -1,8 +1,9 @@
 """A worker of a sweep over a cluster: runs the trials that the chief gives it, each for as long as it has its lease.
 
-Invariant: no process trains a trial whose lease may have ended. A lease holds for `lease_seconds` from when a message
-was sent that the chief answered; after half of that without an answer the trials save and leave, at its end they are
-killed. What a trial came to is told until the chief has noted it. Messages are those of `wire.py`.
+Invariant: of what the chief says only values that the worker's own space allows reach a configuration, and only names
+of trials a path. No process trains a trial whose lease may have ended. A lease holds for `lease_seconds` from when a
+message was sent that the chief answered; after half of that without an answer the trials save and leave, at its end
+they are killed. What a trial came to is told until the chief has noted it. Messages are those of `wire.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.errors import EXIT_DONE, EXIT_PREEMPTED, PeerLostError, TfdistError, UserError
+from tfdist.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR, PeerLostError, TfdistError, UserError
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.telemetry.run_directory import RunDirectory
@@ -25,6 +26,8 @@ from tfdist.tuning import wire
 from tfdist.tuning.chief_link import ChiefLink
 from tfdist.tuning.leaving import Leaving
 from tfdist.tuning.role import Role
+from tfdist.tuning.space import Space
+from tfdist.tuning.trial_settings import TrialSettings
 from tfdist.tuning.waking import open_waking
 from tfdist.tuning.words import count_text
 from tfdist.tuning.workers import Ended, Workers, key_of
@@ -51,7 +54,7 @@ class _Leased:
 
     lease: str
     directory: RunDirectory
-    parameters: list[str]
+    settings: TrialSettings
     worker: int = 0
     log: str = ""
     started: float = 0.0
@@ -68,6 +71,8 @@ class RemoteWorker:
       role: which worker this is.
       workers: its places.
       run_dir: of the sweep, shared with the chief.
+      space: of the sweep.
+      seed: `train.seed` of the configuration.
       identity: of the sweep.
       patience_seconds: how long to look for the chief.
       notify: takes what the user should know.
@@ -79,18 +84,20 @@ class RemoteWorker:
         workers: Workers[_Leased],
         *,
         run_dir: str,
+        space: Space,
+        seed: int,
         identity: Mapping[str, Any],
         patience_seconds: float,
         notify: Callable[[str], None],
     ) -> None:
         self._role, self._workers, self._notify = role, workers, notify
         self._directory = RunDirectory(run_dir)
-        self._identity = identity
+        self._space, self._seed, self._identity = space, seed, identity
         self._patience_seconds = patience_seconds
         self._me = uuid.uuid4().hex
         self._closing = contextlib.ExitStack()
         self._woken, wake = open_waking(self._closing)
-        self._link = ChiefLink(role.address, wake=wake)
+        self._link = ChiefLink(role.address, secret=role.secret, wake=wake)
         self._leased: dict[str, _Leased] = {}
         self._to_start: list[_Leased] = []  # once an earlier process of the same run has ended
         self._leaving = Leaving()
@@ -158,13 +165,12 @@ class RemoteWorker:
         if now >= self._next_attempt:
             self._hello_sent = now
             held = [
-                {"lease": each.lease, "key": key_of(each), "parameters": each.parameters}
+                {"lease": each.lease, "key": key_of(each), **each.settings.to_message()}
                 for each in self._leased.values()
             ]
             self._link.connect(
                 {
                     "kind": wire.HELLO,
-                    "version": wire.VERSION,
                     "worker": self._me,
                     "name": self._role.name,
                     "places": self._workers.num_places,
@@ -210,7 +216,7 @@ class RemoteWorker:
             case wire.RENEWED:
                 self._held_since = max(self._held_since, self._renewals.pop(news["number"], 0.0))
             case wire.START:
-                self._start(news["lease"], news["key"], news["parameters"])
+                self._start(news["lease"], news["key"], TrialSettings.from_message(news))
             case wire.STOP if (leased := self._leased.get(news["lease"])) is not None:
                 self._workers.stop(leased)
             case wire.DROP:
@@ -248,9 +254,15 @@ class RemoteWorker:
             )
         self._directory.create()
 
-    def _start(self, lease: str, key: str, parameters: list[str]) -> None:
+    def _start(self, lease: str, key: str, settings: TrialSettings) -> None:
         directory = RunDirectory(files.join(self._directory.path, "trials", key))
-        leased = self._leased[lease] = _Leased(lease, directory, parameters)
+        leased = self._leased[lease] = _Leased(lease, directory, settings)
+        try:
+            leased.settings = settings.checked(self._space)
+        except UserError as error:
+            self._notify(f"trial {key} is not started: {error}")
+            self._tell_end(leased, EXIT_USER_ERROR, f"error: {error}", 0.0)
+            return
         self._to_start.append(leased)
         self._start_what_can_be()
 
@@ -264,8 +276,9 @@ class RemoteWorker:
                 self._tell_end(leased, EXIT_PREEMPTED, "", 0.0)
                 continue
             self._num_run += 1
-            self._notify(f"trial {key_of(leased)} begins: {', '.join(leased.parameters)}")
-            self._workers.start(leased, leased.parameters)
+            parameters = leased.settings.statements(self._space, seed=self._seed)
+            self._notify(f"trial {key_of(leased)} begins: {', '.join(parameters)}")
+            self._workers.start(leased, parameters)
 
     def _drop(self, lease: str) -> None:
         leased = self._leased.pop(lease, None)

@@ -1,14 +1,17 @@
 """Which part this process has in a sweep over a cluster, by KerasTuner's variables or by TF_CONFIG.
 
-Invariant: a `Role` that exists is sound: its address is host:port. `sweep.py` asks once, before anything is started.
+Invariant: a `Role` that exists is sound: its address is host:port, and where other machines can reach that there is a
+secret. `sweep.py` asks once, before anything is started.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from tfdist.errors import UserError
 from tfdist.strategies import cluster, environment
@@ -16,7 +19,10 @@ from tfdist.strategies import cluster, environment
 TUNER_ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
 CHIEF = "chief"
 LOOPBACK = "127.0.0.1"
-VARIABLES = (TUNER_ID, IP, PORT, cluster.VARIABLE)
+SECRET, SECRET_FILE = "TFDIST_SWEEP_SECRET", "TFDIST_SWEEP_SECRET_FILE"
+LEAST_SECRET = 16  # characters
+VARIABLES = (TUNER_ID, IP, PORT, SECRET, SECRET_FILE, cluster.VARIABLE)
+_MAKE_SECRET = "python -c 'import secrets; print(secrets.token_hex(32))' > FILE"
 _EXAMPLE = f"{TUNER_ID}=chief {IP}=10.0.0.1 {PORT}=8000, and on the workers {TUNER_ID}=tuner0 and so on"
 
 
@@ -29,6 +35,7 @@ class Role:
       address: host:port at which the chief listens.
       source: the variables that say so.
       trains: whether trials run here.
+      secret: which all processes of the sweep have; empty where none was given.
     """
 
     name: str
@@ -36,6 +43,7 @@ class Role:
     source: str
     is_chief: bool
     trains: bool
+    secret: bytes = dataclasses.field(default=b"", repr=False)
 
 
 def find_role(variables: Mapping[str, str]) -> Role | None:
@@ -54,13 +62,13 @@ def find_role(variables: Mapping[str, str]) -> Role | None:
     by_config = member if member is not None and member.num_workers > 1 else None
     names = [name for name in (TUNER_ID, IP, PORT) if variables.get(name)]
     if not names:
-        return None if by_config is None else _of_cluster(by_config)
+        return None if by_config is None else _with_secret(_of_cluster(by_config), variables)
     if by_config is not None:
         raise UserError(
             f"{names[0]} and TF_CONFIG are both set, and each says who takes part in the sweep. Unset one of them. "
             "(Trials that are spread over several machines are not supported.)"
         )
-    return _of_variables(variables)
+    return _with_secret(_of_variables(variables), variables)
 
 
 def _of_cluster(member: cluster.Cluster) -> Role:
@@ -83,6 +91,39 @@ def _of_variables(variables: Mapping[str, str]) -> Role:
         raise UserError(f"{IP} and {PORT} make no address: {mistake}\n  Received: {given[IP]!r} and {given[PORT]!r}")
     is_chief = CHIEF in given[TUNER_ID]
     return Role(_named(given[TUNER_ID]), address, IP, is_chief=is_chief, trains=not is_chief)
+
+
+def _with_secret(role: Role, variables: Mapping[str, str]) -> Role:
+    """The role with the sweep's secret; raises UserError where there has to be one, and is none that will do."""
+    secret, source = variables.get(SECRET, ""), SECRET
+    if path := variables.get(SECRET_FILE, ""):
+        if secret:
+            raise UserError(f"{SECRET} and {SECRET_FILE} are both set. Unset one of them.")
+        try:
+            secret, source = Path(path).read_text(), f"The file of {SECRET_FILE}, {path},"
+        except (OSError, ValueError) as error:
+            raise UserError(f"The secret of the sweep cannot be read: {SECRET_FILE} = {path!r}: {error}") from error
+    secret = secret.strip()
+    if secret and len(secret) < LEAST_SECRET:
+        raise UserError(
+            f"{source} holds {len(secret)} characters; a sweep's secret has at least {LEAST_SECRET}. Make one with: "
+            f"{_MAKE_SECRET}"
+        )
+    if not secret and not _is_loopback(role.address):
+        raise UserError(
+            f"The chief of the sweep is to be reached at {role.address} ({role.source}), where others can reach it "
+            f"too, and there is no secret. Make one with: {_MAKE_SECRET}, and set {SECRET_FILE}=FILE for the chief "
+            "and all workers."
+        )
+    return dataclasses.replace(role, secret=secret.encode())
+
+
+def _is_loopback(address: str) -> bool:
+    host, _ = cluster.split_address(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _named(name: str) -> str:

@@ -22,6 +22,7 @@ SAMPLINGS = ("linear", "log", "reverse_log")
 REFERENCES = ("@", "%")  # a text that begins so is a gin reference, not a text
 NO_CONDITIONS: Mapping[str, Sequence[Any]] = {}
 SETTING = "train.hyperparameters"  # holds the values for a model of KerasTuner's kind
+_ROUNDING = 1e-12
 FUNCTIONS = "space.uniform, log_uniform, reverse_log_uniform, integer, choice or boolean"
 
 
@@ -91,8 +92,10 @@ class Range:
 
     def holds(self, value: Any) -> bool:
         """Whether it is a value of this range; where there is a step, steps are not asked for."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and self.low <= value <= self.high and (self.kind != "integer" or value == int(value))
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            return False
+        slack = _ROUNDING * max(abs(self.low), abs(self.high))  # 0.1 + 2 · 0.1 is above 0.3
+        return self.low - slack <= value <= self.high + slack and (self.kind != "integer" or value == int(value))
 
     def describe(self) -> dict[str, Any]:
         """For the journal."""
@@ -318,6 +321,16 @@ class Space:
         own = {path: p.restored(values[path]) for path, p in self._parameters.items() if path in values}
         return own | self._of_model(values)
 
+    def received(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values that another process sent as JSON; raises UserError for one that is none of this space."""
+        for name, value in values.items():
+            parameter = self._parameters.get(name)
+            if parameter is None and not (self.may_grow and _is_scalar(value)):
+                raise UserError(f"{name!r} is no setting that this sweep searches, or its value is none.")
+            if parameter is not None and not parameter.holds(value):
+                raise UserError(f"{name} was given {str(value)[:80]!r}, which is not in its range here.")
+        return self.restored(values)
+
     def statements(self, values: Mapping[str, Any]) -> list[str]:
         """The gin statements that give a configuration these values."""
         of_model = self._of_model(values)
@@ -393,6 +406,10 @@ def _described(parameter: Parameter) -> dict[str, Any]:
         for field in dataclasses.fields(parameter)
         if getattr(parameter, field.name) not in (None, {})
     }
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _is_literal(value: Any) -> bool:

@@ -45,6 +45,7 @@ from tfdist.tuning.search import Grid, Search, check_search
 from tfdist.tuning.space import Parameter, Space
 from tfdist.tuning.table import SweepTable, open_table
 from tfdist.tuning.terms import Terms
+from tfdist.tuning.trial_settings import TrialSettings
 from tfdist.tuning.waking import open_waking
 from tfdist.tuning.warm_start import check_directories, read_known
 from tfdist.tuning.workers import Job, Place, Setting, Workers
@@ -220,6 +221,8 @@ def _serve(
             role,
             workers,
             run_dir=plan.run_dir,
+            space=plan.space,
+            seed=plan.seed,
             identity=dataclasses.asdict(identity),
             patience_seconds=patience_seconds,
             notify=_tell,
@@ -293,8 +296,8 @@ def _run(
         leaving.callback(asking.close)
         chief: Chief | None = None
 
-        def claim(key: str, parameters: Sequence[str], place: Place) -> Job | None:
-            return chief and chief.claim(key, parameters, place)
+        def claim(key: str, settings: TrialSettings, place: Place) -> Job | None:
+            return chief and chief.claim(key, settings, place)
 
         workers: Workers[Job] | Fleet = Workers(experiment.nursery, setting)
         if role is not None:
@@ -329,7 +332,7 @@ def _open_fleet(
     from tfdist.tuning.fleet import Fleet
     from tfdist.tuning.remote_places import RemotePlaces, Treaty
 
-    server = ChiefServer(role.address, source=role.source, wake=wake)
+    server = ChiefServer(role.address, source=role.source, secret=role.secret, wake=wake)
     _tell(f"the sweep's chief listens at {role.address}")
     mark = uuid.uuid4().hex
     files.write_atomic(RunDirectory(plan.run_dir).sweep_mark, mark)

@@ -23,6 +23,7 @@ from tfdist.tuning.memory_kills import OUT_OF_MEMORY, memory_kills
 from tfdist.tuning.nursery import Nursery
 from tfdist.tuning.spare import Start
 from tfdist.tuning.trial import EXIT_KILLED, SeedRun, Trial, read_log
+from tfdist.tuning.trial_settings import TrialSettings
 
 LOG = "output.log"
 
@@ -55,6 +56,12 @@ class Job:
     @property
     def key(self) -> str:
         return key_of(self)
+
+    @property
+    def settings(self) -> TrialSettings:
+        """What tells the run from others."""
+        epochs = self.trial.epochs if self.trial.is_partial else None
+        return TrialSettings(self.trial.values, self.run.seed, epochs)
 
 
 Each = TypeVar("Each", bound=Work)
