@@ -11,9 +11,11 @@ import support
 
 from tfdist.backup import __main__ as command
 from tfdist.backup import catalog, restore
+from tfdist.backup import manifest as manifests
 from tfdist.backup.keeper import BackupKeeper
 from tfdist.backup.policy import BackupPolicy
 from tfdist.backup.state import State
+from tfdist.storage import contents
 
 
 class Silent:
@@ -241,3 +243,21 @@ def test_the_package_imports_its_names_when_they_are_used(tmp_path: pathlib.Path
     )
     assert support.run_python([script]).check().status == 0
     assert "tfdist" in sys.modules
+
+
+def test_a_manifest_of_somebody_else_writes_and_reads_nothing_outside_of_its_backup(
+    run_dir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (backup,) = (run_dir / "backups").glob("step-*40-*")
+    text = (backup / manifests.NAME).read_bytes().split(b',"manifest_crc32c"')[0]
+    first = sorted(backup.glob("data-*"))[0]
+    (run_dir / "backups" / "outside").write_bytes(first.read_bytes())
+    for name in ("../outside", str(run_dir / "backups" / "outside")):
+        body = text.replace(first.name.encode(), name.encode())
+        (backup / manifests.NAME).write_bytes(body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body))
+        destination = tmp_path / f"copied-{len(name)}" / "deep"
+        assert command.main(["copy", str(run_dir), str(destination), "--step=40"]) == 1
+        assert not destination.parent.exists() or not list(destination.parent.rglob("*outside*"))
+        assert command.main(["verify", str(run_dir), "--step=40"]) == 1
+    said = capsys.readouterr()
+    assert "which is no name of a file in the backup's directory" in said.err + said.out

@@ -56,3 +56,55 @@ def test_a_later_format_is_told_as_such() -> None:
 def test_what_is_no_manifest_is_damage(text: bytes) -> None:
     with pytest.raises(DamagedBackup, match=r"manifest\.json"):
         manifests.decode(text)
+
+
+FILE = {"name": "f", "num_bytes": 10, "crc32c": 1, "packing": "none"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"files": [FILE | {"name": name}]} for name in ("../x", "/etc/passwd", "a/b", "..", ".", "", "a\nb", "a\\b")),
+        *({"files": [FILE | {"name": name}]} for name in ("gs://bucket/x", manifests.NAME, "\u2025", 5, None, ["f"])),
+        {"files": [FILE, FILE]},
+        {"files": [FILE | {"num_bytes": -1}]},
+        {"files": [FILE | {"num_bytes": 2**60}]},
+        {"files": [FILE | {"crc32c": "1"}]},
+        {"files": [FILE | {"packing": None}]},
+        {"files": [FILE | {"mode": 0o777}]},
+        {"files": {"name": "f"}},
+        {"files": "f"},
+        {"step": -1},
+        {"step": True},
+        {"num_tensors": 0.5},
+        {"values": [1]},
+        {"identity": None},
+        {"metrics": {"loss": "low"}},
+        {"values": {"$float": "nan"}},
+        {"values": {"a": {"$float": "much"}}},
+        {"values": {"a": {"$float": []}}},
+        {"created": None},
+        {"owner": "root"},
+    ],
+)
+def test_what_nobody_would_write_is_refused_though_its_checksum_is_right(changed: dict[str, object]) -> None:
+    fields = json.loads(manifests.encode(MANIFEST))
+    del fields["manifest_crc32c"]
+    with pytest.raises(DamagedBackup, match="is no manifest of a backup"):
+        manifests.decode(_signed(json.dumps(fields | changed)))
+
+
+def test_deep_nesting_and_other_values_than_an_object_are_damage() -> None:
+    for text in (
+        '{"format":1,"values":' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"format":1}',
+        '{"format":NaN}',
+        "[1}",
+    ):
+        with pytest.raises(DamagedBackup, match="is no manifest of a backup"):
+            manifests.decode(_signed(text))
+
+
+def _signed(text: str) -> bytes:
+    body = text.encode()[:-1]
+    return body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body)

@@ -1,7 +1,8 @@
 """The manifest of a backup: what it holds, with the size and the checksum of every file.
 
-Invariant: a manifest that decodes is the one that was written, bit for bit, as it carries a checksum of itself. It is
-stored last: a step without a valid one does not exist. The writer makes it; catalog and restore read it.
+Invariant: a manifest that decodes is the one that was written, bit for bit, as it carries a checksum of itself, and the
+files that it names lie in the backup's own directory, whoever wrote it. It is stored last: a step without a valid one
+does not exist. The writer makes it; catalog and restore read it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, is_whole_number
 from tfdist.storage import contents
+from tfdist.telemetry.json_text import from_json
 
 NAME = "manifest.json"
 FORMAT = 1
 _KEY = b',"manifest_crc32c":'  # the last one, whose value covers all that stands before it
 _SUFFIX_BYTES = len(_KEY) + len(b'"00000000"}\n')
 _FLOAT = "$float"
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")  # of a file, never of a path
+_MOST_BYTES = 2**53
 
 
 class DamagedBackup(UserError):
@@ -70,11 +75,39 @@ def decode(data: bytes) -> Manifest:
         raise DamagedBackup(f"{NAME} is cut off: of its {len(data):,} bytes the last are not its checksum")
     if suffix != _suffix(body):
         raise DamagedBackup(f"{NAME} does not match its checksum")
-    fields = from_plain(json.loads(body + b"}"))
-    version = fields.pop("format")
-    if version != FORMAT:
-        raise UserError(f"{NAME} is of format {version}; this tfdist reads format {FORMAT}. Use the one that wrote it.")
-    return Manifest(**{**fields, "files": tuple(StoredFile(**file) for file in fields["files"])})
+    try:
+        fields = from_plain(from_json(body + b"}"))
+        version = fields.pop("format")
+        if version != FORMAT:
+            raise UserError(
+                f"{NAME} is of format {str(version)[:20]}; this tfdist reads format {FORMAT}. Use the one that wrote "
+                "it."
+            )
+        manifest = Manifest(**{**fields, "files": tuple(StoredFile(**file) for file in fields["files"])})
+        _check(manifest)
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise DamagedBackup(f"{NAME} is no manifest of a backup: {str(error)[:200]}") from error
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Raises ValueError for what no writer writes: the checksum says that it is whole, not that it is meant well."""
+    counts = [manifest.step, manifest.num_tensors, manifest.num_tensor_bytes]
+    for file in manifest.files:
+        if not isinstance(file.name, str) or not _FILE_NAME.fullmatch(file.name) or file.name == NAME:
+            raise ValueError(f"it names {file.name!r}, which is no name of a file in the backup's directory")
+        counts += [file.num_bytes, file.crc32c]
+        if not isinstance(file.packing, str):
+            raise ValueError(f"the packing of {file.name} is {file.packing!r}")
+    if len({file.name for file in manifest.files}) != len(manifest.files):
+        raise ValueError("it names a file twice")
+    if not all(is_whole_number(count, least=0) and count <= _MOST_BYTES for count in counts):
+        raise ValueError("one of its sizes or counts is no whole number")
+    mappings = [manifest.identity, manifest.metrics, manifest.values]
+    if not all(isinstance(each, dict) for each in mappings) or not isinstance(manifest.created, str):
+        raise ValueError("one of its parts is missing")
+    if not all(isinstance(value, int | float) for value in manifest.metrics.values()):
+        raise ValueError("one of its metrics is no number")
 
 
 def to_plain(value: Any, place: str = "") -> Any:
