@@ -20,6 +20,7 @@ from tfdist.errors import (
     PreemptedError,
     TfdistError,
     UserError,
+    redacted,
 )
 from tfdist.telemetry.hangup import outliving_terminal
 
@@ -95,7 +96,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     except OSError as error:
         if trusts_the_disk:
             raise
-        _say(f"error: {' '.join(str(error).split())}")
+        _say(f"error: {redacted(' '.join(str(error).split()))}")
         return EXIT_USER_ERROR
 
 

@@ -1,12 +1,14 @@
 """Exceptions a user can act on, and the exit statuses of every command.
 
 Invariant: an error that the user can mend is a `UserError` whose message says what was wrong, what was received and
-what to write instead; the commands print that message without a traceback and end with its `exit_status`.
+what to write instead; the commands print that message without a traceback and end with its `exit_status`. No message
+shows the user name and password of a URL.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXIT_DONE = 0
@@ -18,12 +20,16 @@ EXIT_NOT_SAVED = 5
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_NO_READER = 141  # 128 + SIGPIPE
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*@")
 
 
 class TfdistError(Exception):
     """An error with a message for the user and the exit status the process ends with."""
 
     exit_status = EXIT_BUG
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
 
 class UserError(TfdistError):
@@ -58,6 +64,11 @@ class NotSavedError(TfdistError):
     """The run was told to leave and could not save: the steps since its newest backup are lost."""
 
     exit_status = EXIT_NOT_SAVED
+
+
+def redacted(text: str) -> str:
+    """A text without the credentials of the URLs in it: "http://user:password@host" becomes "http://***@host"."""
+    return _CREDENTIALS.sub("***@", text)
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> UserError:

@@ -16,7 +16,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from tfdist.errors import missing_extra
+from tfdist.errors import missing_extra, redacted
 
 CONNECT_SECONDS = 5.0  # also what sending one piece of a body may take
 TIMEOUT = (CONNECT_SECONDS, 10.0)
@@ -182,12 +182,12 @@ def _patience_seconds(error: Exception) -> float:
 
 def _reason(error: Exception) -> str:
     """One line; of a connection that failed the host, and what the operating system said."""
-    place = urllib.parse.urlsplit(getattr(getattr(error, "request", None), "url", None) or "").netloc
+    place = urllib.parse.urlsplit(getattr(getattr(error, "request", None), "url", None) or "").netloc.rpartition("@")[2]
     text = str(getattr(error, "message", "") or error)
     if place:
         said = [str(cause) for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror]
         text = f"{place}: {said[-1] if said else text}"
-    return " ".join(text.split())
+    return redacted(" ".join(text.split()))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
