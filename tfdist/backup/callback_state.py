@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.backup.manifest import DamagedBackup
+
 # Set by Keras, or true of a process and not of the training.
 NO_STATE = ("_model", "model", "params", "_is_tracing", "_profiler_started", "_batch_start_time")
 # With its comparison, which is a function, a callback of Keras that monitors a metric also turns this number's sign.
@@ -50,8 +52,16 @@ class Baseline:
         for name, attributes in values.items():
             if name in self._callbacks:
                 for attribute, value in attributes.items():
+                    if not _is_state(self._callbacks[name], attribute):
+                        raise DamagedBackup(f"it gives {name} an attribute {attribute!r}, which is no state of it")
                     setattr(self._callbacks[name], attribute, _decode(value, arrays))
         return [name for name in values if name not in self._callbacks]
+
+
+def _is_state(callback: Any, attribute: str) -> bool:
+    """Whether `changes` may have given it: what a class defines, such as a method, is none."""
+    is_name = attribute.isidentifier() and not attribute.startswith("__")
+    return is_name and attribute not in NO_STATE and not callable(getattr(type(callback), attribute, None))
 
 
 def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
