@@ -282,3 +282,16 @@ def test_what_cannot_be_kept_is_refused(tmp_path: pathlib.Path) -> None:
     plan = BatchPlan(num_examples=4, global_batch_size=2, num_replicas=1)
     with pytest.raises(UserError, match=r"Mixture cannot be cached; cache what it is made of"):
         build_pipeline(Cached(Mixture([lambda: (np.zeros(4), np.zeros(4))])), plan, Topology(0, 1, 1))
+
+
+def test_a_shared_memory_that_others_prepared_is_left_alone(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = tmp_path / "memory" / f"tfdist-{os.getuid()}"
+    base.mkdir(mode=0o700)
+    base.chmod(0o777)
+    (base / "theirs").mkdir()
+    drawn = global_batches(lambda: Cached(records(tmp_path / "records")), steps=1)
+    assert len(drawn) == 1
+    assert [each.name for each in base.iterdir()] == ["theirs"]
+    assert "others may use it (mode 0777)" in caplog.text

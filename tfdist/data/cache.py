@@ -8,6 +8,7 @@ is drawn afterwards. Nothing is read ahead of time.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import pathlib
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from tfdist.strategies import environment
 PLACES = ("memory", "disk")
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 MEMORY_SHARE = 0.8  # of what is free, at most
+_log = logging.getLogger(__name__)
 
 
 class Cached(Source):
@@ -143,6 +145,9 @@ class Cached(Source):
                 check_room(SHARED_MEMORY, num_bytes)
             hold(directory)
             return ExampleStore(self._rows, self.num_examples, directory)
+        except PermissionError as error:
+            _log.warning("Each worker keeps a cache of its own: %s", error)
+            return ExampleStore(self._rows, self.num_examples, None)
         except (UserError, OSError):  # a container's shared memory is often small
             return ExampleStore(self._rows, self.num_examples, None)
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tfdist.errors import UserError
+from tfdist.storage import private_directory
 
 VERSION = 1
 SPARE = 1.05  # what else the file system needs
@@ -95,10 +96,11 @@ def row_bytes(rows: Sequence[Row]) -> int:
 def hold(directory: pathlib.Path) -> None:
     """Keeps the store of this directory, in memory, from being removed until this process ends; others' remains go.
 
-    The last process that holds it removes it. One that is killed leaves it to whoever comes next.
+    The last process that holds it removes it. One that is killed leaves it to whoever comes next. Raises OSError, and
+    touches nothing, where the directory above is not this user's alone.
     """
     base = directory.parent
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_directory.make(str(base))
     held = os.open(_holders(directory), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(held, fcntl.LOCK_SH)
     atexit.register(_remove_unheld, directory, held)

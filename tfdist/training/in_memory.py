@@ -29,7 +29,14 @@ def newest(run: Run, policy: BackupPolicy) -> tuple[State | None, str]:
       OSError: the store does not answer.
     """
     stored, stores = restore.newest(run.directory.backups, tell=run.events), run.directory.backups
-    directory = None if policy.in_memory is None else _place(run, policy).find()
+    place = None if policy.in_memory is None else _place(run, policy)
+    if place is not None and (other := place.left_alone()) is not None:
+        run.events.warning(
+            "memory_left_alone",
+            message=f"{run.directory.memory} names the backups in {other}, which are not of this run, or not of this "
+            "user alone. They are neither read nor removed. Was the run directory copied or moved?",
+        )
+    directory = place and place.find()
     if directory is None or (kept := restore.newest(directory, tell=run.events)) is None:
         return stored, stores
     is_newer = stored is None or kept.step > stored.step
