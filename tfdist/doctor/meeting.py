@@ -23,7 +23,7 @@ GROUP = "workers"
 PROTOCOL = "tfdist-doctor-1"
 ASK_SECONDS = 0.2
 ANSWER_SECONDS = 3.0
-CLOCK_SECONDS = 1.0  # more apart than this, logs and leases of a bucket read wrong
+CLOCK_SECONDS = 1.0  # more apart than this, logs laid side by side read wrong
 PORTS_OF_KERNEL = "/proc/sys/net/ipv4/ip_local_port_range"
 
 

@@ -2,8 +2,8 @@
 
 Invariant: of two that call `check` on one directory at most one passes, a stopped process that wakes up among them. A
 lease ends with its process, also by SIGKILL: at once on a local path, where it is a lock of the operating system, and
-on gs:// at once for a restart on the same machine, else after `LAPSE_SECONDS` without renewal. Whoever commits to a
-run directory holds one.
+on gs:// at once for a restart on the same machine, else after `LAPSE_SECONDS` without renewal. No machine's time of day
+counts, only the store's. Whoever commits to a run directory holds one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 30.0
 LOCAL_WAIT_SECONDS = 2.0  # for a process that is just ending
 REMOTE_WAIT_SECONDS = LAPSE_SECONDS + 10.0
-_OLD_SECONDS = 300.0  # an owner that has not renewed for so long by our clock is gone, however wrong that may be set
+_OLD_SECONDS = 300.0  # an owner that has not renewed for so long by the store's clock is gone
 _POLL_SECONDS = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -197,23 +197,24 @@ class _ObjectTaker:
             self._notify(f"took over from {self.other}, which has ended")
         return _ObjectLease(self._path, self._me, generation)
 
-    def _look(self) -> tuple[int, float] | None:
-        """The generation of the lease, and its age in seconds by this machine's clock."""
-        from tfdist.storage.gcs_transfers import look_up
+    def _look(self) -> tuple[int, float | None] | None:
+        """The generation of the lease, and its age in seconds by the store's clock, where that is told."""
+        from tfdist.storage.gcs_transfers import look_up_age
 
         try:
-            found = look_up(self._path)
+            found = look_up_age(self._path)
             self.other = Owner.decode(files.read(self._path))
         except FileNotFoundError:
             return None
-        return found.generation, (datetime.datetime.now(datetime.UTC) - found.updated).total_seconds()
+        return found
 
-    def _is_over(self, generation: int, age_seconds: float) -> bool:
+    def _is_over(self, generation: int, age_seconds: float | None) -> bool:
         now = time.monotonic()
         if self._seen[0] != generation:
             self._seen = (generation, now)
         lapsed = now - self._seen[1] > LAPSE_SECONDS  # of our own watching, whatever the clocks say
-        return lapsed or age_seconds > _OLD_SECONDS or self.other.is_dead()
+        is_old = age_seconds is not None and age_seconds > _OLD_SECONDS
+        return lapsed or is_old or self.other.is_dead()
 
 
 class _ObjectLease:
