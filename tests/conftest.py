@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import pathlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 import support
 from gcs.server import GcsServer
+from launch.programs import PRELUDE, ROOT, Run
 
 # Before any test module imports TensorFlow, which reads most of these once.
 for name in [n for n in os.environ if n.startswith(support.CLUSTER_VARIABLES)]:
@@ -67,3 +71,36 @@ def run_python() -> Callable[..., support.Finished]:
 def free_ports() -> Callable[[int], list[int]]:
     """`support.free_ports`."""
     return support.free_ports
+
+
+@pytest.fixture
+def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Run]]:
+    """Starts launchers with small programs in place of tfdist.main; leaves none behind."""
+    runs: list[Run] = []
+
+    def start(program: str, *arguments: str, options: tuple[str, ...] = (), workers: int = 2) -> Run:
+        (tmp_path / "program.py").write_text(PRELUDE + program)
+        command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--module=program", *options]
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+        runs.append(
+            Run(
+                tmp_path,
+                subprocess.Popen(
+                    [*command, "--", *(arguments or ("x",))],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                ),
+            )
+        )
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.communicate(timeout=20)
+            run.process.kill()

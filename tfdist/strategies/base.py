@@ -232,9 +232,14 @@ class Strategy(abc.ABC):
 
 def check_peer_timeout(name: str, seconds: object) -> None:
     """Raises UserError where a strategy's `peer_timeout_seconds` is no time."""
+    check_seconds(f"{name}.peer_timeout_seconds", seconds)
+
+
+def check_seconds(name: str, seconds: object) -> None:
+    """Raises UserError where a setting is no time."""
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not seconds > 0:
-        raise UserError(f"{name}.peer_timeout_seconds is {seconds!r}; write seconds above 0.")
+        raise UserError(f"{name} is {seconds!r}; write seconds above 0.")
 
 
 def placed(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:

@@ -56,6 +56,11 @@ class Cluster:
         return self.workers[self.worker_index]
 
     @property
+    def is_of_one_machine(self) -> bool:
+        """Whether all workers are at loopback addresses, as `tfdist.launch` starts them."""
+        return all(_is_loopback(split_address(address)[0]) for address in self.workers)
+
+    @property
     def jobs(self) -> dict[str, list[str]]:
         """The cluster as `tf.train.ClusterSpec` takes it."""
         chiefs, workers = list(self.workers[: self.has_chief_task]), list(self.workers[self.has_chief_task :])
@@ -85,6 +90,13 @@ def read_tf_config(environment: Mapping[str, str]) -> Cluster | None:
     task_type, task_index = _check_task(config, jobs)
     workers = tuple(address for job in JOBS for address in jobs.get(job, []))
     return Cluster(workers, task_type, task_index, has_chief_task=bool(jobs.get("chief")))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def split_address(address: str) -> tuple[str, int]:
