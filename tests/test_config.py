@@ -847,3 +847,60 @@ def test_a_misspelt_parameter_of_a_keras_optimizer_is_refused_before_the_run():
     pytest.importorskip("keras")
     text = message("import keras\ntrain.model = @keras.optimizers.Adam\nkeras.optimizers.Adam.learning_rte = 1.0")
     assert "0.gin:3: " in text and "Did you mean 'learning_rate'" in text
+
+
+class Request:
+    """What the command gives a root."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = run_dir
+
+
+def logged(*, request: Request, paths: Any = None) -> Any:
+    return paths
+
+
+def test_the_run_directory_is_a_macro_that_stays_one_in_what_is_written():
+    roots = {"train": logged}
+    text = """
+        train.paths = [%LOG, '%RUN_DIR/{epoch:02d}-a.keras', {'all': %RUN_DIR}, '100%', '%Y-%m-%d']
+        LOG = %RUN_DIR/logs/log.csv
+    """
+    loaded = load(text, roots=roots)
+    for run_dir in ("runs/one", "gs://bucket/two/"):
+        under = run_dir.rstrip("/")
+        assert loaded.run("train", request=Request(run_dir)) == [
+            f"{under}/logs/log.csv",
+            f"{under}/{{epoch:02d}}-a.keras",
+            {"all": run_dir},
+            "100%",
+            "%Y-%m-%d",
+        ]
+    written = loaded.operative_text()
+    assert "LOG = %RUN_DIR/logs/log.csv" in written and "'%RUN_DIR/{epoch:02d}-a.keras'" in written
+    assert "runs/one" not in written and "bucket" not in written
+    again = load(written, roots=roots)
+    assert again.digest() == loaded.digest()
+    assert again.run("train", request=Request("elsewhere"))[0] == "elsewhere/logs/log.csv"
+    assert "%RUN_DIR/logs/log.csv" in loaded.explain()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train.paths = %RUN_DIRS", "the macro %RUN_DIRS is defined nowhere. Did you mean 'RUN_DIR'?"),
+        ("train.paths = %RUNDIR/log.csv", "the macro %RUNDIR/log.csv is defined nowhere."),
+        ("train.paths = ['%RUNDIR/log.csv']", "begins with %RUNDIR, which is nothing. Did you mean '%RUN_DIR'?"),
+        ("train.paths = '%run_dir/log.csv'", "begins with %run_dir, which is nothing. Did you mean '%RUN_DIR'?"),
+        ("train.paths = %RUN_DIR/{epoch}.keras", "has quotes: '%RUN_DIR/…'"),
+        ("RUN_DIR = 'runs/mine'", "the macro RUN_DIR is given by --run_dir. Give yours another name."),
+    ],
+)
+def test_what_is_nearly_the_run_directory_is_refused(text, expected):
+    assert expected in message(text, roots={"train": logged})
+
+
+def test_without_a_run_directory_its_macro_is_refused():
+    loaded = load("train.run_dir = %RUN_DIR\ntrain.model = 1")
+    with pytest.raises(UserError, match="%RUN_DIR is used, and this command has no run directory"):
+        loaded.run("train")

@@ -26,7 +26,7 @@ from gin import config as gin_config
 from gin import config_parser, selector_map
 
 from tfdist import user_code
-from tfdist.configuration import files, graph, report
+from tfdist.configuration import files, graph, report, run_directory
 from tfdist.configuration.functions import Function, describe
 from tfdist.configuration.graph import CONSTANT, MACRO, Graph, Reference, Setting, Source
 from tfdist.configuration.report import Binding
@@ -94,11 +94,14 @@ class Config:
     def run(self, root_name: str, **kwargs: Any) -> Any:
         """Calls a root within this configuration; kwargs go before what is configured. Runs may be nested.
 
+        What `%RUN_DIR` stands for is the `run_dir` of the argument `request`.
+
         Raises:
           UserError: something that the run needs has no value. Whatever the called code raises comes through as it is.
         """
         self.check(root_name, given=kwargs)
-        with _gin_state(self._gin_bindings, self._operative), gin_config.config_scope(None):
+        bindings = _placed(self._gin_bindings, getattr(kwargs.get("request"), "run_dir", None))
+        with _gin_state(bindings, self._operative), gin_config.config_scope(None):
             try:
                 return self._roots[root_name].wrapper(**kwargs)
             except (TypeError, RuntimeError) as error:
@@ -236,8 +239,19 @@ def _gin_state(
         vars(gin_config).update(before)
 
 
+def _placed(
+    bindings: dict[tuple[str, str], dict[str, Any]], run_dir: str | None
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """gin's bindings with %RUN_DIR in its place; raises UserError where it is used and there is none."""
+    if not run_directory.is_used(list(bindings.values())):
+        return bindings
+    if run_dir is None:
+        raise UserError(f"%{run_directory.NAME} is used, and this command has no run directory.")
+    return {call: run_directory.placed(given, run_dir) for call, given in bindings.items()}
+
+
 def _is_constant(name: str) -> bool:
-    return bool(gin_config._CONSTANTS.matching_selectors(name))
+    return run_directory.is_within(name) or bool(gin_config._CONSTANTS.matching_selectors(name))
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -526,6 +540,8 @@ class _Loader:
     def _resolve(self, reference: Reference, file: int) -> Reference:
         if reference.target == MACRO and reference.scope not in self._macros:
             name = "/".join(reference.scope)
+            if run_directory.is_within(name):
+                return Reference(CONSTANT, (name,), True)
             constants = gin_config._CONSTANTS.matching_selectors(name)
             if len(constants) > 1:
                 raise UserError(f"%{name} may be any of {', '.join(sorted(constants))}. Write more of its name.")
@@ -593,13 +609,17 @@ def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str
     gin_config._PARSE_CONTEXTS.append(_Registered())
     try:
         for setting in settings:
-            value = graph.map_references(
-                setting.value, lambda r: gin_config.ConfigurableReference("/".join([*r.scope, r.target]), r.evaluate)
-            )
+            value = graph.map_references(setting.value, _gin_value)
             bindings.setdefault(("/".join(setting.scope), setting.target), {})[setting.parameter] = value
     finally:
         gin_config._PARSE_CONTEXTS.pop()
     return bindings
+
+
+def _gin_value(reference: Reference) -> gin_config.ConfigurableReference | str:
+    if reference.target == CONSTANT and run_directory.is_within(reference.scope[0]):
+        return f"%{reference.scope[0]}"  # which `Config.run` makes a path
+    return gin_config.ConfigurableReference("/".join([*reference.scope, reference.target]), reference.evaluate)
 
 
 def _describe(configurable: gin_config.Configurable, *, name: str) -> Function:

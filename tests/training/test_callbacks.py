@@ -235,6 +235,7 @@ def test_callbacks_read_save_and_put_back_weights_on_two_replicas(
         ([keras.callbacks.EarlyStopping], r"write @keras\.callbacks\.EarlyStopping\(\) with parentheses"),
         (["EarlyStopping"], "'EarlyStopping', which is no"),
         ([keras.callbacks.BackupAndRestore("x")], "only inside keras.Model.fit"),
+        ([keras.callbacks.CSVLogger("gs://bucket/log.csv")], "metrics.jsonl of the run has the same numbers"),
     ],
 )
 def test_what_cannot_work_gives_a_message(callbacks: Any, message: str) -> None:

@@ -50,7 +50,14 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
     grid = {RATE: "@space.choice(values=[0.1, 1e30])", "train.global_batch_size": "@space.choice(values=[32, 64])"}
     median = f"{{'{RATE}': @space.choice(values=[0.5, 0.4, 0.3, 1e-5, 2e-5, 3e-5])}}"
     kinds = {
-        "random": ("tune.max_trials = 3", "tune.seeds_per_trial = 2", "tune.num_workers = 2", "train.epochs = 1"),
+        "random": (
+            "tune.max_trials = 3",
+            "tune.seeds_per_trial = 2",
+            "tune.num_workers = 2",
+            "train.epochs = 1",
+            "train.callbacks = [@keras.callbacks.CSVLogger()]",
+            "keras.callbacks.CSVLogger.filename = '%RUN_DIR/of-callback.csv'",
+        ),
         "grid": (
             f"tune.space = {{{', '.join(f'{k!r}: {v}' for k, v in grid.items())}}}",
             "tune.search = @search.Grid()",
@@ -121,6 +128,19 @@ def test_several_seeds_count_by_their_mean(done: Done) -> None:
         scores = [result["eval_metrics"]["sparse_categorical_accuracy"] for result in results]
         assert event["objective"] == pytest.approx(statistics.fmean(scores))
         assert results[0]["train_metrics"]["loss"] != results[1]["train_metrics"]["loss"]
+
+
+@pytest.mark.slow
+def test_each_trial_has_a_run_directory_of_its_own_for_what_callbacks_write(done: Done) -> None:
+    sweep = done["random"]
+    trials = sorted((sweep.directory / "trials").iterdir())
+    assert len(trials) == 6
+    for trial in trials:
+        header, line = (trial / "of-callback.csv").read_text().splitlines()
+        row = dict(zip(header.split(","), line.split(","), strict=True))
+        assert float(row[ACCURACY]) == pytest.approx(sweep.metrics(trial.name)[0][ACCURACY.removeprefix("val_")])
+        assert "keras.callbacks.CSVLogger.filename = '%RUN_DIR/of-callback.csv'" in (trial / "config.gin").read_text()
+    assert not (sweep.directory / "of-callback.csv").exists()
 
 
 @pytest.mark.slow

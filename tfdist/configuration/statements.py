@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.configuration import files
-from tfdist.configuration.graph import MACRO, Source, references
+from tfdist.configuration import files, run_directory
+from tfdist.configuration.graph import MACRO, Source, map_references, references
 from tfdist.errors import UserError, suggest
 
 _MAX_WORD = 60  # characters of a value in a message
@@ -182,6 +182,8 @@ def _syntax_hint(message: str, line: str) -> str:
     }
     if line.lstrip().startswith("%"):
         return "cannot read this. A macro is defined without the '%': NAME = VALUE."
+    if f"%{run_directory.NAME}/" in line and message in ("Malformatted scope or selector.", "Expected newline."):
+        hints[message] = f"A path of more than letters, digits, _ and . has quotes: '%{run_directory.NAME}/…'."
     return f"cannot read this: {message} {hints.get(message, '')}".rstrip()
 
 
@@ -212,12 +214,16 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
         modules will define, so only what resembles a known name is refused.
     """
     definitions = {s.content.macro: s for s in statements if isinstance(s.content, Assignment) and s.content.macro}
+    if own := definitions.get((run_directory.NAME,)):
+        name = run_directory.NAME
+        raise own.source.error(f"the macro {name} is given by --run_dir. Give yours another name.")
     own_modules = [s for s in statements if isinstance(s.content, Import) and _is_own(s.content.module)]
     for statement in statements:
+        _check_texts(statement)
         for name in _macros_in(statement):
             if name in definitions or is_constant("/".join(name)):
                 continue
-            near = suggest("/".join(name), ["gin.REQUIRED", *map("/".join, definitions)])
+            near = suggest("/".join(name), ["gin.REQUIRED", run_directory.NAME, *map("/".join, definitions)])
             if imported or near or not own_modules:
                 advice = near or f" Define it in a gin file: {'/'.join(name)} = …"
                 raise statement.source.error(f"the macro %{'/'.join(name)} is defined nowhere.{advice}")
@@ -234,6 +240,12 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
 def _macros_in(statement: Statement) -> list[tuple[str, ...]]:
     value = statement.content.value if isinstance(statement.content, Assignment) else None
     return [reference.scope for reference in references(value) if reference.target == MACRO]
+
+
+def _check_texts(statement: Statement) -> None:
+    if isinstance(statement.content, Assignment):
+        with stated_at(statement.source):
+            map_references(statement.content.value, run_directory.check_text, str)
 
 
 def _is_own(module: str) -> bool:

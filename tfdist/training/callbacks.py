@@ -16,6 +16,7 @@ import numpy as np
 from tfdist import user_code
 from tfdist.backup.callback_state import Baseline
 from tfdist.errors import TfdistError, UserError
+from tfdist.storage import files
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -163,3 +164,8 @@ def _check(callback: Any) -> None:
         raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         raise UserError("keras.callbacks.BackupAndRestore works only inside keras.Model.fit; leave it out here.")
+    if isinstance(callback, keras.callbacks.CSVLogger) and files.is_remote(callback.filename):
+        raise UserError(
+            f"keras.callbacks.CSVLogger cannot write {callback.filename}: it adds to its file, which an object in a "
+            "bucket does not allow. Leave it out: metrics.jsonl of the run has the same numbers. Or give a local path."
+        )
