@@ -13,6 +13,7 @@ import pytest
 from backup.backups import IDENTITY, Listener, assert_same, new_keeper, save_steps, state_of, steps
 from storage import faulty
 
+from tfdist.backup import keeper as keeper_module
 from tfdist.backup import restore
 from tfdist.backup.catalog import list_backups, verify
 from tfdist.backup.keeper import BackupKeeper
@@ -70,7 +71,11 @@ def test_a_backup_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.Path)
     assert (restore.load(second.path).tensors["model/kernel"] == 99).all()
 
 
-def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("told_from_seconds", "warned"), [(1e-9, [("warning", 3)]), (60.0, [])])
+def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so_if_that_is_long(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, told_from_seconds: float, warned: list[object]
+) -> None:
+    monkeypatch.setattr(keeper_module, "TOLD_WAIT_SECONDS", told_from_seconds)
     listener, gate = Listener(), Gate()
     keeper = new_keeper(tmp_path, listener, keep_last=3)
     with faulty.installed(gate):
@@ -85,7 +90,7 @@ def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so(t
         gate.opened.set()
         third.join(60)
         keeper.close()
-    assert [(event[0], event[2]) for event in listener.events("backup_waited")] == [("warning", 3)]
+    assert [(event[0], event[2]) for event in listener.events("backup_waited")] == warned
     for entry in list_backups(str(tmp_path)):
         assert_same(restore.load(entry.path), state_of(entry.step))
 

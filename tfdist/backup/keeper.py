@@ -88,7 +88,7 @@ class BackupKeeper:
         self._thread.put(Snapshot(int(state.step), buffer, values, scores))
         self._last_saved_step = int(state.step)
         self._stall_seconds = time.perf_counter() - begun
-        if waited_seconds:
+        if waited_seconds >= TOLD_WAIT_SECONDS:
             self._tell.warning(
                 "backup_waited",
                 step=self._last_saved_step,
@@ -175,4 +175,5 @@ class BackupKeeper:
         )
 
 
+TOLD_WAIT_SECONDS = 0.1  # a shorter one costs nothing that is worth a warning
 _PACKINGS = {"none": packing.NONE, "lz4": packing.LZ4, "zstd": packing.ZSTD}

@@ -27,6 +27,7 @@ from tfdist.storage import files
 from tfdist.telemetry import pulse
 
 _NICENESS = 5  # training's threads go first
+_REMOVE_PATIENCE_SECONDS = 2.0  # with a store that does not remove; a backup is not held up for that
 _SAMPLED_BYTES = 2**20  # smaller backups tell nothing of the store's speed
 
 
@@ -78,6 +79,7 @@ class WriterThread:
         self._entries: list[Entry] = []
         self._to_remove: list[str] = []
         self._is_started = False
+        self._is_refused = False  # the store did not remove what it was last asked to
         self._lost = False
         self._news: queue.SimpleQueue[News | Failure] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -142,6 +144,8 @@ class WriterThread:
             finally:
                 self._give_back(snapshot.buffer)
             del snapshot  # the buffer belongs to the pool now
+            with self._told(None):
+                self._remove_all()
 
     @contextlib.contextmanager
     def _told(self, step: int | None) -> Iterator[None]:
@@ -191,31 +195,44 @@ class WriterThread:
             self._choose_packing(snapshot, written)
 
     def _tidy(self, newest: Entry) -> None:
-        """Removes what is not to be kept any more, and what could not be removed before."""
+        """Finds out what is not to be kept any more; `_remove_all` removes it."""
         self._entries.append(newest)
         doomed = retention.doomed(self._entries, self._policy, newest=newest)
         paths = {entry.path for entry in doomed}
         self._entries = [entry for entry in self._entries if entry.path not in paths]
         self._to_remove += paths
-        self._remove_all()
         abandoned = [entry.step for entry in doomed if entry.step >= newest.step]
         if abandoned:
             self._news.put(News("backups_superseded", newest.step, details={"steps": abandoned}))
 
     def _remove_all(self) -> None:
-        """Removes what is due. What the store refuses to remove is no failed backup, and tried again later."""
+        """Removes what is due, which is nobody's hurry.
+
+        What the store refuses to remove is no failed backup: it is tried again after the next commit, from then on only
+        while nothing waits to be written, and said once until it goes.
+        """
+        if self._lost or (self._is_refused and self._waiting):
+            return
         try:
-            while self._to_remove:
-                catalog.remove(self._to_remove[-1])
-                self._to_remove.pop()
+            with files.impatient(_REMOVE_PATIENCE_SECONDS):
+                while self._to_remove:
+                    catalog.remove(self._to_remove[-1])
+                    self._to_remove.pop()
+            self._is_refused = False
         except OSError as error:
-            message = f"{self._to_remove[-1]} is not needed any more, but could not be removed: {error}"
-            self._news.put(News("backup_not_removed", None, message, is_warning=True))
+            message = (
+                f"{self._to_remove[-1]} is not needed any more, but could not be removed: {error}. Such backups "
+                "stay until they can be; this is said once."
+            )
+            self._news.put(
+                News("backup_not_removed", None, None if self._is_refused else message, is_warning=not self._is_refused)
+            )
+            self._is_refused = True
 
     def _forget(self, path: str) -> None:
         """Removes what a failed attempt wrote; if the store refuses that, too, after the next commit."""
         self._to_remove.append(path)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), files.impatient(_REMOVE_PATIENCE_SECONDS):
             catalog.remove(path)
             self._to_remove.remove(path)
 

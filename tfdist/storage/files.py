@@ -6,6 +6,7 @@ path that no store serves is a UserError. Everything that writes a run directory
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from tfdist.errors import UserError
-from tfdist.storage import contents
+from tfdist.storage import contents, gcs_requests
 from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
@@ -148,6 +149,11 @@ def remove(path: StrPath) -> None:
 def remove_tree(path: StrPath) -> None:
     """Removes a directory and all that is below it, half-written files too; a missing one is fine."""
     _store(path).remove_tree(os.fspath(path))
+
+
+def impatient(seconds: float) -> contextlib.AbstractContextManager[None]:
+    """Within it a bucket that does not take a request is not asked again for longer than that."""
+    return gcs_requests.impatient(seconds)
 
 
 def join(path: StrPath, *parts: str) -> str:

@@ -7,6 +7,8 @@ address of an emulator from STORAGE_EMULATOR_HOST, both through the library. The
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import errno
 import os
 import random
@@ -29,6 +31,8 @@ _STALLED_PATIENCE_SECONDS = 20.0
 _BUSY_PATIENCE_SECONDS = 60.0  # a server that answers 429 or 503, or breaks off, is alive
 _RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 _FIRST_DELAY_SECONDS, _MOST_DELAY_SECONDS = 0.2, 8.0
+
+_most_patience_seconds = contextvars.ContextVar("tfdist_gcs_patience", default=float("inf"))
 
 _T = TypeVar("_T")
 
@@ -83,6 +87,16 @@ def blob(path: str, generation: int | None = None) -> Any:
     return client().bucket(bucket).blob(name, generation=generation)
 
 
+@contextlib.contextmanager
+def impatient(seconds: float) -> Iterator[None]:
+    """Within it no request of this context is tried again for longer than that."""
+    token = _most_patience_seconds.set(seconds)
+    try:
+        yield
+    finally:
+        _most_patience_seconds.reset(token)
+
+
 def persist(path: str, call: Callable[[], _T]) -> _T:
     """What `call` returns, tried again while that may help; `call` itself must try once and may run again."""
     attempts = Attempts(path)
@@ -110,7 +124,7 @@ class Attempts:
         if not isinstance(error, _failures()):
             raise error
         delay = self._delay * random.uniform(0.5, 1.0)
-        if time.monotonic() - self._since + delay > _patience_seconds(error):
+        if time.monotonic() - self._since + delay > min(_patience_seconds(error), _most_patience_seconds.get()):
             raise as_os_error(self._path, error) from error
         time.sleep(delay)
         self._delay = min(self._delay * 2, _MOST_DELAY_SECONDS)

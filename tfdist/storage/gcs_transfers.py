@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import contextvars
 import datetime
 import email.utils
 import errno
@@ -74,8 +75,9 @@ def download(path: str, first: int, buffer: memoryview, generation: int | None) 
 
 def delete_all(paths: Sequence[str]) -> None:
     """Deletes objects, several at once; missing ones are fine."""
+    contexts = [contextvars.copy_context() for _ in paths]
     with _pool() as pool:
-        list(pool.map(delete, paths))
+        list(pool.map(lambda context, path: context.run(delete, path), contexts, paths))
 
 
 def delete(path: str, generation: int | None = None) -> None:
