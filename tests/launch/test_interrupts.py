@@ -121,7 +121,7 @@ def test_while_the_workers_start(launch: Callable[..., Run], launcher: str) -> N
     run = launch("time.sleep(100)", options=(f"--launcher={launcher}", "--max_restarts=3"), workers=4)
     wait_for_child(run)
     run.process.send_signal(signal.SIGINT)
-    assert not any("Going on" in line for line in end(run, EXIT_PREEMPTED))
+    assert not any("Starting again" in line for line in end(run, EXIT_PREEMPTED))
 
 
 def test_while_it_prints(launch: Callable[..., Run]) -> None:

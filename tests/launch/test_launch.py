@@ -333,13 +333,13 @@ sys.exit({"wrong": 2, "diverged": 3, "left": 99}[sys.argv[1]])
     for word, expected in (("wrong", 2), ("diverged", 3), ("left", 99)):
         run = launch(SHOWING + program, word, options=("--max_restarts=3", "--backoff_seconds=0.05"), workers=1)
         status, _, stderr = run.end()
-        assert status == expected and not any("Going on" in line for line in stderr)
+        assert status == expected and not any("Starting again" in line for line in stderr)
 
 
 def test_a_signal_ends_the_waiting_for_the_next_start(launch: Callable[..., Run]) -> None:
     run = launch("sys.exit(1)", options=("--max_restarts=3", "--backoff_seconds=60"), workers=1)
     assert run.process.stderr
-    while "Going on 60 s after" not in run.process.stderr.readline():
+    while "Starting again 60 s after" not in run.process.stderr.readline():
         assert run.process.poll() is None
     run.process.terminate()
     assert run.end()[0] == EXIT_PREEMPTED

@@ -123,7 +123,7 @@ def test_workers_that_are_lost_in_every_way_cost_no_more_than_time(
 
     left = train(run.directory, strategy, timeout, options=options)
     assert left.status == 143, left.output
-    assert not run.is_finished and not left.said("Going on")  # a preemption is no failure
+    assert not run.is_finished and not left.said("Starting again")  # a preemption is no failure
 
     done = train(run.directory, strategy, timeout, options=options)
     assert done.status == 0, done.output

@@ -22,7 +22,7 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.tuning.history import read_sweep
 from tfdist.tuning.plot_theme import DARK, LIGHT, objective_limits
-from tfdist.tuning.report import write_report
+from tfdist.tuning.report import trial_address, write_report
 from tfdist.tuning.words import gin_text, short_names, value_text
 
 _PLOTS = ("curves.png", "importance.png", "objective.png", "parallel.png")
@@ -37,6 +37,7 @@ class Page(html.parser.HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.references: list[str] = []
+        self.links: list[str] = []
         self.rows: list[list[str]] = []
         self.pre = ""
         self.tags: list[str] = []
@@ -46,7 +47,8 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.references += [value or "" for name, value in attributes if name in ("src", "srcset", "href", "action")]
+        named = [value or "" for name, value in attributes if name in ("src", "srcset", "href", "action")]
+        (self.links if tag == "a" else self.references).extend(named)
         if tag not in self._VOID:
             self.open.append(tag)
         if tag == "tr":
@@ -141,6 +143,16 @@ def test_the_page_lists_the_trials_the_best_first_and_its_values_as_gin(shared: 
     assert [row[1] for row in page.rows[-3:]] == ["infeasible"] * 3
     assert "The loss is NaN at step 120." in page.rows[-1]
     assert page.pre == gin_text(best.values)
+
+
+def test_each_trial_links_to_its_run_directory(shared: tuple[Page, pathlib.Path]) -> None:
+    page, run_dir = shared
+    trials = [row[0] for row in page.rows[1:]]
+    assert page.links == [f"../trials/{name}/" for name in trials]
+    assert (run_dir / "report" / page.links[0]).resolve() == run_dir / "trials" / trials[0]
+    assert trial_address("gs://bucket/a sweep/", "0007") == (
+        "https://console.cloud.google.com/storage/browser/bucket/a%20sweep/trials/0007"
+    )
 
 
 def test_what_stands_in_the_journal_cannot_become_part_of_the_page(tmp_path: pathlib.Path) -> None:

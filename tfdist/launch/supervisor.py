@@ -128,7 +128,7 @@ class _Supervisor:
         ends = noticed + again.seconds
         self.plan = dataclasses.replace(self.plan, left_out=again.left_out, begin_at=ends if again.is_warm else None)
         words = self._changes(was_out)
-        message = f"Going on {again.seconds:g} s after the failure (restart {again.number}){words}."
+        message = f"Starting again {again.seconds:g} s after the failure (restart {again.number}){words}."
         self.output.say(message)
         self.journal.note("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
         self.journal.store(self.run_dir)

@@ -85,6 +85,8 @@ class MultiWorker(Strategy):
         packing = DEFAULT_PACKING if self.bytes_per_pack == "auto" else self.bytes_per_pack
         context = tf.distribute.get_replica_context()
         sent = [placed(t) for t in tensors]
+        if any(isinstance(t, tf.Tensor) and t.shape.num_elements() is None for t in sent):
+            packing = 0  # TensorFlow packs only known shapes, and would warn of it
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, sent, options=self._options(packing)))
 
     def _options(self, bytes_per_pack: int) -> tf.distribute.experimental.CommunicationOptions:

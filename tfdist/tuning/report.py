@@ -12,6 +12,7 @@ import importlib
 import io
 import sys
 import threading
+import urllib.parse
 from collections.abc import Callable, Sequence
 
 from tfdist.command_line import Parser, exit_status_of
@@ -86,8 +87,16 @@ def write_report(run_dir: str) -> str:
         files.write_atomic(files.join(place.report, name), picture.light)
         pictures.append(picture)
     page = files.join(place.report, PAGE_NAME)
-    files.write_atomic(page, build_page(sweep, importance, pictures))
+    files.write_atomic(page, build_page(sweep, importance, pictures, link=lambda name: trial_address(run_dir, name)))
     return page
+
+
+def trial_address(run_dir: str, name: str) -> str:
+    """Of a trial's run directory: from the page, or in Google's console where it is in a bucket."""
+    if files.is_remote(run_dir):
+        below = urllib.parse.quote(f"{run_dir.removeprefix('gs://').rstrip('/')}/trials/{name}")
+        return f"https://console.cloud.google.com/storage/browser/{below}"
+    return f"../trials/{urllib.parse.quote(name)}/"
 
 
 def trials_csv(sweep: Sweep) -> str:

@@ -10,7 +10,7 @@ import base64
 import dataclasses
 import html
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.telemetry.console_text import number_text
@@ -43,7 +43,7 @@ thead th{background:var(--head);padding:0}
 thead button{all:unset;box-sizing:border-box;width:100%;padding:.45rem .6rem;cursor:pointer;font-weight:600}
 thead button:focus-visible{outline:2px solid var(--ink);outline-offset:-2px}
 thead th[aria-sort=ascending] button::after{content:" ▲"}thead th[aria-sort=descending] button::after{content:" ▼"}
-tr.best td{background:var(--best);font-weight:600}
+a{color:inherit}tr.best td{background:var(--best);font-weight:600}
 """
 
 # Blanks stay at the end whichever way a column is sorted.
@@ -76,8 +76,8 @@ class Picture:
     dark: bytes
 
 
-def build_page(sweep: Sweep, importance: Importance, pictures: Sequence[Picture]) -> str:
-    """The whole page as HTML."""
+def build_page(sweep: Sweep, importance: Importance, pictures: Sequence[Picture], *, link: Callable[[str], str]) -> str:
+    """The whole page as HTML; `link` gives the address of a trial's run directory by its name."""
     title = f"Sweep for the {'highest' if sweep.direction == 'max' else 'lowest'} {sweep.objective}"
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -88,7 +88,7 @@ def build_page(sweep: Sweep, importance: Importance, pictures: Sequence[Picture]
         _figures(sweep),
         _best(sweep),
         *(_picture(picture) for picture in pictures),
-        _trials(sweep),
+        _trials(sweep, link),
         _unreadable(sweep),
         f"</main><script>{_SCRIPT}</script></body></html>\n",
     ]
@@ -153,7 +153,7 @@ def _data_uri(image: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
 
-def _trials(sweep: Sweep) -> str:
+def _trials(sweep: Sweep, link: Callable[[str], str]) -> str:
     if not sweep.trials:
         return ""
     paths = list({path: None for trial in sweep.trials for path in trial.values})
@@ -164,9 +164,10 @@ def _trials(sweep: Sweep) -> str:
     heads += [(names[path], path, numeric[path]) for path in paths] + [("message", "", False)]
     ranked = sweep.ranked
     order = [*ranked, *(trial for trial in sweep.trials if not trial.is_judged)]
-    rows = "\n".join(_row(sweep, trial, paths, numeric) for trial in order)
+    rows = "\n".join(_row(sweep, trial, paths, numeric, link(trial.name)) for trial in order)
     return (
-        '<section><h2>Trials</h2><p class="faint">The best first; a press on a column\'s name sorts by it.</p>'
+        '<section><h2>Trials</h2><p class="faint">The best first; a press on a column\'s name sorts by it, and on a '
+        "trial opens its run directory.</p>"
         f'<div class="scroll" tabindex="0" role="group" aria-label="Trials"><table><thead><tr>'
         f"{''.join(_head(*head) for head in heads)}</tr></thead><tbody>\n{rows}\n</tbody></table></div></section>"
     )
@@ -178,10 +179,10 @@ def _head(name: str, path: str, is_number: bool) -> str:
     return f'<th scope="col"{kind}><button type="button"{told}>{html.escape(name)}</button></th>'
 
 
-def _row(sweep: Sweep, trial: Trial, paths: Sequence[str], numeric: dict[str, bool]) -> str:
+def _row(sweep: Sweep, trial: Trial, paths: Sequence[str], numeric: dict[str, bool], address: str) -> str:
     objective = trial.objective
     cells = [
-        _cell(trial.name),
+        f'<td><a href="{html.escape(address)}">{html.escape(trial.name)}</a></td>',
         _cell(trial.status),
         _cell("" if objective is None else number_text(objective), objective),
         _cell(str(trial.rung), trial.rung),
