@@ -83,7 +83,7 @@ def write_report(run_dir: str) -> str:
     files.make_dirs(place.report)
     pictures = []
     for name, (title, text, draw) in plots.items():
-        picture = Picture(title=title, text=text, light=draw(LIGHT), dark=draw(DARK))
+        picture = Picture(name=name, title=title, text=text, light=draw(LIGHT), dark=draw(DARK))
         files.write_atomic(files.join(place.report, name), picture.light)
         pictures.append(picture)
     page = files.join(place.report, PAGE_NAME)

@@ -16,7 +16,6 @@ from typing import Any
 from tfdist.telemetry.console_text import number_text
 from tfdist.tuning.history import Sweep, Trial
 from tfdist.tuning.importance import Importance
-from tfdist.tuning.plot_theme import DOTS_PER_INCH
 from tfdist.tuning.words import count_text, duration_text, gin_text, short_names, value_text
 
 _STYLE = """
@@ -28,7 +27,7 @@ body{margin:0 auto;padding:1.25rem;max-width:64rem;background:var(--paper);color
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 h1{font-size:1.5rem;line-height:1.25;margin:0 0 .25rem;overflow-wrap:anywhere}
 h2{font-size:1.15rem;margin:2.25rem 0 .5rem}
-p{margin:.25rem 0 .75rem}.faint{color:var(--faint)}
+p{margin:.25rem 0 .75rem;overflow-wrap:anywhere}.faint{color:var(--faint)}
 dl{display:flex;flex-wrap:wrap;gap:.5rem 2rem;margin:1rem 0}dt{color:var(--faint);font-size:.85rem}
 dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums}
 pre{margin:0;padding:.75rem 1rem;background:var(--head);border:1px solid var(--line);border-radius:6px;
@@ -44,6 +43,13 @@ thead button{all:unset;box-sizing:border-box;width:100%;padding:.45rem .6rem;cur
 thead button:focus-visible{outline:2px solid var(--ink);outline-offset:-2px}
 thead th[aria-sort=ascending] button::after{content:" ▲"}thead th[aria-sort=descending] button::after{content:" ▼"}
 a{color:inherit}tr.best td{background:var(--best);font-weight:600}
+@media(max-width:40rem){table,tbody,tr,td{display:block}thead tr{display:flex;flex-wrap:wrap}
+thead th{white-space:normal;overflow-wrap:anywhere;flex:1 0 auto;max-width:100%}thead button{padding:.25rem .5rem}
+tbody tr{padding:.5rem 0;border-bottom:1px solid var(--line)}
+td,td.number,td.text{display:flex;justify-content:space-between;gap:1rem;border:0;padding:.1rem .6rem;min-width:0;
+white-space:normal;overflow-wrap:anywhere;text-align:right}
+td.number{white-space:nowrap}td.text:empty{display:none}
+td::before{content:attr(data-name);color:var(--faint);font-weight:400;text-align:left;white-space:normal}}
 """
 
 # Blanks stay at the end whichever way a column is sorted.
@@ -62,14 +68,17 @@ document.querySelectorAll("thead button").forEach(button => button.addEventListe
   head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
 }));
 """
-_LEAST_PIXELS_PER_INCH = 68  # narrower, a plot's text could not be read on a phone: then it scrolls sideways
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A plot as PNG for a light and for a dark page; `text` says what it shows and how to read it."""
+    """A plot as PNG for a light and for a dark page; `text` says what it shows and how to read it.
 
+    On a narrow screen it is made to fit, and a press opens the file `name` beside the page, which can be enlarged.
+    """
+
+    name: str
     title: str
     text: str
     light: bytes
@@ -139,13 +148,12 @@ def _best(sweep: Sweep) -> str:
 def _picture(picture: Picture) -> str:
     title, text = html.escape(picture.title), html.escape(picture.text)
     width, height = struct.unpack(">II", picture.light[16:24])  # of the PNG's first chunk
-    narrowest = round(width / DOTS_PER_INCH * _LEAST_PIXELS_PER_INCH)
     return (
         f'<section><h2>{title}</h2><p class="faint">{text}</p>'
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{title}"><picture>'
+        f'<a href="{html.escape(picture.name)}"><picture>'
         f'<source media="(prefers-color-scheme: dark)" srcset="{_data_uri(picture.dark)}">'
-        f'<img alt="{title}. {text}" width="{width}" height="{height}" style="min-width:{narrowest}px" '
-        f'src="{_data_uri(picture.light)}"></picture></div></section>'
+        f'<img alt="{title}. {text}" width="{width}" height="{height}" '
+        f'src="{_data_uri(picture.light)}"></picture></a></section>'
     )
 
 
@@ -163,8 +171,9 @@ def _trials(sweep: Sweep, link: Callable[[str], str]) -> str:
     heads += [("rung", "", True), ("epochs", "", True), ("seconds", "", True)]
     heads += [(names[path], path, numeric[path]) for path in paths] + [("message", "", False)]
     ranked = sweep.ranked
+    columns = [name for name, _, _ in heads]
     order = [*ranked, *(trial for trial in sweep.trials if not trial.is_judged)]
-    rows = "\n".join(_row(sweep, trial, paths, numeric, link(trial.name)) for trial in order)
+    rows = "\n".join(_row(sweep, trial, paths, numeric, columns, link(trial.name)) for trial in order)
     return (
         '<section><h2>Trials</h2><p class="faint">The best first; a press on a column\'s name sorts by it, and on a '
         "trial opens its run directory.</p>"
@@ -179,7 +188,9 @@ def _head(name: str, path: str, is_number: bool) -> str:
     return f'<th scope="col"{kind}><button type="button"{told}>{html.escape(name)}</button></th>'
 
 
-def _row(sweep: Sweep, trial: Trial, paths: Sequence[str], numeric: dict[str, bool], address: str) -> str:
+def _row(
+    sweep: Sweep, trial: Trial, paths: Sequence[str], numeric: dict[str, bool], columns: Sequence[str], address: str
+) -> str:
     objective = trial.objective
     cells = [
         f'<td><a href="{html.escape(address)}">{html.escape(trial.name)}</a></td>',
@@ -195,7 +206,11 @@ def _row(sweep: Sweep, trial: Trial, paths: Sequence[str], numeric: dict[str, bo
         cells.append(_cell(text, value if numeric[path] else None, is_number=numeric[path]))
     cells.append(f'<td class="text">{html.escape(trial.message)}</td>')
     mark = ' class="best"' if trial == sweep.best else ""
-    return f"<tr{mark}>{''.join(cells)}</tr>"
+    named = (
+        cell.replace("<td", f'<td data-name="{html.escape(name)}"', 1)
+        for name, cell in zip(columns, cells, strict=True)
+    )
+    return f"<tr{mark}>{''.join(named)}</tr>"
 
 
 def _cell(text: str, number: float | None = None, *, is_number: bool = False) -> str:
