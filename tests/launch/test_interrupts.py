@@ -54,9 +54,9 @@ def wait_for_child(run: Run) -> None:
 
 
 @both_launchers
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGHUP, EXIT_PREEMPTED)])
 def test_the_first_is_as_sigterm_and_reaches_the_workers_once(
-    launch: Callable[..., Run], launcher: str, number: int
+    launch: Callable[..., Run], launcher: str, number: int, expected: int
 ) -> None:
     run = launch(SAVES, options=(f"--launcher={launcher}",))
     run.wait_for("ready0", "ready1")
@@ -64,7 +64,7 @@ def test_the_first_is_as_sigterm_and_reaches_the_workers_once(
     run.wait_for("saving0", "saving1")
     (run.directory / "may_end").touch()
     status, stdout, stderr = run.end()
-    assert (status, sorted(stdout)) == (EXIT_PREEMPTED, ["[worker 0] saved", "[worker 1] saved"]), stderr
+    assert (status, sorted(stdout)) == (expected, ["[worker 0] saved", "[worker 1] saved"]), stderr
     assert not [*run.directory.glob("twice*"), *run.directory.glob("sigint*")]
 
 
@@ -88,7 +88,7 @@ def test_timeouts_double_sigint_is_one(launch: Callable[..., Run]) -> None:
         run.process.send_signal(signal.SIGINT)
     run.wait_for("saving0", "saving1")
     (run.directory / "may_end").touch()
-    end(run, EXIT_PREEMPTED)
+    end(run, EXIT_INTERRUPTED)
 
 
 def test_a_hangup_that_nohup_keeps_away_stays_away(launch: Callable[..., Run]) -> None:
@@ -112,7 +112,7 @@ def test_while_the_launcher_starts(launch: Callable[..., Run], monkeypatch: pyte
     run = launch("time.sleep(100)")
     read_until(run, f" {module}\n")
     run.process.send_signal(signal.SIGINT)
-    stderr = end(run, EXIT_PREEMPTED)
+    stderr = end(run, EXIT_INTERRUPTED)
     assert any("SIGINT was received" in line for line in stderr)
 
 
@@ -121,14 +121,14 @@ def test_while_the_workers_start(launch: Callable[..., Run], launcher: str) -> N
     run = launch("time.sleep(100)", options=(f"--launcher={launcher}", "--max_restarts=3"), workers=4)
     wait_for_child(run)
     run.process.send_signal(signal.SIGINT)
-    assert not any("Starting again" in line for line in end(run, EXIT_PREEMPTED))
+    assert not any("Starting again" in line for line in end(run, EXIT_INTERRUPTED))
 
 
 def test_while_it_prints(launch: Callable[..., Run]) -> None:
     run = launch('while True: print("a line of some length " * 20)')
     read_until(run, "[worker 1]", "stdout")
     run.process.send_signal(signal.SIGINT)
-    end(run, EXIT_PREEMPTED)
+    end(run, EXIT_INTERRUPTED)
 
 
 def test_between_a_failure_and_the_next_start(launch: Callable[..., Run]) -> None:
@@ -142,7 +142,7 @@ sys.exit(7)
         run = launch(SHOWING + program, options=options, workers=1)
         read_until(run, moment)
         run.process.send_signal(signal.SIGINT)
-        end(run, EXIT_PREEMPTED, *([7] if moment.startswith("failing") else []))  # it failed before it heard
+        end(run, EXIT_INTERRUPTED, *([7] if moment.startswith("failing") else []))  # it failed before it heard
         for mark in run.directory.glob("start0-*"):
             mark.unlink()
 
@@ -154,7 +154,7 @@ def test_as_the_last_worker_ends(launch: Callable[..., Run]) -> None:
         while psutil.pid_exists(pid):
             time.sleep(0.0005)
         run.process.send_signal(signal.SIGINT)
-        end(run, EXIT_DONE, EXIT_PREEMPTED)
+        end(run, EXIT_DONE, EXIT_INTERRUPTED)
         for mark in run.directory.glob("pid*"):
             mark.unlink()
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
 
-from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch.horovod import find_horovodrun
 from tfdist.launch.supervision import Ending, blame
 
@@ -202,7 +202,7 @@ time.sleep(100)
     run.wait_for("ready0", "ready1")
     run.process.send_signal(number)
     status, stdout, _ = run.end()
-    assert status == EXIT_PREEMPTED
+    assert status == (EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED)
     assert sorted(stdout) == ["[worker 0] saved", "[worker 1] saved"]
 
 

@@ -422,8 +422,9 @@ def killed(times):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGHUP])
 def test_a_sweep_goes_on_after_the_nursery_was_killed_and_after_ctrl_c(
-    tmp_path: pathlib.Path, gin_file: pathlib.Path
+    tmp_path: pathlib.Path, gin_file: pathlib.Path, interrupt: int
 ) -> None:
     sweep, log = Sweep(tmp_path / "sweep"), tmp_path / "log"
     command = arguments(gin_file, sweep.directory, "tune.max_trials = 2", *SLOW)
@@ -439,8 +440,9 @@ def test_a_sweep_goes_on_after_the_nursery_was_killed_and_after_ctrl_c(
         chief.wait_until_all_gone()
     with running(command, log) as chief:
         chief.until(lambda: pid_of("0001"))
-        chief.signal(signal.SIGINT)
-        assert chief.end() == 130
+        chief.signal(interrupt)
+        assert chief.end() == (130 if interrupt == signal.SIGINT else 143)
+        assert "Left after the running trials had saved. The same command goes on." in chief.output
     with running(command, log) as chief:
         assert chief.end() == 0, chief.output
     assert [(e["trial"], e["status"]) for e in sweep.ends] == [("0000", "done"), ("0001", "done")]

@@ -72,7 +72,7 @@ def test_a_run_that_crashes_again_and_again_is_infeasible_but_not_if_it_gets_fur
     assert run.end(status, log, OBJECTIVE, epochs=3) and run.status == "infeasible" and "died 3 times" in run.message
 
 
-@pytest.mark.parametrize("status", [4, 129, 130, 137, 143])
+@pytest.mark.parametrize("status", [4, 5, 129, 130, 137, 143])
 def test_interruptions_however_many_say_nothing_of_the_values(tmp_path: pathlib.Path, status: int) -> None:
     run = seed_run(tmp_path)
     for _ in range(20):

@@ -34,8 +34,9 @@ Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as worker
 
 Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
 started again, and the run goes on from its newest backup. The exit status is that of the last failure. SIGTERM,
-SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143; the second Ctrl-C kills them. Exit
-statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time was up.
+SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143, or 130 after Ctrl-C; the second
+Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
+was up.
 
 With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its options are
 others: --print=slurm --help lists them.

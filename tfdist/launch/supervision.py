@@ -93,6 +93,7 @@ class Outcome:
       step: the last one that any worker has done; None where none showed one.
       facts: what the workers told.
       was_interrupted: the launcher, or a worker, was told to end.
+      first_signal: that told the launcher; None where none did.
       noticed: when the failure was, by `time.monotonic`.
 
     A worker that lost its peers, or one of several that may hang, stands in `worker` although it may not be the cause:
@@ -107,6 +108,7 @@ class Outcome:
     step: int | None = None
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     was_interrupted: bool = False
+    first_signal: int | None = None
     noticed: float = 0.0
 
     @property
@@ -169,7 +171,7 @@ class _Watch:
         self.endings: list[Ending] = []
         self.sweep = 0
         self.was_interrupted = False  # the workers were asked to save and end
-        self.was_signalled = False  # by a signal to the launcher
+        self.first_signal: int | None = None  # to the launcher
         self.is_ending = False  # the survivors of a failure were told to end
         self.timed_out = False
         self.killed: set[int] = set()
@@ -208,6 +210,7 @@ class _Watch:
             step=max((vital.step for vital in self.seen.values() if vital.step is not None), default=None),
             facts=facts,
             was_interrupted=self.was_interrupted,
+            first_signal=self.first_signal,
             noticed=self.noticed,
         )
 
@@ -258,12 +261,13 @@ class _Watch:
     def _pass_on_signals(self) -> None:
         while self.signals:
             number = self.signals.popleft()
-            if number == signal.SIGINT and self.was_signalled:
+            if number == signal.SIGINT and self.first_signal is not None:
                 self.say("Killing the workers.")
                 self._send_all(signal.SIGKILL)
             else:
                 self._pass_on(number)
-            self.was_interrupted = self.was_signalled = True
+                self.first_signal = self.first_signal or number
+            self.was_interrupted = True
 
     def _pass_on(self, number: int) -> None:
         passed = signal.SIGTERM if number in ENDING else signal.Signals(number)

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from tfdist.errors import EXIT_PREEMPTED
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from tfdist.launch.journal import Journal
 from tfdist.launch.output import Output
 from tfdist.launch.plan import Plan
@@ -81,7 +81,7 @@ class _Supervisor:
             decision: Again | Enough = Enough() if left or not outcome.status else self._decide(outcome)
             if isinstance(decision, Enough):
                 self._end(decision)
-                return outcome.status
+                return _status_of(outcome)
             status = self._wait(decision, outcome.noticed)
             if status is not None:
                 return status
@@ -153,8 +153,9 @@ class _Supervisor:
 
     def _leave(self) -> int:
         """Says which signal it was that came while no worker ran; returns the status of a run that left as asked."""
-        self.output.say(f"{signal.Signals(self.signals.popleft()).name} was received: not starting the workers.")
-        return EXIT_PREEMPTED
+        number = self.signals.popleft()
+        self.output.say(f"{signal.Signals(number).name} was received: not starting the workers.")
+        return EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
 
     def _changes(self, was_out: frozenset[int]) -> str:
         """Who is left out from now on, and who is back, as a clause."""
@@ -163,6 +164,12 @@ class _Supervisor:
         if gone:
             return f" with {count}: place {', '.join(map(str, gone))} does not come back"
         return f" with {count}: place {', '.join(map(str, back))} is taken in again" if back else ""
+
+
+def _status_of(outcome: Outcome) -> int:
+    """Of the whole; the workers, which got SIGTERM, do not know that it was Ctrl-C that had them save and leave."""
+    has_left = outcome.status == EXIT_PREEMPTED or outcome.facts.get("left_after_saving")
+    return EXIT_INTERRUPTED if outcome.first_signal == signal.SIGINT and has_left else outcome.status
 
 
 def report(outcome: Outcome, output: Output) -> None:

@@ -1,6 +1,7 @@
-"""Takes note of SIGTERM and Ctrl-C, for a process that has to let its trials save before it leaves.
+"""Takes note of SIGTERM, SIGHUP and Ctrl-C, for a process that has to let its trials save before it leaves.
 
-Invariant: a second Ctrl-C does not wait. Used by the chief of a sweep and by its workers.
+Invariant: the first Ctrl-C is as SIGTERM, the second does not wait. SIGHUP stays ignored where it was, as under nohup.
+Used by the chief of a sweep and by its workers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-from tfdist.errors import PreemptedError
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PreemptedError
 
 
 class Leaving:
@@ -25,8 +26,11 @@ class Leaving:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Takes note of signals from here on; raises KeyboardInterrupt at the second SIGINT."""
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        """Takes note of signals from here on; raises KeyboardInterrupt at SIGINT behind any of them."""
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._note) for number in numbers}
         try:
             yield
         finally:
@@ -34,11 +38,10 @@ class Leaving:
                 signal.signal(number, handler)
 
     def leave_if_told(self, message: str) -> None:
-        """Raises KeyboardInterrupt or PreemptedError."""
-        if self._signal == signal.SIGINT:
-            raise KeyboardInterrupt
+        """Raises PreemptedError with the message."""
         if self._signal is not None:
-            raise PreemptedError(message)
+            status = EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_PREEMPTED
+            raise PreemptedError(message, exit_status=status)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if self._signal is not None and number == signal.SIGINT:

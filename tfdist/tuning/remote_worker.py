@@ -125,7 +125,7 @@ class RemoteWorker:
           PeerLostError: the chief could not be reached for too long.
           UserError: the chief refuses this worker, or does not share its directory.
           SweepFailedError: the chief has ended the sweep for a reason.
-          PreemptedError, KeyboardInterrupt: this process was told to leave; its trials have saved.
+          PreemptedError: this process was told to leave; its trials have saved.
         """
         try:
             with self._leaving.noting():

@@ -18,6 +18,7 @@ from tfdist.errors import (
     EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_INTERRUPTED,
+    EXIT_NOT_SAVED,
     EXIT_PEER_LOST,
     EXIT_PREEMPTED,
     EXIT_USER_ERROR,
@@ -32,7 +33,15 @@ SCORED = (DONE, PAUSED, STOPPED)
 MOST_DEATHS = 3  # of one run, by its own doing, without an evaluation in between
 _EXIT_HUNG_UP, EXIT_KILLED = 129, 137  # 128 + SIGHUP, 128 + SIGKILL
 # Ends that say nothing of the values. A policy may let who has saved leave with 0.
-_INTERRUPTIONS = (EXIT_DONE, EXIT_PREEMPTED, EXIT_PEER_LOST, EXIT_INTERRUPTED, _EXIT_HUNG_UP, EXIT_KILLED)
+_INTERRUPTIONS = (
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    EXIT_NOT_SAVED,
+    EXIT_PEER_LOST,
+    EXIT_INTERRUPTED,
+    _EXIT_HUNG_UP,
+    EXIT_KILLED,
+)
 _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
 _IN_USE = "is in use by a training"  # as storage/lease.py says it
 _SHOWN_BYTES = 1 << 14
@@ -263,8 +272,8 @@ def _interruption(status: int) -> str:
     """Why a process ended, where it did not save and leave."""
     if status in (EXIT_DONE, EXIT_PREEMPTED):
         return ""
-    how = "lost another process of its trial" if status == EXIT_PEER_LOST else "was killed"
-    return f"its process {how}, status {status}"
+    how = {EXIT_PEER_LOST: "lost another process of its trial", EXIT_NOT_SAVED: "had to leave and could not save"}
+    return f"its process {how.get(status, 'was killed')}, status {status}"
 
 
 def _ran_out_of_memory(log: str) -> bool:
