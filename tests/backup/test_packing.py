@@ -23,7 +23,9 @@ def test_what_was_packed_is_unpacked(packed_as: str, sizes: list[int]) -> None:
     random = np.random.default_rng(0)
     parts = [memoryview(random.integers(0, 4, size, dtype=np.uint8)) for size in sizes]
     packed = packing.pack(parts, packed_as, item_bytes=4)
-    assert bytes(packing.unpack(memoryview(packed), packed_as)) == b"".join(bytes(part) for part in parts)
+    assert bytes(packing.unpack(memoryview(packed), packed_as, most_bytes=1 << 30)) == b"".join(
+        bytes(part) for part in parts
+    )
 
 
 @pytest.mark.parametrize(("compression", "name"), [("lz4", "blosc2-lz4"), ("zstd", "blosc2-zstd")])
@@ -78,6 +80,10 @@ def test_without_the_library_its_extra_is_named_and_auto_does_without(
 
 def test_an_unknown_packing_and_a_broken_frame_are_told() -> None:
     with pytest.raises(UserError, match="packed as 'brotli'"):
-        packing.unpack(memoryview(b"x"), "brotli")
+        packing.unpack(memoryview(b"x"), "brotli", most_bytes=9)
+    packed = packing.pack([memoryview(bytes(4 * MIB))], packing.LZ4, item_bytes=4)
+    assert len(packed) < MIB
+    with pytest.raises(DamagedBackup, match=r"claims to hold 4,194,304 bytes, where at most 4,194,303"):
+        packing.unpack(memoryview(packed), packing.LZ4, most_bytes=4 * MIB - 1)
     with pytest.raises(DamagedBackup, match="does not unpack"):
-        packing.unpack(memoryview(b"no frame at all" * 10), packing.ZSTD)
+        packing.unpack(memoryview(b"no frame at all" * 10), packing.ZSTD, most_bytes=9)

@@ -203,3 +203,15 @@ def test_a_process_of_another_start_or_boot_is_told_apart() -> None:
     assert with_process(boot, namespace, "1").is_dead()  # a number that was given out again
     assert not with_process(boot, "another", "1").is_dead()  # a container, into which we cannot look
     assert not lease.Owner("far", "elsewhere", me.pid, "then", ("", "", "")).is_dead()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"pid": "../1"}, {"pid": True}, {"process": ["a"]}, {"process": [1, 2, 3]}, {"host": "\x1b[2J"}, {"name": None}],
+)
+def test_a_lease_that_nobody_wrote_is_somebody_unknowns(changed: dict[str, object]) -> None:
+    sound = {"name": "a", "host": "h", "pid": 1, "since": "now", "process": ["b", "n", "s"]}
+    assert lease.Owner.decode(json.dumps(sound).encode()).host == "h"
+    for data in (json.dumps(sound | changed).encode(), b"[" * 100_000, b"{}", b"\xff"):
+        owner = lease.Owner.decode(data)
+        assert (owner.host, owner.is_dead()) == ("unknown", False)

@@ -65,8 +65,11 @@ def pack(
     return frame.to_cframe()
 
 
-def unpack(data: memoryview, packing: str) -> memoryview:
-    """The bytes that `pack` was given; raises DamagedBackup, and UserError for a packing it does not know."""
+def unpack(data: memoryview, packing: str, *, most_bytes: int) -> memoryview:
+    """The bytes that `pack` was given; raises UserError for a packing it does not know.
+
+    Raises DamagedBackup for what is no frame, or claims to hold more than `most_bytes`: a few bytes can claim anything.
+    """
     if packing not in PACKINGS:
         raise UserError(f"packed as {packing!r}; this tfdist knows {', '.join(PACKINGS)}. Use the one that wrote it.")
     if packing == NONE:
@@ -74,6 +77,8 @@ def unpack(data: memoryview, packing: str) -> memoryview:
     require(packing)
     try:
         frame = _library().schunk_from_cframe(data, copy=False)
+        if not 0 <= frame.nbytes <= most_bytes:
+            raise DamagedBackup(f"it claims to hold {frame.nbytes:,} bytes, where at most {most_bytes:,} can be")
         unpacked = np.empty(frame.nbytes, np.uint8)
         for index in range(frame.nchunks):
             frame.decompress_chunk(index, dst=unpacked[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES])

@@ -18,6 +18,7 @@ from tfdist.backup.manifest import DamagedBackup, Manifest, StoredFile
 from tfdist.storage import files
 
 _MOST_THREADS = 8
+_HEADER_BYTES = 1 << 16  # of a tensor, at most, its name included
 
 
 def read_files(path: str, manifest: Manifest, *, verify: bool = True) -> dict[str, np.ndarray]:
@@ -27,21 +28,22 @@ def read_files(path: str, manifest: Manifest, *, verify: bool = True) -> dict[st
       DamagedBackup: naming the file and what was wrong with it.
       OSError: the store does not answer.
     """
+    most_bytes = manifest.num_tensor_bytes + _HEADER_BYTES * (manifest.num_tensors + 1)
     threads = ThreadPoolExecutor(max(1, min(_MOST_THREADS, len(manifest.files))), "tfdist-restore")
     with threads:
-        read = [threads.submit(_read_file, path, file, verify) for file in manifest.files]
+        read = [threads.submit(_read_file, path, file, verify, most_bytes) for file in manifest.files]
         tensors = {name: array for future in read for name, array in future.result().items()}
     if len(tensors) != manifest.num_tensors:
         raise DamagedBackup(f"its files hold {len(tensors):,} tensors instead of {manifest.num_tensors:,}")
     return tensors
 
 
-def _read_file(path: str, file: StoredFile, verify: bool) -> dict[str, np.ndarray]:
+def _read_file(path: str, file: StoredFile, verify: bool, most_bytes: int) -> dict[str, np.ndarray]:
     try:
         data = _bytes_of(files.join(path, file.name), file.num_bytes)
         if verify and (found := crc32c(data)) != file.crc32c:
             raise DamagedBackup(f"its checksum is {found:08x} instead of {file.crc32c:08x}")
-        return tensor_files.read(packing.unpack(data, file.packing))
+        return tensor_files.read(packing.unpack(data, file.packing, most_bytes=most_bytes))
     except DamagedBackup as error:
         raise DamagedBackup(f"{file.name}: {error}") from error
     except FileNotFoundError as error:

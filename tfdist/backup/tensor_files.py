@@ -18,6 +18,7 @@ import numpy as np
 
 from tfdist.backup.manifest import DamagedBackup
 from tfdist.errors import UserError
+from tfdist.telemetry.json_text import from_json
 
 ALIGNMENT = 64
 _NAMES = {
@@ -91,10 +92,10 @@ def read(data: memoryview) -> dict[str, np.ndarray]:
     """The tensors of a whole file as arrays over `data`; raises DamagedBackup when it is no such file."""
     try:
         header_bytes = int.from_bytes(data[:8], "little")
-        header = json.loads(bytes(data[8 : 8 + header_bytes]))
+        header = from_json(bytes(data[8 : 8 + header_bytes]))
         body = data[8 + header_bytes :]
         return {name: _array(body, entry) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedBackup(f"it is not a safetensors file: {error}") from error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
+from tfdist.errors import is_whole_number
 
 GROUP = "workers"
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -29,6 +30,15 @@ def collect(*, versions: Mapping[str, str], settings: Mapping[str, str] | None, 
         "settings": None if settings is None else dict(settings),
         "num_devices": num_devices,
     }
+
+
+def are_facts(value: object) -> bool:
+    """Whether another process's facts are such as `collect` gives."""
+    if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in ("host", "code")):
+        return False
+    texts = [value.get("versions"), {} if value.get("settings") is None else value["settings"]]
+    are_texts = all(isinstance(each, dict) and all(isinstance(text, str) for text in each.values()) for each in texts)
+    return are_texts and is_whole_number(value.get("num_devices"), least=0)
 
 
 def code_digest(package: Path = PACKAGE) -> str:

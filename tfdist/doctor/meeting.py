@@ -15,9 +15,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.doctor.facts import are_facts
 from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
 from tfdist.strategies import hello
 from tfdist.strategies.cluster import Cluster, split_address
+from tfdist.telemetry.json_text import from_json
 
 GROUP = "workers"
 PROTOCOL = "tfdist-doctor-1"
@@ -126,9 +128,9 @@ def decode(line: bytes) -> dict[str, Any]:
     if not line:
         raise ConnectionResetError
     try:
-        said = json.loads(line)
-        is_ours = said["protocol"] == PROTOCOL and isinstance(said["index"], int) and isinstance(said["facts"], dict)
-        is_ours = is_ours and isinstance(said["time"], float) and isinstance(said["workers"], list)
+        said = from_json(line)
+        is_ours = said["protocol"] == PROTOCOL and hello.is_index(said["index"]) and are_facts(said["facts"])
+        is_ours = is_ours and isinstance(said["time"], float) and hello.is_texts(said["workers"])
     except (ValueError, KeyError, TypeError):
         is_ours = False
     if not is_ours:

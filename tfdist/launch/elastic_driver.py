@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.errors import PeerLostError, UserError
+from tfdist.telemetry.json_text import from_json
 
 EXAMPLE = (
     "horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh "
@@ -28,6 +29,7 @@ EXAMPLE = (
 )
 _SCOPE = "tfdist"
 _REPLY_SECONDS = 5.0
+_MOST_BYTES = 1 << 16  # of a reply
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -109,7 +111,10 @@ class Driver:
             reply = self._get(f"rank_and_size/{self._slot}", timeout_seconds)
         except OSError as error:
             raise PeerLostError(f"Horovod's driver gave no new place within {timeout_seconds:g} s: {error}.") from error
-        place = Place(*map(int, reply.split(b",")))
+        try:
+            place = Place(*map(int, reply.split(b",")))
+        except (TypeError, ValueError) as error:
+            raise PeerLostError(f"Horovod's driver at {self._url} gave no place: {reply[:80]!r}.") from error
         return place if place.rank >= 0 else None
 
     def tell(self, key: str, **value: Any) -> None:
@@ -117,16 +122,18 @@ class Driver:
         with contextlib.suppress(PeerLostError):
             self._put(f"{_SCOPE}/{key}", json.dumps(value).encode())
 
-    def told(self, key: str) -> dict[str, Any] | None:
-        """What a worker left under `key` in this round; None where there is nothing, or no driver."""
+    def told(self, key: str, *names: str) -> dict[str, Any] | None:
+        """What a worker left under `key` in this round, with these names in it; None where there is no such thing."""
         try:
-            return json.loads(self._get(f"{_SCOPE}/{key}", _REPLY_SECONDS))
-        except OSError:
+            said = from_json(self._get(f"{_SCOPE}/{key}", _REPLY_SECONDS))
+        except (OSError, ValueError):
             return None
+        is_ours = isinstance(said, dict) and all(map(_is_word, said.values())) and said.keys() >= set(names)
+        return said if is_ours and isinstance(said.get("status", 0), int) else None
 
     def _get(self, path: str, timeout_seconds: float) -> bytes:
         with _DIRECT.open(f"{self._url}/{path}", timeout=timeout_seconds) as reply:
-            return reply.read()
+            return reply.read(_MOST_BYTES)
 
     def _put(self, path: str, data: bytes) -> None:
         request = urllib.request.Request(f"{self._url}/{path}", data=data, method="PUT")
@@ -135,3 +142,8 @@ class Driver:
                 pass
         except OSError as error:
             raise PeerLostError(f"Horovod's driver at {self._url} cannot be reached: {error}.") from error
+
+
+def _is_word(value: object) -> bool:
+    """Whether it can be a part of what a worker leaves: a number, a text that can be shown, or nothing."""
+    return value is None or isinstance(value, int) or (isinstance(value, str) and value.isprintable())

@@ -165,7 +165,7 @@ class ElasticWorker:
     def _word_to_stop(self, ending: Ending) -> dict[str, Any] | None:
         """What another worker has left because it ended by its own doing."""
         settled_at = time.monotonic() + (_SETTLE_SECONDS if ending.status in SYMPTOMS else 0.0)
-        while (stop := self._driver.told(STOP)) is None and time.monotonic() < settled_at:
+        while (stop := self._driver.told(STOP, "status", "worker", "host")) is None and time.monotonic() < settled_at:
             time.sleep(POLL_SECONDS)
         return stop
 
@@ -182,7 +182,7 @@ class ElasticWorker:
             if ending.was_asked:
                 self._journal.note("info", "hosts_changed", step=ending.step, num_workers=place.size)
             return
-        found = failed if is_to_blame else self._driver.told(FAILED)
+        found = failed if is_to_blame else self._driver.told(FAILED, "status", "worker", "host", "how")
         found = found or {
             "worker": None,
             "host": None,

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, is_whole_number
 from tfdist.storage import files
 
 NAME = ".lease"
@@ -77,8 +77,14 @@ class Owner:
         """Of a lease that cannot be read, someone unknown."""
         try:
             held = json.loads(data)
-            return cls(**{**held, "process": tuple(held["process"])})
-        except (ValueError, TypeError, KeyError):
+            owner = cls(**{**held, "process": tuple(held["process"])})
+            if not is_whole_number(owner.pid, least=0) or len(owner.process) != 3:
+                raise ValueError
+            texts = (owner.name, owner.host, owner.since, *owner.process)
+            if not all(isinstance(text, str) and text.isprintable() for text in texts):
+                raise ValueError
+            return owner
+        except (ValueError, TypeError, KeyError, RecursionError):
             return cls("another run", "unknown", 0, "an unknown time", ("", "", ""))
 
     def is_dead(self) -> bool:

@@ -16,8 +16,12 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.errors import is_whole_number
+from tfdist.telemetry.json_text import from_json
+
 PROTOCOL = "tfdist-rendezvous-1"
 MAX_LINE_BYTES = 1 << 20
+MOST_WORKERS = 1 << 20
 FOREIGN_PATIENCE_SECONDS = 5.0  # for a foreign program at a peer's address to go away
 
 
@@ -40,15 +44,26 @@ def decode(line: bytes) -> dict[str, Any]:
     if not line:
         raise ConnectionResetError
     try:
-        said = json.loads(line)
-        is_ours = said["protocol"] == PROTOCOL and isinstance(said["index"], int)
-        is_ours = is_ours and all(isinstance(said[key], list) for key in ("workers", "waits_for"))
+        said = from_json(line)
+        is_ours = said["protocol"] == PROTOCOL and is_index(said["index"]) and is_texts(said["workers"])
+        is_ours = is_ours and isinstance(said["waits_for"], list) and all(map(is_index, said["waits_for"]))
+        is_ours = is_ours and all(index < len(said["workers"]) for index in [said["index"], *said["waits_for"]])
         is_ours = is_ours and isinstance(said["ready"], bool) and isinstance(said["start"], str)
     except (ValueError, KeyError, TypeError):
         is_ours = False
     if not is_ours:
         raise WrongPeer(line)
     return said
+
+
+def is_index(value: object) -> bool:
+    """Whether it can be a worker's number."""
+    return is_whole_number(value, least=0) and value < MOST_WORKERS
+
+
+def is_texts(value: object) -> bool:
+    """Whether it is a list of texts that can be shown, such as the addresses of a cluster."""
+    return isinstance(value, list) and all(isinstance(each, str) and each.isprintable() for each in value)
 
 
 def describe(error: Exception, host: str, name_patience_seconds: float) -> tuple[str, float | None]:

@@ -1,0 +1,55 @@
+"""What comes in a rendezvous and is not from a worker is refused, whatever it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tfdist.doctor import meeting
+from tfdist.strategies import hello
+
+SAID = {"start": "a", "index": 1, "workers": ["a:1", "b:2"], "ready": True, "waits_for": [0]}
+FACTS = {"host": "h", "versions": {"python": "3.11"}, "code": "0", "settings": None, "num_devices": 0}
+
+
+def test_a_worker_is_understood() -> None:
+    assert hello.decode(hello.encode(**SAID))["index"] == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"protocol": "other"},
+        {"index": True},
+        {"index": -1},
+        {"index": 2},
+        {"index": 10**30},
+        {"workers": "a:1"},
+        {"workers": ["a:1", 5]},
+        {"workers": ["a:1", "\x1b[2J"]},
+        {"waits_for": [7]},
+        {"waits_for": ["0"]},
+        {"waits_for": None},
+        {"ready": 1},
+        {"start": None},
+    ],
+)
+def test_what_no_worker_says_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(hello.WrongPeer):
+        hello.decode(json.dumps({"protocol": hello.PROTOCOL, **SAID, **changed}).encode())
+
+
+@pytest.mark.parametrize("line", [b"x", b"[" * 100_000, b"5", b"[]", b"{}", b"null", b"\xff", b"9" * 5000, b"NaN"])
+def test_other_lines_are_refused_by_a_worker_and_by_the_doctor(line: bytes) -> None:
+    for decode in (hello.decode, meeting.decode):
+        with pytest.raises(hello.WrongPeer):
+            decode(line)
+
+
+def test_a_doctor_takes_only_facts() -> None:
+    said = {"protocol": meeting.PROTOCOL, "index": 0, "time": 1.0, "workers": ["a:1"], "facts": FACTS}
+    assert meeting.decode(json.dumps(said).encode())["facts"] == FACTS
+    for wrong in ({"versions": {"python": 3}}, {"code": None}, {"num_devices": "8"}, {"settings": {"a": 1}}):
+        with pytest.raises(hello.WrongPeer):
+            meeting.decode(json.dumps(said | {"facts": FACTS | wrong}).encode())
