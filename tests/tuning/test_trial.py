@@ -158,3 +158,16 @@ def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: p
     assert not run.end(2, log, OBJECTIVE, epochs=3) and run.status is None and run.deaths == 0
     assert not run.end(143, "", OBJECTIVE, epochs=3, lost="tuner0 was not heard from for 30 s") and run.deaths == 0
     assert run.message == "tuner0 was not heard from for 30 s"
+
+
+@pytest.mark.parametrize("line", [b"x", b"[" * 100_000, b"5", b'{"step": "1"}', b'{"step": 1}', b"\xff\xfe"])
+def test_files_of_a_trial_that_no_training_wrote_are_one_message(tmp_path: pathlib.Path, line: bytes) -> None:
+    run = seed_run(tmp_path, points=1, result={"eval_metrics": [1]})
+    with (tmp_path / "metrics.jsonl").open("ab") as metrics:
+        metrics.write(line + b"\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl: line 2 is no point of a training"):
+        list(run.new_reports(OBJECTIVE))
+    for result in (b"", b"{}", b'{"eval_metrics": [1]}', line):
+        (tmp_path / "result.json").write_bytes(result)
+        with pytest.raises(UserError, match=r"result.json is not what a training leaves there"):
+            run.end(0, "", OBJECTIVE, epochs=None)

@@ -6,7 +6,6 @@ a resumed run passes again stands there once. The chief makes a `MetricsLog`, ev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
 from tfdist.storage.mirror import Mirror
-from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.telemetry.run_directory import RunDirectory
 
 _OWN_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})
@@ -124,6 +123,6 @@ class NullMetricsLog:
 def _step_of(line: str) -> float:
     """The step of a point; infinity for half a line, which a crash may leave, so that it goes."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        return int(from_json(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return float("inf")

@@ -209,11 +209,12 @@ def read(path: Path) -> Reading | None:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What the worker told."""
+    """What the worker told; nothing where that cannot be read."""
     try:
-        return json.loads(path.with_name(path.name + ".facts").read_text())
-    except (OSError, ValueError):
+        facts = json.loads(path.with_name(path.name + ".facts").read_text())
+    except (OSError, ValueError, RecursionError):
         return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def stacks_path(path: Path) -> Path:

@@ -325,6 +325,6 @@ def _whole(value: Any) -> int | None:
 def _parse(line: str) -> Event | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import keras
 from tfdist import user_code
 from tfdist.errors import TfdistError, UserError, missing_extra
 from tfdist.storage import files
-from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.tuning.space import SETTING
 
 if TYPE_CHECKING:
@@ -220,8 +219,14 @@ def write(model: Any, run_dir: str) -> None:
 
 
 def read(run_dir: str) -> dict[str, Any] | None:
-    """What `write` left: "space" and "values"; None where it left nothing."""
+    """What `write` left: "space" and "values"; None where it left nothing. Raises UserError for what it did not."""
+    path = files.join(run_dir, NAME)
     try:
-        return json.loads(files.read(files.join(run_dir, NAME)))
+        told = from_json(files.read(path))
+        if isinstance(told["space"], list) and isinstance(told["values"], dict):
+            return told
     except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path} is not what a training left there: it has no hyperparameters. Remove it and train again.")

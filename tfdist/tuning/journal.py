@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
-from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.json_text import from_json, to_json
 
 NAME = "sweep.jsonl"
 STARTED, ENDED = "sweep_started", "sweep_ended"
@@ -79,7 +78,7 @@ class Identity:
     def check(self, started: Mapping[str, Any], run_dir: str) -> None:
         """Raises UserError where the journal's first event is of another sweep."""
         for field in dataclasses.fields(self):
-            ours, theirs = json.loads(to_json(getattr(self, field.name))), started.get(field.name)
+            ours, theirs = from_json(to_json(getattr(self, field.name))), started.get(field.name)
             if ours != theirs and (ours or theirs):  # older journals lack what is empty
                 shown = "its settings differ" if field.name == "configuration" else f"there {theirs}, here {ours}"
                 raise UserError(
@@ -90,7 +89,7 @@ class Identity:
 
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
+        event = from_json(line)
     except ValueError:
         return None
     return event if isinstance(event, dict) and "event" in event else None

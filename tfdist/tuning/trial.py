@@ -7,10 +7,9 @@ here can be read there. Starts nothing; `chief.py` does.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfdist.errors import (
@@ -22,9 +21,12 @@ from tfdist.errors import (
     EXIT_PEER_LOST,
     EXIT_PREEMPTED,
     EXIT_USER_ERROR,
+    UserError,
+    is_whole_number,
 )
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
+from tfdist.telemetry.json_text import from_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.objective import VALIDATION, Objective
 
@@ -91,11 +93,11 @@ class SeedRun:
             version = files.stat(self.directory.metrics)
             if version == self._seen and not anew:
                 return
-            lines = files.read(self.directory.metrics).decode().split("\n")[:-1]
+            lines = files.read(self.directory.metrics).decode(errors="replace").split("\n")[:-1]
         except FileNotFoundError:
             return
         self._seen = version
-        for point in map(json.loads, filter(None, lines)):
+        for point in self._points(lines):
             if point["split"] != objective.split or point["step"] in self.reports:
                 continue
             metrics = {k: v for k, v in point.items() if k not in ("step", "epoch", "split", "learning_rate")}
@@ -107,6 +109,21 @@ class SeedRun:
             report = self.reports[point["step"]] = Report(point["epoch"], point["step"], value, named)
             self.deaths = 0
             yield report
+
+    def _points(self, lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The points of a metrics.jsonl; raises UserError for a line that is none."""
+        for number, line in enumerate(lines, 1):
+            try:
+                point = from_json(line or "{}")
+                if point and not (is_whole_number(point["step"], least=0) and is_whole_number(point["epoch"], least=0)):
+                    raise ValueError("its step or epoch is no number")
+                if point:
+                    yield {"split": "", **point}
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{self.directory.metrics}: line {number} is no point of a training ({error}); received "
+                    f"{line[:80]!r}. Remove {self.directory.path}, and the sweep trains it anew."
+                ) from error
 
     def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
         """Takes the end of the process; whether it ended the run, rather than interrupt it.
@@ -164,13 +181,26 @@ class SeedRun:
 
     def _final(self, objective: Objective) -> float | None:
         if self.status == DONE:
-            result = json.loads(files.read(self.directory.result))
-            value = objective.of(result[f"{objective.split}_metrics"])
+            metrics = self._final_metrics(objective.split)
+            value = objective.of(metrics)
             if value is not None:
                 return value
             if not self.reports:
-                raise objective.missing(result[f"{objective.split}_metrics"])
+                raise objective.missing(metrics)
         return self._last()
+
+    def _final_metrics(self, split: str) -> dict[str, Any]:
+        """Those of the result; raises UserError where it is none."""
+        try:
+            metrics = from_json(files.read(self.directory.result))[f"{split}_metrics"]
+            if not isinstance(metrics, dict):
+                raise ValueError("its metrics are no object")
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self.directory.result} is not what a training leaves there ({error}). Remove {self.directory.path}, "
+                "and the sweep trains it anew."
+            ) from error
+        return metrics
 
 
 @dataclasses.dataclass
