@@ -20,6 +20,7 @@ from tfdist.errors import (
     PreemptedError,
     TfdistError,
     UserError,
+    missing_requirement,
     redacted,
 )
 from tfdist.telemetry.hangup import outliving_terminal
@@ -90,6 +91,12 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     except KeyboardInterrupt:
         _say("interrupted")
         return EXIT_INTERRUPTED
+    except ModuleNotFoundError as error:
+        missing = missing_requirement(error.name or "")
+        if missing is None:
+            raise
+        _say(f"error: {missing}")
+        return EXIT_USER_ERROR
     except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_NO_READER

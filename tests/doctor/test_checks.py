@@ -23,7 +23,10 @@ from tfdist.doctor import facts, findings, machine, meeting, network, versions
 from tfdist.doctor.findings import Finding
 from tfdist.strategies.cluster import Cluster
 
-FITTING = {"tensorflow": "2.21.0", "keras": "3.15.1", "gin-config": "0.5.0", "numpy": "2.4.6"}
+FITTING = {
+    **{"tensorflow": "2.21.0", "keras": "3.15.1", "gin-config": "0.5.0", "numpy": "2.4.6", "google-crc32c": "1.7.1"},
+    **{"pyyaml": "6.0.2", "rich": "14.0.0", "tensorboard": "2.21.0", "packaging": "25.0"},
+}
 
 
 def by_level(found: list[Finding], level: str) -> list[str]:
@@ -52,6 +55,34 @@ def test_versions_that_do_not_go_together_are_found() -> None:
     ]
     assert by_level(found, "warning") == ["nvidia-cudnn-cu12 is 8.9.7, not >=9.3.0.75,<10"]
     assert by_level(found, "note") == ["libtpu 0.0.17"]
+
+
+def test_packages_that_are_missing_are_found_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+    missing = {
+        "google_crc32c": "google-crc32c",
+        "packaging": "packaging",
+        "tensorboard": "tensorboard",
+        "yaml": "pyyaml",
+    }
+    script = f"""
+import importlib.metadata, sys
+version = importlib.metadata.version
+def version_of(package):
+    if package in {list(missing.values())}:
+        raise importlib.metadata.PackageNotFoundError(package)
+    return version(package)
+importlib.metadata.version = version_of
+sys.modules.update(dict.fromkeys({list(missing)}))
+from tfdist.doctor.__main__ import main
+sys.exit(main(["--run_dir={tmp_path / "run"}"]))
+"""
+    told = support.run_python(["-c", script])
+    assert told.status == 2 and "Traceback" not in told.outputs(), told.outputs()
+    for package in missing.values():
+        assert f"{package} is not installed" in told.stdout
+    assert re.search(r"^ok +storage ", told.stdout, re.MULTILINE) and re.search(
+        r"^ok +devices ", told.stdout, re.MULTILINE
+    )
 
 
 def test_the_drivers_version_is_read(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def search_modules_in(directories: Iterable[Path]) -> None:
             sys.path.append(str(directory))
 
 
+def directory_of(module: ModuleType) -> Path | None:
+    """The directory that has to be searched to import a module; None for one that lies in no file."""
+    place = next(iter(getattr(module, "__path__", [])), None) or getattr(module, "__file__", None)
+    return Path(place).resolve().parent if place else None
+
+
 def import_module(statement: str, module: str) -> None:
     """Imports a module, and says what was wrong if that fails.
 
@@ -94,7 +100,7 @@ def import_module(statement: str, module: str) -> None:
         importlib.import_module(module)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise UserError(_why_not_found(statement, error.name)) from error
         if module.split(".")[0] in FRAMEWORKS:
@@ -119,7 +125,7 @@ def _why_not_found(statement: str, missing: str) -> str:
     return f"{statement!r}: {where}{near}{advice}"
 
 
-def _failure_inside(statement: str, error: Exception) -> UserError:
+def _failure_inside(statement: str, error: BaseException) -> UserError:
     """What the failure of a module of the user's own is reported as: with the lines that led to it."""
     if isinstance(error, SyntaxError):
         places = [f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"]

@@ -9,15 +9,22 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
-
 from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
 
 GROUP = "versions"
 PYTHON = ">=3.11,<3.12"
 # What tfdist was built for and is tested with: pyproject.toml's pins.
-NEEDED = {"tensorflow": "==2.21.0", "keras": "==3.15.1", "gin-config": "==0.5.0", "numpy": ">=2.0,<2.5"}
+NEEDED = {
+    "tensorflow": "==2.21.0",
+    "keras": "==3.15.1",
+    "gin-config": "==0.5.0",
+    "numpy": ">=2.0,<2.5",
+    "google-crc32c": ">=1.7,<2",
+    "pyyaml": ">=6,<7",
+    "rich": ">=14,<16",
+    "tensorboard": "==2.21.0",
+    "packaging": ">=24",
+}
 # What goes with them where it is there. CUDA's libraries are those that TensorFlow 2.21.0 was built with: CUDA 12.5.1,
 # cuDNN 9, and for its extra and-cuda NCCL from 2.27.7.
 BESIDE = {
@@ -83,7 +90,7 @@ def check_versions(
                 "Look at what `devices` says: TensorFlow must list TPUs (docs/tpu.md).",
             )
         )
-    if driver is not None and Version(driver) < Version(CUDA_DRIVER):
+    if driver is not None and not _fits(driver, f">={CUDA_DRIVER}"):
         findings.append(
             Finding(
                 PROBLEM,
@@ -126,6 +133,12 @@ def _other(package: str, version: str, wanted: str) -> Finding:
 
 
 def _fits(version: str, wanted: str) -> bool:
+    """Whether a version is one of those wanted; True where it cannot be told because `packaging` is missing."""
+    try:
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion, Version
+    except ImportError:
+        return True
     try:
         return SpecifierSet(wanted).contains(Version(version), prereleases=True)
     except InvalidVersion:

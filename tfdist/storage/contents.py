@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 TEMPORARY_SUFFIX = ".tfdist-tmp"  # of what is being written, which no listing shows
@@ -58,6 +57,8 @@ def crc32c(*parts: Buffer, seed: int = 0) -> int:
       parts: with the buffer protocol.
       seed: the checksum of what comes before them.
     """
+    import google_crc32c  # a command says in one message that it is missing, once it has begun
+
     for part in parts:
         # numpy's arrays may be written and still pass for the library, other writable buffers do not
         seed = google_crc32c.extend(seed, np.frombuffer(part, np.uint8)) if len(memoryview(part)) else seed

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, is_unicode
 from tfdist.storage import contents, gcs_requests
 from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
@@ -168,6 +168,8 @@ def is_remote(path: StrPath) -> bool:
 
 def _store(path: StrPath) -> Files:
     text = os.fspath(path)
+    if "\0" in text or not is_unicode(text):
+        raise UserError(f"{text!r} is no path: it has characters that no file's name can have.")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", text)
     if scheme is None:
         return _LOCAL

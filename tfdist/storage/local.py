@@ -142,6 +142,9 @@ class LocalFiles:
                     while part.nbytes:
                         part = part[self._calls.write(descriptor, part) :]
                 self._calls.fsync(descriptor)
+            except OSError as error:
+                error.filename = error.filename or path  # the system knows only the descriptor
+                raise
             finally:
                 self._calls.close(descriptor)
             yield temporary, num_bytes

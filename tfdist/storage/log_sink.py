@@ -30,6 +30,7 @@ class AppendedLog:
     """A local file that each line reaches in one `write` with O_APPEND, so that several processes may share it."""
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._end_torn_line()
 
@@ -38,7 +39,11 @@ class AppendedLog:
             raise ValueError("the log is closed")
         data = _encode(line)
         while data:  # one turn, unless the disk is full: then the next write tells why
-            data = data[os.write(self._descriptor, data) :]
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError as error:
+                error.filename = self._path
+                raise
 
     def close(self) -> None:
         if self._descriptor is not None:

@@ -6,26 +6,11 @@ with the reason and the cure. `RunDirectory.create` calls it.
 
 from __future__ import annotations
 
-import errno
 import os
 import uuid
 
 from tfdist.errors import UserError
-from tfdist.storage import files
-
-_LOCAL_ADVICE = {
-    errno.EACCES: "Give this user write permission there, or choose another run directory.",
-    errno.EPERM: "Give this user write permission there, or choose another run directory.",
-    errno.EROFS: "Choose a run directory on a file system that can be written.",
-    errno.ENOSPC: "Make room on that disk, or choose a run directory on another one.",
-    errno.EDQUOT: "Make room within the quota, or choose a run directory elsewhere.",
-}
-_BUCKET_ADVICE = {
-    errno.ENOENT: "Create the bucket, or correct its name.",
-    errno.EACCES: "Give this account the role 'Storage Object Admin' on the bucket; credentials come from "
-    "GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login` or the machine's service account.",
-}
-_BUCKET_UNREACHABLE = "Check the network and proxy settings, or choose a local run directory."
+from tfdist.storage import files, troubles
 
 
 def check_writable(run_dir: files.StrPath) -> None:
@@ -40,33 +25,6 @@ def check_writable(run_dir: files.StrPath) -> None:
         files.write_atomic(probe, b"")
         files.remove(probe)
     except OSError as error:
-        explain = _explain_bucket if files.is_remote(path) else _explain_local
-        raise UserError(f"The run directory {path!r} cannot be written: {explain(path, error)}") from error
-
-
-def _explain_bucket(path: str, error: OSError) -> str:
-    del path
-    reason = " ".join((error.strerror or str(error)).split())
-    return f"{reason}. {_BUCKET_ADVICE.get(error.errno, _BUCKET_UNREACHABLE)}"
-
-
-def _explain_local(path: str, error: OSError) -> str:
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"{_file_in_the_way(path)!r} is a file. Choose another run directory, or move that file away."
-    place = _nearest_directory(path)
-    advice = _LOCAL_ADVICE.get(error.errno, "Choose another run directory.")
-    return f"{error.strerror or error} (in {place!r}). {advice}"
-
-
-def _file_in_the_way(path: str) -> str:
-    ancestor = os.path.abspath(path)
-    while not os.path.lexists(ancestor):
-        ancestor = os.path.dirname(ancestor)
-    return ancestor
-
-
-def _nearest_directory(path: str) -> str:
-    ancestor = os.path.abspath(path)
-    while not os.path.isdir(ancestor):
-        ancestor = os.path.dirname(ancestor)
-    return ancestor
+        is_remote = files.is_remote(path)
+        why = troubles.explain_bucket(error) if is_remote else troubles.explain_local(path, error)
+        raise UserError(f"The run directory {path!r} cannot be written: {why}") from error

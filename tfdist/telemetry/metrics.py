@@ -66,7 +66,13 @@ class MetricsLog:
     def discard_after(self, step: int) -> None:
         if not files.exists(self._run.metrics):
             return
-        lines = files.read(self._run.metrics).decode().split("\n")[:-1]
+        try:
+            lines = files.read(self._run.metrics).decode().split("\n")[:-1]
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{self._run.metrics} is no log of a run's metrics, but other data: {error}. Move it away, or give "
+                "another --run_dir."
+            ) from error
         kept = [line for line in lines if _step_of(line) <= step]
         if len(kept) < len(lines):
             files.write_atomic(self._run.metrics, "".join(f"{line}\n" for line in kept))
@@ -88,9 +94,14 @@ class MetricsLog:
         import tensorflow as tf
 
         if split not in self._writers:
-            self._writers[split] = tf.summary.create_file_writer(
-                files.join(self._summary_directory(), split), flush_millis=_SUMMARY_FLUSH_SECONDS * 1000
-            )
+            directory = files.join(self._summary_directory(), split)
+            try:
+                writer = tf.summary.create_file_writer(directory, flush_millis=_SUMMARY_FLUSH_SECONDS * 1000)
+            except tf.errors.OpError as error:
+                raise UserError(
+                    f"No summaries for TensorBoard can be written to {directory}: {error.message}"
+                ) from error
+            self._writers[split] = writer
         with self._writers[split].as_default():
             for name, value in metrics.items():
                 if np.ndim(value) == 0:

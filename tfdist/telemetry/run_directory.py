@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.writable import check_writable
 
@@ -25,6 +26,21 @@ class RunDirectory:
     def create(self) -> None:
         """Makes the directory itself; raises UserError where nothing can be written."""
         check_writable(self.path)
+        if not files.is_remote(self.path):
+            self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        """Raises UserError where a directory stands in the place of a file, or a file in that of a directory."""
+        for path in (self.config, self.result, self.evaluation, self.metrics, self.events):
+            if files.is_dir(path):
+                raise UserError(
+                    f"{path} is a directory; a run has a file there. Move it away, or give another --run_dir."
+                )
+        for path in (self.tensorboard, self.backups, self.fitted, self.export):
+            if files.exists(path) and not files.is_dir(path):
+                raise UserError(
+                    f"{path} is a file; a run has a directory there. Move it away, or give another --run_dir."
+                )
 
     @property
     def config(self) -> str:

@@ -16,10 +16,10 @@ from tfdist.tasks.base import Task
 MOST_SEED = 2**32 - 1  # NumPy's
 
 
-def check_counts(root: str, counts: Mapping[str, Any]) -> None:
-    """Each is a whole number above 0, or None."""
+def check_counts(root: str, counts: Mapping[str, Any], *, needed: Collection[str] = ()) -> None:
+    """Each is a whole number above 0, or None if it is not `needed`."""
     for name, value in counts.items():
-        if value is not None and not is_whole_number(value):
+        if not is_whole_number(value) and (value is not None or name in needed):
             raise UserError(f"{root}.{name} is {value!r}; write a whole number of at least 1.")
 
 
@@ -35,6 +35,12 @@ def check_choice(setting: str, value: Any, choices: Collection[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         near = suggest(value, choices) if isinstance(value, str) else ""
         raise UserError(f"{setting} is {value!r}; write one of {', '.join(map(repr, choices))}.{near}")
+
+
+def check_text(setting: str, value: Any, example: str) -> None:
+    """It is a text that is not empty, or None."""
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise UserError(f"{setting} is {value!r}; write a text, such as {example!r}.")
 
 
 def check_seed(setting: str, seed: Any) -> None:

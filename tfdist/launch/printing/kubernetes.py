@@ -15,9 +15,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
-from tfdist.errors import EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from tfdist.errors import EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, missing_requirement
 from tfdist.launch.printing import accelerators, checks
 from tfdist.launch.printing.job import Job, add_options, read_job
 
@@ -53,6 +51,10 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
     head = (
         f"# kubectl apply -f FILE; {job.num_workers} worker{'s' * (job.num_workers > 1)}, run directory {job.run_dir}"
     )
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise missing_requirement("yaml") from error
     return f"{head}\n" + yaml.safe_dump(make(options, job), sort_keys=False, width=110, allow_unicode=True)
 
 

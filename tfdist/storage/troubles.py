@@ -1,0 +1,74 @@
+"""Says in one message why a store could not do what a run asked of it, and what to do about it.
+
+Invariant: an OSError of a store, or of a full or broken disk, is the user's to mend and never a bug. `writable.py`
+explains with this before a run, the command when a run ends so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+
+from tfdist.errors import UserError
+from tfdist.storage import files
+
+_STORES = f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}"
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+_LOCAL_ADVICE = {
+    errno.EACCES: "Give this user write permission there, or choose another run directory.",
+    errno.EPERM: "Give this user write permission there, or choose another run directory.",
+    errno.EROFS: "Choose a run directory on a file system that can be written.",
+    errno.ENOSPC: "Make room on that disk, or choose a run directory on another one.",
+    errno.EDQUOT: "Make room within the quota, or choose a run directory elsewhere.",
+}
+_BUCKET_ADVICE = {
+    errno.ENOENT: "Create the bucket, or correct its name.",
+    errno.EACCES: "Give this account the role 'Storage Object Admin' on the bucket; credentials come from "
+    "GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login` or the machine's service account.",
+}
+_BUCKET_UNREACHABLE = "Check the network and proxy settings, or choose a local run directory."
+
+
+def failed(error: BaseException) -> UserError | None:
+    """The UserError for an OSError that a store raised, or that a disk is the cause of; None for any other."""
+    if not isinstance(error, OSError):
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.errno not in _OF_A_DISK and not any(frame.filename.startswith(_STORES) for frame in frames):
+        return None
+    path = error.filename if isinstance(error.filename, str) else ""
+    if path and files.is_remote(path):
+        return UserError(f"{path} cannot be used: {explain_bucket(error)}")
+    reason = " ".join((error.strerror or str(error)).split())
+    advice = _LOCAL_ADVICE.get(error.errno or 0, "Mend that, or choose another run directory.")
+    return UserError(f"{path or 'A file'} cannot be used: {reason}. {advice}")
+
+
+def explain_bucket(error: OSError) -> str:
+    """Reason and cure, for a bucket that was asked for a directory."""
+    reason = " ".join((error.strerror or str(error)).split())
+    return f"{reason}. {_BUCKET_ADVICE.get(error.errno, _BUCKET_UNREACHABLE)}"
+
+
+def explain_local(path: str, error: OSError) -> str:
+    """Reason and cure, for a directory that was to be made and written."""
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return f"{_file_in_the_way(path)!r} is a file. Choose another run directory, or move that file away."
+    place = _nearest_directory(path)
+    advice = _LOCAL_ADVICE.get(error.errno, "Choose another run directory.")
+    return f"{error.strerror or error} (in {place!r}). {advice}"
+
+
+def _file_in_the_way(path: str) -> str:
+    ancestor = os.path.abspath(path)
+    while not os.path.lexists(ancestor):
+        ancestor = os.path.dirname(ancestor)
+    return ancestor
+
+
+def _nearest_directory(path: str) -> str:
+    ancestor = os.path.abspath(path)
+    while not os.path.isdir(ancestor):
+        ancestor = os.path.dirname(ancestor)
+    return ancestor
