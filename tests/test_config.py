@@ -322,6 +322,29 @@ def test_a_name_that_included_files_give_to_two_modules_has_to_be_imported():
     assert "may be of" in text
 
 
+def test_the_written_configuration_says_where_its_modules_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = list(sys.path)
+    loaded = load("import library\ntrain.model = @library.build_head")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", [p for p in path if p not in ("", str(tmp_path))])
+    del sys.modules["library"]
+    assert load(loaded.text()).run("train")["model"] == ("head", 10)
+    assert "# modules in:" not in load("import json\ntrain.model = @json.dumps").text()
+
+
+def test_a_root_inherits_of_another_what_it_has_no_value_for():
+    def loaded(text: str) -> config.Config:
+        inherited = {"evaluate.model": ["train.options", "train.model"], "evaluate.data": ["train.data"]}
+        return config.load(gin_files=[write("0.gin", text)], gin_params=(), roots=lambda: ROOTS, inherited=inherited)
+
+    text = "import library\ntrain.model = @library.build_head\ntrain.options = None"
+    assert loaded(text).run("evaluate") == ("head", 10)
+    assert loaded(f"{text}\nevaluate.model = @library.noisy\n").bindings[-1].key == "evaluate.model"
+    with pytest.raises(UserError, match=r"evaluate\.model has no value"):
+        loaded("train.epochs = 3").run("evaluate")
+
+
 # Syntax and macros, before anything is imported.
 
 
@@ -704,7 +727,8 @@ def test_the_written_configuration_loads_to_the_same_one():
 
 def test_the_written_configuration_has_plain_roots_and_its_imports():
     text = load(EXPERIMENT, params=("train.epochs = 3",)).text()
-    assert text.splitlines()[1:3] == ["from __gin__ import dynamic_registration", "import library"]
+    modules = f"# modules in: {Path.cwd().resolve()}"
+    assert text.splitlines()[1:4] == [modules, "from __gin__ import dynamic_registration", "import library"]
     for line in ("train.epochs = 3", "MODEL = @library.build_convnet", "train/library.load_digits.shuffle = True"):
         assert line in text.splitlines()
 

@@ -88,6 +88,23 @@ class ScheduleThatRaises(keras.optimizers.schedules.LearningRateSchedule):
 def unseen_labels_out_of_range():
     import tensorflow as tf
     return tf.data.Dataset.from_tensor_slices((np.zeros((50, 8, 8, 1), np.float32), np.array([0] * 49 + [49])))
+
+def data_that_exits():
+    raise SystemExit(3)
+
+def text_labels():
+    return np.zeros((50, 8, 8, 1), np.float32), np.array(["zero"] * 50)
+
+def text_inputs():
+    return np.full((50, 8, 8, 1), "dark"), np.zeros(50, np.int32)
+
+def one_nan():
+    x = np.zeros((50, 8, 8, 1), np.float32)
+    x[7, 0, 0, 0] = np.nan
+    return x, np.zeros(50, np.int32)
+
+def infinite_weights():
+    return np.zeros((50, 8, 8, 1), np.float32), np.zeros(50, np.int32), np.full(50, np.inf, np.float32)
 """
 
 
@@ -170,6 +187,10 @@ def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> No
         (["configs/experiments/digits.gin"], ["Write --gin_file=configs/experiments/digits.gin"]),
         ([DIGITS, "--gin_param=train.epochs", "=", "3"], ["'= 3'", "quotes", "--gin_param='train.epochs = 3'"]),
         ([DIGITS, "--gin_param"], ["--gin_param", "expected one argument"]),
+        ([DIGITS, "--run_dir="], ["--run_dir= is empty", "leave --run_dir out"]),
+        ([DIGITS, "--run_dir= "], ["is empty"]),
+        ([DIGITS, "--gin_param=train.seed = 1  # \udcff"], ["no text in UTF-8"]),
+        (["--gin_file="], ["is empty"]),
     ],
 )
 def test_a_wrong_flag_is_told_with_the_right_one(
@@ -197,6 +218,8 @@ def test_a_wrong_flag_is_told_with_the_right_one(
         ("train.epochs = 2.5", ["train.epochs is 2.5", "whole number"]),
         ("train.epochs = '3'", ["train.epochs is '3'"]),
         ("train.steps = 0", ["train.steps is 0"]),
+        ("train.global_batch_size = None", ["train.global_batch_size is None"]),
+        ("train.num_microbatches = None", ["train.num_microbatches is None"]),
         ("train.global_batch_size = 0", ["train.global_batch_size is 0"]),
         ("train.num_microbatches = -1", ["train.num_microbatches is -1"]),
         ("train.eval_every_steps = 0", ["train.eval_every_steps is 0"]),
@@ -377,6 +400,88 @@ def test_a_python_without_what_tfdist_stands_on_is_told(tmp_path: Path) -> None:
     check_refused(told, "has no module 'gin'", sys.executable, "tools/quickstart.sh")
 
 
+@pytest.mark.parametrize("module", ["google_crc32c", "tensorboard", "keras"])
+def test_a_missing_package_is_told_before_a_run(module: str, tmp_path: Path) -> None:
+    block = f"import sys; sys.modules[{module!r}] = None; from tfdist import main; sys.exit(main.main())"
+    told = run_python(["-c", block, DIGITS, "--run_dir=run"], cwd=tmp_path)
+    check_refused(told, f"has no module {module!r}", "pip install")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["config.gin", "metrics.jsonl", "events.jsonl", "result.json"])
+def test_a_directory_in_the_place_of_a_file_of_the_run_is_told_before_training(
+    answer: Callable[..., Answer], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "run" / name).mkdir(parents=True)
+    check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a directory")
+
+
+@pytest.mark.parametrize("name", ["export", "tensorboard", "backups"])
+def test_a_file_in_the_place_of_a_directory_of_the_run_is_told_before_training(
+    answer: Callable[..., Answer], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("")
+    check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a file")
+
+
+def test_a_log_of_metrics_that_is_other_data_is_told(answer: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
+    check_refused(answer(DIGITS, "--run_dir=run"), "run/metrics.jsonl is no log")
+
+
+def test_a_disk_that_takes_no_more_is_told_in_one_message(tmp_path: Path) -> None:
+    limit = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from tfdist import main; sys.exit(main.main())"
+    told = run_python(["-c", limit, DIGITS, "--run_dir=run"], cwd=tmp_path)
+    check_refused(told, "run/config.gin cannot be used: File too large")
+
+
+WEIGHTS = "model.weights.h5"
+
+
+@pytest.fixture
+def other_weights(tmp_path: Path) -> str:
+    """A file of weights that fit another model than the digits'."""
+    import keras
+
+    path = tmp_path / WEIGHTS
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save_weights(path)
+    return path.name
+
+
+@pytest.mark.parametrize("mode", ["train", "validate"])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["train.train_data = @mine.text_labels", "train.eval_data = None"], ["labels are text", "0, 1, 2"]),
+        (["train.train_data = @mine.text_inputs", "train.eval_data = None"], ["gives the model text", "TextVector"]),
+        (["train.train_data = @mine.one_nan"], ["training data holds", "x holds nan in example 7"]),
+        (["train.eval_data = @mine.one_nan"], ["evaluation data holds", "x holds nan in example 7"]),
+        (["train.train_data = @mine.infinite_weights", "train.eval_data = None"], ["sample_weight holds inf in exam"]),
+        (
+            ["train.callbacks = [@keras.callbacks.EarlyStopping(monitor='val_acuracy')]"],
+            ["EarlyStopping monitors 'val_acuracy'", "Did you mean 'val_accuracy'", "It reports loss, accuracy, val_"],
+        ),
+        (
+            ["train.callbacks = [@keras.callbacks.EarlyStopping()]", "train.eval_data = None"],
+            ["EarlyStopping monitors 'val_loss', and nothing is evaluated", "train.eval_data"],
+        ),
+        (
+            ["train.callbacks = [@keras.callbacks.ReduceLROnPlateau(monitor='loss')]"],
+            ["ReduceLROnPlateau sets the learning rate", "schedule of Adam"],
+        ),
+        ([f"train.start_from = '{WEIGHTS}'"], [WEIGHTS, "do not load into this model"]),
+    ],
+)
+def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
+    answer: Callable[..., Answer], other_weights: str, settings: list[str], words: list[str], mode: str
+) -> None:
+    given = [param("import mine"), param("import keras"), *map(param, settings)]
+    check_refused(answer(DIGITS, *given, "--run_dir=run", f"--mode={mode}"), *words)
+
+
 # The user's own code
 
 
@@ -384,6 +489,9 @@ def test_a_python_without_what_tfdist_stands_on_is_told(tmp_path: Path) -> None:
     ("setting", "words"),
     [
         ("train.model = @mine.model_that_raises", ["mine.model_that_raises() failed", "mine.py:21, in model_that_"]),
+        ("train.must_report = [None]", ["train.must_report is [None]", "'val_accuracy'"]),
+        ("train.start_from = 'mine.py'", ["train.start_from is the file 'mine.py'", ".keras"]),
+        ("train.start_from = 'a\\0b'", ["no path"]),
         ("train.model = @mine.model_of_rows", ["do not fit the data", "(None, 4)", "float32[None, 8, 8, 1]"]),
         ("train.model = @mine.compiled_model", ["mine.py:12", "compiled", "Return it uncompiled"]),
         ("train.model = @mine.no_model", ["mine.py:17", "returned NoneType"]),
@@ -391,6 +499,10 @@ def test_a_python_without_what_tfdist_stands_on_is_told(tmp_path: Path) -> None:
         ("supervised.Supervised.loss = @mine.scalar_loss", ["'scalar_loss' (mine.py:23)", "shape [n]"]),
         ("supervised.Supervised.loss = @mine.loss_that_raises", ["KeyError: 'b'", "mine.py:27, in loss_that_raises"]),
         ("train.train_data = @mine.data_that_raises", ["FileNotFoundError", "no/such/file.npy", "mine.py:30"]),
+        (
+            "train.train_data = @mine.data_that_exits",
+            ["data_that_exits() failed: SystemExit: 3"],
+        ),
         ("train.train_data = @mine.uneven_arrays", ["same number of examples", "[4, 5]"]),
         ("train.train_data = @mine.labels_out_of_range", ["Example 10 of the training data has the label 10", "0 … 9"]),
         ("train.eval_data = @mine.data_that_raises", ["FileNotFoundError", "mine.py:30"]),
@@ -606,6 +718,8 @@ def test_evaluating_the_run_gives_the_metrics_of_its_end(trained: tuple[Path, Fi
     run_python(["-m", "tfdist.main", DIGITS, "--mode=evaluate", f"--run_dir={run_dir}"], cwd=REPOSITORY).check()
     result = json.loads((run_dir / "result.json").read_text())
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
+    evaluated = evaluation.pop("evaluated")
+    assert evaluated["weights"] == str(run_dir / "export/model.keras") and evaluated["num_examples"] == 360
     assert evaluation == pytest.approx(result["eval_metrics"], rel=1e-6)
     assert evaluation["accuracy"] == result["eval_metrics"]["accuracy"]
 

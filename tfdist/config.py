@@ -13,13 +13,15 @@ of the call becomes a note on it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 from gin import config as gin_config
@@ -31,6 +33,7 @@ from tfdist.configuration.functions import Function, describe
 from tfdist.configuration.graph import CONSTANT, MACRO, Graph, Reference, Setting, Source
 from tfdist.configuration.report import Binding
 from tfdist.configuration.statements import (
+    MODULES_IN,
     PARAMS,
     Assignment,
     Import,
@@ -110,7 +113,7 @@ class Config:
                     raise
                 raise missing from error
 
-    def user_error(self, error: Exception) -> UserError | None:
+    def user_error(self, error: BaseException) -> UserError | None:
         """What to tell the user about an exception of `run`; None where tfdist itself failed.
 
         Everything that the configuration names is called by gin, so gin's frames tell which of it raised.
@@ -180,6 +183,7 @@ def load(
     gin_params: Sequence[str],
     roots: Callable[[], Mapping[str, Callable[..., Any]]],
     read_url: Callable[[str], str] = read_url,
+    inherited: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Config:
     """Reads gin files, then params; the later statement wins.
 
@@ -189,13 +193,15 @@ def load(
       roots: gives the functions that `Config.run` can call, by their plain names. It is called after all that can be
         checked without them, because it imports TensorFlow.
       read_url: reads a gin file whose name holds `://`.
+      inherited: settings of roots, such as `evaluate.model`, that take the value of others where they have none: of the
+        first that has one.
 
     Raises:
       UserError: anything that the user wrote is wrong.
     """
     reader = _read(gin_files, gin_params, read_url)
     with _gin_state({}, {}):
-        return _Loader(roots(), reader).load()
+        return _Loader(roots(), reader).load(inherited)
 
 
 def stated(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, str]:
@@ -486,7 +492,7 @@ class _Loader:
         self._contexts: dict[int, _Context] = {}
         self._macros = {s.content.macro for s in self._statements if isinstance(s.content, Assignment)} - {None}
 
-    def load(self) -> Config:
+    def load(self, inherited: Mapping[str, Sequence[str]]) -> Config:
         """The configuration; imports what the statements name, and raises UserError for what is wrong in them."""
         self._run_imports()
         check_macros(self._statements, is_constant=_is_constant, imported=True)
@@ -500,7 +506,18 @@ class _Loader:
                     value = graph.map_references(content.value, lambda r, s=statement: self._resolve(r, s.file))
                 scope, parameter = (content.macro, "value") if content.macro else (content.scope, content.parameter)
                 settings.append(Setting(scope, target, parameter, value, statement.source))
-        return self._config(settings)
+        return self._config([*settings, *self._inherited(settings, inherited)])
+
+    def _inherited(self, settings: Sequence[Setting], inherited: Mapping[str, Sequence[str]]) -> Iterator[Setting]:
+        known = {(s.target, s.parameter): s for s in settings if not s.scope}  # the last one holds
+        for name, others in inherited.items():
+            root, _, parameter = name.partition(".")
+            target = self._roots[root].selector
+            sources = [other.partition(".") for other in others]
+            values = [known.get((self._roots[source].selector, of)) for source, _, of in sources]
+            setting = next((s for s in values if s is not None and s.value is not None), None)
+            if setting is not None and (target, parameter) not in known:
+                yield dataclasses.replace(setting, target=target, parameter=parameter)
 
     def _run_imports(self) -> None:
         files.search_modules_in(self._directories)
@@ -589,7 +606,16 @@ class _Loader:
                 manager.require_configurable(configurable)
                 names[target] = manager.minimal_selector(configurable)
         lines = [on.format(), *(s.format() for s in manager.sorted_imports if s is not on)]
-        return tuple(lines), names
+        return (*self._module_directories(), *lines), names
+
+    def _module_directories(self) -> Iterator[str]:
+        """Comments that tell a later reader of the configuration where the modules lie that are not installed."""
+        imported = {
+            statement.module.split(".")[0] for context in self._contexts.values() for statement in context.imports
+        }
+        found = {files.directory_of(sys.modules[name]) for name in imported if name in sys.modules}
+        mine = {directory.resolve() for directory in self._directories} - {files.REPOSITORY}
+        yield from (f"{MODULES_IN}{directory}" for directory in sorted(mine & found))
 
 
 def _forget_registrations() -> None:
@@ -648,7 +674,7 @@ def _missing_in_call(error: Exception, functions: Mapping[str, Function]) -> Use
     return graph.missing_values(function.name, missing) if missing else None
 
 
-def _calls_by_gin(error: Exception) -> list[str]:
+def _calls_by_gin(error: BaseException) -> list[str]:
     """The selectors of the calls by gin that an exception came through, outermost first."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     of_gin = [f for f in frames if f.f_code.co_filename == gin_config.__file__ and f.f_code.co_name == "gin_wrapper"]

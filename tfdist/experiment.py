@@ -26,6 +26,7 @@ from tfdist.training.callbacks import check_callbacks
 from tfdist.training.compiled import parts_of
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model
 from tfdist.training.metrics import MetricGroup
+from tfdist.training.monitors import check_monitors
 from tfdist.training.normalization import synchronized
 from tfdist.training.optimizer import check_optimizer_builder
 from tfdist.training.outcome import Outcome
@@ -34,6 +35,7 @@ from tfdist.training.randomness import set_seeds
 from tfdist.training.run import Request, Run, open_run
 from tfdist.training.survival import check_start_from, checked_policy, open_recovery
 from tfdist.training.tuned import XLA_CHOICES
+from tfdist.training.weights import check_choice, find_exported
 from tfdist.tuning import hypermodel
 from tfdist.tuning.objective import check_reported
 
@@ -134,6 +136,7 @@ def train(
             "log_every_steps": log_every_steps,
             "steps_per_call": steps_per_call,
         },
+        needed=("global_batch_size", "num_microbatches"),
     )
     arguments.check_switches(
         "train",
@@ -149,6 +152,7 @@ def train(
     arguments.check_seed("train.seed", seed)
     arguments.check_choice("train.precision", precision, POLICIES)
     arguments.check_choice("train.xla", xla, XLA_CHOICES)
+    arguments.check_text("train.must_report", must_report, "val_accuracy")
     arguments.check_objects("train", strategy=strategy, task=task)
     model = hypermodel.as_builder(model, hyperparameters)
     arguments.check_functions("train", {"model": model, "train_data": train_data, "eval_data": eval_data})
@@ -192,6 +196,9 @@ def train(
             eval_data=eval_data,
             plan=plan_for,
             eval_batch_size=eval_batch_size or global_batch_size,
+            callbacks=callbacks,
+            start_from=start_from,
+            partial=partial_restore,
         )
         check_reported(must_report, metrics, task, evaluates=eval_data is not None)
         return None
@@ -217,6 +224,13 @@ def train(
             batch_size=global_batch_size,
         )
         check_reported(must_report, learner.eval_metrics, task, evaluates=eval_data is not None)
+        check_monitors(
+            callbacks,
+            metrics=learner.eval_metrics,
+            task=task,
+            optimizer=learner.optimizer,
+            evaluates=eval_data is not None,
+        )
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
         plan = accumulation.made_up(run, learner, plan)
@@ -308,9 +322,12 @@ def evaluate(
     task: Task | None = None,
     global_batch_size: int = 256,
     precision: str = "float32",
-    weights: str | None = None,
+    weights: str | int | None = None,
+    backup: BackupPolicy | str = "auto",
 ) -> dict[str, Any] | None:
     """Evaluates a trained model: each example once, whatever the number of replicas.
+
+    What has no value here has that of the training, if the configuration has one: `main.INHERITED` says whose.
 
     Args:
       request: from the command line.
@@ -320,43 +337,55 @@ def evaluate(
       task: gives loss and metrics; None takes those which the model is compiled with.
       global_batch_size: examples of one step over all replicas.
       precision: as in `train`.
-      weights: a .keras or .weights.h5 file; None takes the run directory's export/model.keras.
+      weights: "best" or "last" of the run's backups, the step of one, the directory of a backup or of a run, or a file
+        in .keras or .weights.h5 format; None takes the run directory's export/model.keras.
+      backup: of the training; its `keep_best` says which backup is the best one.
 
     Returns:
-      Loss and metrics, which are written to evaluation.json too; None with `request.check_only`.
+      Loss and metrics; evaluation.json gets them too, and what was evaluated. None with `request.check_only`.
 
     Raises:
       UserError: something given is wrong, or there are no such weights.
     """
-    arguments.check_counts("evaluate", {"global_batch_size": global_batch_size})
+    arguments.check_counts("evaluate", {"global_batch_size": global_batch_size}, needed=("global_batch_size",))
     arguments.check_choice("evaluate.precision", precision, POLICIES)
     arguments.check_objects("evaluate", strategy=strategy, task=task)
     if hypermodel.takes_hyperparameters(model):
         model = hypermodel.as_builder(model, (hypermodel.read(request.run_dir) or {}).get("values"))
     arguments.check_functions("evaluate", {"model": model, "data": data})
-    path = weights or RunDirectory(request.run_dir).model
+    check_choice(weights)
+    policy = checked_policy(backup)
     if request.check_only:
         set_precision(precision)
         checks.check_evaluation(
             request.tell, strategy=strategy, model=model, task=task, data=data, batch_size=global_batch_size
         )
         return None
-    if not files.exists(path):
-        raise UserError(f"There are no trained weights at {path}. Train first, or write evaluate.weights = 'FILE'.")
+    if weights is None:
+        find_exported(RunDirectory(request.run_dir))
 
     with open_run(request, strategy, mode="evaluate") as run:
         set_precision(precision)
-        structure = assembly.open_source(run, data, None).structure
+        found = assembly.find_weights(run, weights, policy)
+        source = assembly.open_source(run, data, None)
         if task is None:
-            model, _, task = parts_of(strategy, model, None, None, structure)
+            model, _, task = parts_of(strategy, model, None, None, source.structure)
         with strategy.scope():
             metrics = MetricGroup(task.metric_specs())
-            built = build_model(model, task, structure, metrics=[metrics])
-        assembly.load_weights(built, path)
+            built = build_model(model, task, source.structure, metrics=[metrics])
+        assembly.put_weights(run, built, found)
         evaluator = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size)
         results = evaluator.evaluate()
         evaluator.close()
         if run.topology.is_chief:
-            files.write_atomic(run.directory.evaluation, to_json(results, indent=2) + "\n")
-        run.events.info("evaluated", message=f"{path}: {shown(results)}", **results)
+            evaluated = {
+                "weights": found.path,
+                "step": found.step,
+                "data": request.settings().get("evaluate.data"),
+                "num_examples": source.num_examples,
+                "strategy": strategy.name,
+                "num_replicas": run.topology.num_replicas,
+            }
+            files.write_atomic(run.directory.evaluation, to_json(results | {"evaluated": evaluated}, indent=2) + "\n")
+        run.events.info("evaluated", message=f"{found.described()}: {shown(results)}", **results)
         return results

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import os
 import pathlib
 import signal
@@ -20,17 +21,34 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist.command_line import Parser, exit_status_of
-from tfdist.errors import EXIT_INTERRUPTED, TfdistError, UserError, suggest
+from tfdist.errors import (
+    EXIT_INTERRUPTED,
+    REQUIREMENTS,
+    TfdistError,
+    UserError,
+    is_unicode,
+    missing_requirement,
+    suggest,
+)
 from tfdist.strategies import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
-    "evaluate": "evaluate the trained model of --run_dir",
+    "evaluate": "evaluate the trained model of --run_dir, or a backup of it; without --gin_file, as it was trained",
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
+# What an evaluation has of the training, where nothing else is set for it.
+INHERITED = {
+    "evaluate.model": ["train.model"],
+    "evaluate.task": ["train.task"],
+    "evaluate.data": ["train.eval_data"],
+    "evaluate.strategy": ["train.strategy"],
+    "evaluate.global_batch_size": ["train.eval_batch_size", "train.global_batch_size"],
+    "evaluate.precision": ["train.precision"],
+    "evaluate.backup": ["train.backup"],
+}
 ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovodrun do something together
-REQUIREMENTS = ("gin", "keras", "numpy", "tensorflow")
 
 
 def main(arguments: Sequence[str] | None = None, wait: Callable[[], object] = lambda: None) -> int:
@@ -80,13 +98,35 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     flags, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise UserError(_why_unknown(unknown, parser.shown_options))
+    for argument in arguments:
+        if not is_unicode(argument):
+            raise UserError(f"{argument!r} is no text in UTF-8. Write file names and values in UTF-8.")
+    if flags.run_dir is not None and not flags.run_dir.strip():
+        raise UserError(
+            f"--run_dir={flags.run_dir} is empty; a variable in it may have no value. Write a directory, or leave "
+            "--run_dir out: then it is runs/ and the first gin file's name."
+        )
     if flags.mode not in MODES:
         raise UserError(
             f"There is no --mode={flags.mode}; the modes are {', '.join(MODES)}.{suggest(flags.mode, MODES)}"
         )
+    if not flags.gin_file and flags.mode == "evaluate" and flags.run_dir is not None:
+        flags.gin_file = [config_of(flags.run_dir)]
     if not flags.gin_file:
         raise UserError("No experiment given. Write --gin_file=configs/experiments/digits.gin")
     return flags
+
+
+def config_of(run_dir: str) -> str:
+    """The configuration that a run was trained with; raises UserError where there is none."""
+    from tfdist.telemetry.run_directory import RunDirectory
+
+    path = RunDirectory(run_dir).config
+    if "://" not in path and not os.path.isfile(path):
+        raise UserError(
+            f"{run_dir!r} holds no run: there is no {path}. Write the --run_dir of a training, or --gin_file=FILE."
+        )
+    return path
 
 
 def _why_unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
@@ -108,11 +148,7 @@ def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) ->
     Raises:
       TfdistError: what the user should read, with the exit status.
     """
-    try:
-        from tfdist import config
-    except ModuleNotFoundError as error:
-        check_installed(error)
-        raise
+    from tfdist import config
     from tfdist.storage import gcs
     from tfdist.telemetry import pulse
 
@@ -127,6 +163,7 @@ def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) ->
             gin_files=flags.gin_file,
             gin_params=[*flags.gin_param, *parameters],
             roots=lambda: load_roots(flags.verbose, nurseries if flags.mode == "tune" else None),
+            inherited=INHERITED if flags.mode == "evaluate" else {},
         )
 
     try:
@@ -168,6 +205,7 @@ def run_mode(
 ) -> None:
     """Calls the mode's function with the configuration that was loaded."""
     from tfdist.experiment import Request
+    from tfdist.storage import troubles
     from tfdist.tuning.sweep import Experiment
 
     run_dir = flags.run_dir or os.path.join("runs", pathlib.PurePath(flags.gin_file[0]).stem)
@@ -189,8 +227,8 @@ def run_mode(
             loaded.run(flags.mode, request=request)
     except TfdistError:
         raise
-    except Exception as error:
-        users = loaded.user_error(error)
+    except (Exception, SystemExit) as error:
+        users = loaded.user_error(error) or troubles.failed(error)
         if users is None:
             raise
         raise users from error
@@ -245,31 +283,32 @@ def import_summaries() -> None:
 
 
 def import_tensorflow(verbose: bool) -> None:
-    """Imports TensorFlow, and shows of its own log only what was asked for."""
+    """Imports TensorFlow, and shows of its own log only what was asked for.
+
+    Raises:
+      UserError: a package that a run needs, now or later, is not installed.
+    """
+    for module in REQUIREMENTS:
+        if not is_installed(module):
+            raise missing_requirement(module)
     os.environ["KERAS_BACKEND"] = "tensorflow"
+    if verbose:
+        import tensorflow
+    else:
+        from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
+
+        quiet_tensorflow(os.environ)
+        # Its libraries chatter while they load; a trial's process has it already.
+        with contextlib.nullcontext() if "tensorflow" in sys.modules else quiet_import(os.environ):
+            import tensorflow  # noqa: F401
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module can be found, without importing it."""
     try:
-        if verbose:
-            import tensorflow
-        else:
-            from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
-
-            quiet_tensorflow(os.environ)
-            # Its libraries chatter while they load; a trial's process has it already.
-            with contextlib.nullcontext() if "tensorflow" in sys.modules else quiet_import(os.environ):
-                import tensorflow  # noqa: F401
-    except ModuleNotFoundError as error:
-        check_installed(error)
-        raise
-
-
-def check_installed(error: ModuleNotFoundError) -> None:
-    """Raises UserError where what is missing is a package that tfdist stands on."""
-    package = (error.name or "").split(".")[0]
-    if package in REQUIREMENTS:
-        raise UserError(
-            f"{sys.executable} has no module {package!r}, which tfdist needs. Use the Python of the environment that "
-            "tools/quickstart.sh makes (.venv/bin/python), or run: pip install -e ."
-        ) from error
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # it stands in sys.modules already, in part
+        return sys.modules.get(module) is not None
 
 
 def leave(status: int) -> NoReturn:

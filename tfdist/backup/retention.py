@@ -7,7 +7,7 @@ commit, `python -m tfdist.backup prune` on demand.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tfdist.backup.entries import Entry
 from tfdist.backup.policy import BackupPolicy
@@ -28,13 +28,13 @@ def doomed(entries: Iterable[Entry], policy: BackupPolicy, *, newest: Entry) -> 
     kept = {entry.path for entry in candidates[: policy.keep_last]}
     if policy.keep_every_steps:
         kept |= {entry.path for entry in candidates if entry.step % policy.keep_every_steps == 0}
-    best = _best(candidates, policy)
-    if best is not None:
-        kept.add(best.path)
+    kept_for_value = best(candidates, policy)
+    if kept_for_value is not None:
+        kept.add(kept_for_value.path)
     return [entry for entry in judged if entry.path not in kept]
 
 
-def _best(candidates: list[Entry], policy: BackupPolicy) -> Entry | None:
+def best(candidates: Sequence[Entry], policy: BackupPolicy) -> Entry | None:
     """The one with the best value of the policy's metric; of equal ones the newest, which comes first."""
     if policy.keep_best is None:
         return None

@@ -6,6 +6,7 @@ nothing of gin: `tfdist.config`, which alone calls this, passes the function tha
 
 from __future__ import annotations
 
+import itertools
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from tfdist.errors import UserError, suggest
 
 _MAX_WORD = 60  # characters of a value in a message
 _MAX_PARAM = 200  # characters of a --gin_param in a message
+MODULES_IN = "# modules in: "  # begins a line that names a directory in which a written configuration's modules lie
 PARAMS = 0  # the `file` of all statements that came as a --gin_param
 
 
@@ -117,6 +119,8 @@ class Reader:
     def _add_file(self, text: str, shown: str, path: Path | None) -> None:
         if path is not None:
             self.directories.append(path.resolve().parent)
+        lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+        self.directories += [Path(n.removeprefix(MODULES_IN)) for n in lines if n.startswith(MODULES_IN)]
         self._num_files += 1
         file = self._num_files
         self.included[file] = []

@@ -197,6 +197,11 @@ def _check_labels(labels: np.ndarray, num_classes: int | None, ignored: int | No
 def _loss_values(loss: Loss, y_true: Any, y_pred: Any) -> tf.Tensor:
     """float32 [n, …] losses, unreduced: a Keras loss's `call` comes before its own weighting and reduction."""
     y_pred = tf.nest.map_structure(lambda t: tf.cast(t, tf.float32), y_pred)
+    if any(t.dtype == tf.string for t in tf.nest.flatten(y_true)) and _is_keras(loss):
+        raise UserError(
+            f"The labels are text (string), and {getattr(loss, 'name', None) or getattr(loss, '__name__', loss)} takes "
+            "numbers. Give the number of the class, 0, 1, 2, …, in the data function."
+        )
     if isinstance(loss, keras.losses.Loss):  # its `__call__` casts the targets so
         y_true = tf.nest.map_structure(lambda t: tf.cast(t, loss.dtype), y_true)
         values = loss.call(y_true, y_pred)
@@ -209,6 +214,10 @@ def _loss_values(loss: Loss, y_true: Any, y_pred: Any) -> tf.Tensor:
             "batch. Return the loss of each example, shape [n]; tfdist sums and averages over the global batch."
         )
     return values
+
+
+def _is_keras(loss: Loss) -> bool:
+    return (type(loss) if isinstance(loss, keras.losses.Loss) else loss).__module__.startswith("keras.")
 
 
 def _column(weights: Any) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -10,30 +11,37 @@ from typing import Any
 
 import keras
 
+from tfdist.backup.policy import BackupPolicy
 from tfdist.data.batches import BatchPlan
 from tfdist.data.cures import cure_of
 from tfdist.data.pipeline import as_source, build_pipeline, dispose
 from tfdist.data.source import Source
 from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.telemetry import pulse
 from tfdist.telemetry.console_text import Plan
+from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.reporter import RunReporter
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator
+from tfdist.training.examples import check_held
 from tfdist.training.gradients import LocalGradients
 from tfdist.training.learner import Learner
 from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.outcome import Outcome
 from tfdist.training.pace import Pace
-from tfdist.training.recovery import Position, Recovery
+from tfdist.training.recovery import Position, Recovery, restored
 from tfdist.training.run import Run
+from tfdist.training.state import ModelState
 from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
+from tfdist.training.weights import Found, find
 from tfdist.training.wishes import no_wishes
+from tfdist.user_code import said
 
 
 def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
@@ -68,11 +76,14 @@ def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
     return source
 
 
-def check_examples(task: Task, model: keras.Model, source: Source, split: str) -> None:
+def check_examples(
+    task: Task, model: keras.Model, source: Source, split: str, strategy: Strategy | None = None
+) -> None:
     """Raises UserError where the model cannot learn from an example that lies in memory."""
     held = source.held()
     if held is not None:
         task.check_examples(model, held, split)
+        check_held(model, task, held, split, strategy)
 
 
 def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
@@ -89,7 +100,7 @@ def build_step(
       UserError: the examples do not fit the model.
     """
     pulse.beat(pulse.BUILDING)
-    check_examples(task, learner.model, source, "training")
+    check_examples(task, learner.model, source, "training", run.strategy)
 
     def gradients(jit_compile: bool) -> LocalGradients:
         return LocalGradients(
@@ -135,7 +146,7 @@ def build_evaluator(
         pad=run.strategy.needs_static_shapes,
         any_order=True,
     )
-    check_examples(task, model, source, "evaluation")
+    check_examples(task, model, source, "evaluation", run.strategy)
     return Evaluator(
         strategy=run.strategy,
         model=model,
@@ -227,6 +238,39 @@ def export_model(run: Run, model: keras.Model) -> None:
             files.write_atomic(run.directory.model, saved.read())
 
 
+def find_weights(run: Run, weights: str | int | None, policy: BackupPolicy | None) -> Found:
+    """What `evaluate.weights` names. A collective: the chief looks, the others learn what it found, without the values.
+
+    Raises:
+      UserError: there is no such thing; on every worker.
+    """
+    found, problem = None, None
+    if run.topology.is_chief:
+        try:
+            found = find(weights, run.directory, policy, tell=run.events)
+        except (UserError, OSError) as error:
+            problem = error if isinstance(error, UserError) else UserError(f"The backups cannot be read: {error}")
+    if run.strategy.any_worker(problem is not None):
+        raise problem or UserError("The chief found no weights; its message says why.")
+    if run.topology.num_workers == 1:
+        return found
+    text = to_json([found.path, found.step, found.why]).encode() if found is not None else None
+    path, step, why = json.loads(bytes(run.strategy.broadcast(text)))
+    return found or Found(path, step, None, why)
+
+
+def put_weights(run: Run, model: keras.Model, found: Found) -> None:
+    """Gives a built model the weights. A collective.
+
+    Raises:
+      UserError: they do not fit.
+    """
+    if found.step is None:
+        load_weights(model, found.path)
+    else:
+        restored(run.strategy, ModelState(model), lambda: found.state, partial=False, only_model=True)
+
+
 def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> None:
     """Loads a .keras or .weights.h5 file, local or gs://, into a built model; with `partial` what fits of it.
 
@@ -242,5 +286,5 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> Non
             with open(copy, "wb") as target:
                 target.write(files.read(path))
             model.load_weights(copy, skip_mismatch=partial)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"The weights in {path} do not load into this model: {error}") from error
+        except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
+            raise UserError(f"The weights in {path} do not load into this model: {said(error)}") from error

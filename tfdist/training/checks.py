@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -20,9 +21,12 @@ from tfdist.data.source import Source
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
+from tfdist.training import assembly, survival
 from tfdist.training.compiled import parts_of
+from tfdist.training.examples import check_first_batch, named_arrays
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model
 from tfdist.training.metrics import MetricGroup
+from tfdist.training.monitors import check_monitors
 from tfdist.training.optimizer import build_optimizer
 
 Tell = Callable[[str], None]
@@ -39,26 +43,32 @@ def check_training(
     eval_data: Callable[[], Any] | None,
     plan: Callable[[int, int], BatchPlan],
     eval_batch_size: int,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    start_from: str | None = None,
+    partial: bool = False,
 ) -> tuple[MetricGroup, Task]:
     """Builds all that a training needs, on this process alone, without a step; its metrics and task.
 
-    `plan` gives the batches for a number of examples and of replicas.
+    `plan` gives the batches for a number of examples and of replicas; the others are as `train` has them.
     """
     replicas = _tell_strategy(tell, strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
         source = _opened(train_data, scratch)
-        _tell_data(tell, "training", source, plan(source.num_examples, replicas))
+        batches = {"training": _tell_data(tell, "training", source, plan(source.num_examples, replicas))}
         splits = {"training": source}
         if eval_data is not None:
-            splits["evaluation"] = _opened(eval_data, scratch)
-            check_evaluation_data(tell, splits["evaluation"], source, eval_batch_size, replicas)
+            splits["evaluation"] = held = _opened(eval_data, scratch)
+            batches["evaluation"] = check_evaluation_data(tell, held, source, eval_batch_size, replicas)
     model, optimizer, task = parts_of(None, model, optimizer, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     built = build_model(model, task, source.structure, metrics=[metrics])
     for split, each in splits.items():
-        if each.held() is not None:
-            task.check_examples(built, each.held(), split)
+        assembly.check_examples(task, built, each, split)
+        check_first_batch(built, task, batches[split], split)
     made = build_optimizer(optimizer, built)
+    check_monitors(callbacks, metrics=metrics, task=task, optimizer=made, evaluates=eval_data is not None)
+    if start_from is not None:
+        survival.check_weights(built, start_from, partial=partial, tell=_Warnings(tell))
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
     return metrics, task
@@ -71,20 +81,34 @@ def check_evaluation(
     replicas = _tell_strategy(tell, strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
         source = _opened(data, scratch)
-        check_evaluation_data(tell, source, source, batch_size, replicas)
+        batch = check_evaluation_data(tell, source, source, batch_size, replicas)
     if task is None:
         model, _, task = parts_of(None, model, None, None, source.structure)
     built = build_model(model, task, source.structure, metrics=[MetricGroup(task.metric_specs())])
+    check_first_batch(built, task, batch, "evaluation")
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
-def check_evaluation_data(tell: Tell, source: Source, like: Source, batch_size: int, replicas: int) -> None:
-    """Checks that evaluation examples look as training's do."""
+def check_evaluation_data(tell: Tell, source: Source, like: Source, batch_size: int, replicas: int) -> Any:
+    """Checks that evaluation examples look as training's do; the first batch."""
     ours, theirs = _said(source.structure), _said(like.structure)
     if ours != theirs:
         raise UserError(f"The evaluation data gives {ours}, the training data {theirs}. Both have to look alike.")
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=replicas)
-    _tell_data(tell, "evaluation", source, plan)
+    return _tell_data(tell, "evaluation", source, plan)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Warnings:
+    """Tells what is passed over in a directory of backups."""
+
+    tell: Tell
+
+    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        pass
+
+    def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        self.tell(message or event)
 
 
 def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
@@ -102,8 +126,8 @@ def _opened(data: Callable[[], Any], scratch: str) -> Source:
     return source
 
 
-def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> None:
-    """Says what a split holds, and reads its first batch."""
+def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
+    """Says what a split holds; its first batch."""
     tell(
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
@@ -116,20 +140,9 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> None:
         batch = next(iter(build_pipeline(source, alone, Topology(0, 1, 1))))["examples"]
     except tf.errors.OpError as error:
         raise failures.take() or failures.explained(error) or error from error
-    for path, values in _named(batch):
+    for path, values in named_arrays(batch):
         tell(f"  first batch, {path}: {_values_said(values.numpy())}")
-
-
-def _named(nest: Any, path: str = "") -> list[tuple[str, tf.Tensor]]:
-    """The tensors of a nest with their places in it: x, y, x.upper …"""
-    if isinstance(nest, Mapping):
-        return [pair for name in nest for pair in _named(nest[name], f"{path}.{name}".strip("."))]
-    if isinstance(nest, (tuple, list)):
-        names = ("x", "y", "sample_weight") if not path and len(nest) <= 3 else map(str, range(len(nest)))
-        return [
-            pair for name, part in zip(names, nest, strict=False) for pair in _named(part, f"{path}.{name}".strip("."))
-        ]
-    return [(path or "examples", nest)]
+    return batch
 
 
 def _values_said(values: np.ndarray) -> str:

@@ -101,6 +101,7 @@ def build_model(
     try:
         if not model.built:
             model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
+        check_text(model, task.inputs(structure))
         trace_loss(model, task, structure, metrics)
     except UserError:
         raise
@@ -109,6 +110,18 @@ def build_model(
     if not model.trainable_variables:
         raise UserError("The model has no trainable variables: nothing would be learned.")
     return model
+
+
+def check_text(model: keras.Model, inputs: Any) -> None:
+    """Raises UserError where the data gives text and the model takes numbers, which fails only once it computes."""
+    takes = [keras.backend.standardize_dtype(wanted.dtype) for wanted in getattr(model, "inputs", None) or []]
+    gives = [spec.dtype.name for spec in tf.nest.flatten(inputs)]
+    if takes and "string" in gives and "string" not in takes:
+        raise UserError(
+            f"The data gives the model text (string), and it takes {', '.join(dict.fromkeys(takes))}. Turn the text "
+            "into numbers in the data function, or give the model a keras.Input of dtype 'string' with a layer such as "
+            "keras.layers.TextVectorization or StringLookup behind it."
+        )
 
 
 def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:

@@ -25,7 +25,7 @@ from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, Preem
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import pulse
 from tfdist.training.randomness import read_generators, set_generators
-from tfdist.training.state import MODEL, SEEDS, TrainingState
+from tfdist.training.state import MODEL, SEEDS, ModelState, TrainingState
 from tfdist.training.wishes import Wanted
 
 RANDOM = "random"
@@ -200,7 +200,7 @@ class Recovery:
 
 def restored(
     strategy: Strategy,
-    state: TrainingState,
+    state: TrainingState | ModelState,
     read: Callable[[], State | None],
     *,
     partial: bool,
@@ -212,7 +212,7 @@ def restored(
 
     Args:
       strategy: connected.
-      state: of the run.
+      state: of the run, or with `only_model` the model's.
       read: gives the state to restore; called on the chief.
       partial: leaves out what does not fit, instead of refusing.
       only_model: takes the model's variables and nothing else.
@@ -240,7 +240,7 @@ def restored(
 
 
 def _chosen(
-    found: State | None, state: TrainingState, *, partial: bool, only_model: bool
+    found: State | None, state: TrainingState | ModelState, *, partial: bool, only_model: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What of a backup is to be put in place."""
     if found is None:

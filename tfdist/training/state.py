@@ -81,6 +81,22 @@ class TrainingState:
         self._strategy.run(self._metrics.load, args=(self._strategy, states))
 
 
+class ModelState:
+    """The variables of a model alone, of which an evaluation needs no other."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._variables = {name: v for name, v in model_variables(model).items() if name.startswith(MODEL)}
+
+    def specs(self) -> Specs:
+        """Shape and type of each by name."""
+        return {n: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for n, v in self._variables.items()}
+
+    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
+        for name in arrays.keys() & self._variables.keys():
+            self._variables[name].assign(arrays[name])
+
+
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
     """What a run changes, its metrics aside: "model/dense/kernel", "optimizer/dense/kernel/momentum", …"""
     named = model_variables(learner.model)

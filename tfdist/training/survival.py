@@ -10,6 +10,8 @@ import os
 import signal
 from collections.abc import Iterator
 
+import keras
+
 from tfdist.backup import restore
 from tfdist.backup.entries import list_paths
 from tfdist.backup.keeper import BackupKeeper
@@ -19,6 +21,7 @@ from tfdist.backup.policy import BackupPolicy
 from tfdist.backup.preemption import SIGNALS, Preemption
 from tfdist.backup.schedule import Schedule
 from tfdist.backup.state import State
+from tfdist.backup.teller import Teller
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.strategies import environment
@@ -30,7 +33,7 @@ from tfdist.training.in_memory import newest, open_memory
 from tfdist.training.learner import Learner
 from tfdist.training.recovery import Position, Recovery, restored
 from tfdist.training.run import Run
-from tfdist.training.state import TrainingState
+from tfdist.training.state import MODEL, ModelState, TrainingState
 
 OFF, AUTO = "off", "auto"
 WEIGHTS = (".keras", ".weights.h5")
@@ -59,6 +62,11 @@ def check_start_from(path: str | None) -> None:
     path = _plain(path)
     if path.endswith(WEIGHTS):
         found = files.exists(path)
+    elif not files.is_remote(path) and os.path.isfile(path):
+        raise UserError(
+            f"train.start_from is the file {path!r}; of files only .keras and .weights.h5 hold weights that can be "
+            "read. Write one of these, a run directory, or a backup in it."
+        )
     else:
         found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, _places_of_backups(path)))
     if not found:
@@ -172,17 +180,34 @@ def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, 
         assembly.load_weights(learner.model, path, partial=partial)
         found = path
     else:
-        taken = restored(run.strategy, state, lambda: _found(run, path), partial=partial, only_model=True)
+        taken = restored(run.strategy, state, lambda: _found(path, tell=run.events), partial=partial, only_model=True)
         found = f"step {taken.step:,} of {path}"
     run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
 
 
-def _found(run: Run, path: str) -> State:
+def check_weights(model: keras.Model, path: str, *, partial: bool, tell: Teller) -> None:
+    """Raises UserError where what `start_from` names does not fit a model; the model's variables may change.
+
+    Args:
+      model: built.
+      path: which `check_start_from` let pass.
+      partial: whether what does not fit is left out.
+      tell: gets a warning of each damaged backup that is passed over.
+    """
+    path = _plain(path)
+    if path.endswith(WEIGHTS):
+        assembly.load_weights(model, path, partial=partial)
+        return
+    own = {name: array for name, array in _found(path, tell=tell).tensors.items() if name.startswith(MODEL)}
+    restore.match(own, ModelState(model).specs(), partial=partial)
+
+
+def _found(path: str, *, tell: Teller) -> State:
     """The state in a run directory, a directory of backups, or one backup."""
     if files.exists(files.join(path, MANIFEST)):
         return restore.load(path)
     for directory in _places_of_backups(path):
-        if (state := restore.newest(directory, tell=run.events)) is not None:
+        if (state := restore.newest(directory, tell=tell)) is not None:
             return state
     raise UserError(f"No backup in train.start_from = {path!r} is whole.")
 

@@ -1,0 +1,142 @@
+"""Finds the weights that an evaluation names: the exported model, the best or the last backup, a step's, or a file.
+
+Invariant: what is found exists and, for a backup, has every byte that it was written with; whatever is not found is a
+UserError that lists what there is. Called by the chief, before the weights are shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tfdist.backup import restore, retention
+from tfdist.backup.entries import Entry, list_backups, list_paths
+from tfdist.backup.manifest import NAME as MANIFEST
+from tfdist.backup.policy import BackupPolicy
+from tfdist.backup.state import State
+from tfdist.backup.teller import Teller
+from tfdist.errors import UserError, is_whole_number
+from tfdist.storage import files
+from tfdist.telemetry.run_directory import RunDirectory
+
+BEST, LAST = "best", "last"
+FILES = (".keras", ".weights.h5")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Weights that are there.
+
+    Attributes:
+      path: the file, or the backup's directory.
+      step: of the backup; None for a file, which does not say it.
+      state: the backup; None for a file.
+      why: what makes a backup the best one, "val_accuracy 0.9833"; empty otherwise.
+    """
+
+    path: str
+    step: int | None = None
+    state: State | None = None
+    why: str = ""
+
+    def described(self) -> str:
+        """How a message calls them."""
+        if self.step is None:
+            return self.path
+        return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
+
+
+def check_choice(weights: Any) -> None:
+    """Raises UserError where `evaluate.weights` is of no kind that is understood."""
+    is_text = isinstance(weights, str) and weights.strip()
+    if weights is not None and not is_text and not is_whole_number(weights, least=0):
+        raise UserError(
+            f"evaluate.weights is {weights!r}; write 'best', 'last', a step such as 1200, the directory of a backup or "
+            "of a run, or a .keras file."
+        )
+
+
+def find(weights: str | int | None, run: RunDirectory, policy: BackupPolicy | None, *, tell: Teller) -> Found:
+    """The weights that `evaluate.weights` names.
+
+    Args:
+      weights: passed `check_choice`; None is the model that the run has exported.
+      run: whose backups and model are meant.
+      policy: of the run: says by which metric a backup is the best one.
+      tell: gets a warning of each damaged backup that is passed over.
+    """
+    if weights is None:
+        return find_exported(run)
+    if isinstance(weights, int):
+        return _of_step(weights, run)
+    if weights == LAST:
+        return _newest(run.backups, f"{run.path} has no backup that is whole.", tell)
+    if weights == BEST:
+        return _best(run, policy)
+    path = RunDirectory(weights).path
+    if path.endswith(FILES):
+        if not files.exists(path):
+            raise UserError(f"There is no file evaluate.weights = {path!r}.")
+        return Found(path)
+    if files.exists(files.join(path, MANIFEST)):
+        return _loaded(path)
+    for directory in (RunDirectory(path).backups, path):
+        if files.is_dir(directory) and list_paths(directory):
+            return _newest(directory, f"No backup in evaluate.weights = {path!r} is whole.", tell)
+    raise UserError(
+        f"evaluate.weights = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
+        "backup or of a run, or a file in .keras and .weights.h5 format."
+    )
+
+
+def find_exported(run: RunDirectory) -> Found:
+    """The model that the run has exported; raises UserError where it has none yet."""
+    if files.exists(run.model):
+        return Found(run.model)
+    steps = _steps(run)
+    advice = f"Write evaluate.weights = 'last' for the newest backup; there are {steps}" if steps else "Train first"
+    raise UserError(f"There are no trained weights at {run.model}. {advice}, or write evaluate.weights = 'FILE'.")
+
+
+def _of_step(step: int, run: RunDirectory) -> Found:
+    found = [entry for entry in _entries(run) if entry.step == step]
+    if not found:
+        raise UserError(f"{run.path} has no backup of step {step:,}. It has {_steps(run) or 'none'}.")
+    return _loaded(max(found, key=lambda entry: entry.age_order).path)
+
+
+def _best(run: RunDirectory, policy: BackupPolicy | None) -> Found:
+    if policy is None or policy.keep_best is None:
+        raise UserError(
+            "evaluate.weights is 'best', and the run was not told which backup is the best one. Train with a policy "
+            "that has keep_best = 'val_accuracy', or another metric; or write a step. "
+            f"{run.path} has backups of {_steps(run) or 'no step'}."
+        )
+    entries = sorted(_entries(run), key=lambda entry: entry.age_order, reverse=True)
+    best = retention.best(entries, policy)
+    if best is None:
+        raise UserError(f"No backup in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
+    return dataclasses.replace(
+        _loaded(best.path), why=f"best {policy.keep_best} {best.manifest.metrics[policy.keep_best]:.4g}"
+    )
+
+
+def _newest(directory: str, otherwise: str, tell: Teller) -> Found:
+    state = restore.newest(directory, tell=tell)
+    if state is None:
+        raise UserError(otherwise)
+    path = next(path for step, path in reversed(list_paths(directory)) if step == state.step)
+    return Found(path, state.step, state)
+
+
+def _loaded(path: str) -> Found:
+    state = restore.load(path)
+    return Found(path, state.step, state)
+
+
+def _entries(run: RunDirectory) -> list[Entry]:
+    return [entry for entry in list_backups(run.backups) if entry.manifest is not None]
+
+
+def _steps(run: RunDirectory) -> str:
+    return ", ".join(f"{step:,}" for step in sorted({entry.step for entry in _entries(run)}))
