@@ -442,7 +442,7 @@ def test_a_sweep_goes_on_after_the_nursery_was_killed_and_after_ctrl_c(
         chief.until(lambda: pid_of("0001"))
         chief.signal(interrupt)
         assert chief.end() == (130 if interrupt == signal.SIGINT else 143)
-        assert "Left after the running trials had saved. The same command goes on." in chief.output
+        assert "Left after the running trials had saved. The same command goes on from there." in chief.output
     with running(command, log) as chief:
         assert chief.end() == 0, chief.output
     assert [(e["trial"], e["status"]) for e in sweep.ends] == [("0000", "done"), ("0001", "done")]
