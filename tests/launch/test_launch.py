@@ -17,7 +17,8 @@ import pytest
 from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
-from tfdist.launch.horovod import find_horovodrun
+from tfdist.launch.horovod import command_line, find_horovodrun
+from tfdist.launch.plan import Plan
 from tfdist.launch.supervision import Ending, blame
 
 
@@ -421,6 +422,15 @@ def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str],
     done = command(*arguments)
     assert done.returncode == EXIT_USER_ERROR and done.stdout == ""
     assert expected in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.horovod
+def test_a_silent_worker_of_horovods_on_this_machine_is_not_given_up(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"]}
+    plan = Plan(num_workers=2, command=("x",), environment=environment)
+    assert "--gloo-timeout-seconds 3600 " in " ".join(command_line(plan, tmp_path))
+    environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "5"
+    assert "--gloo-timeout-seconds" not in command_line(plan, tmp_path)
 
 
 def test_without_horovod_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from tfdist.launch.processes import Process, Worker, send_to_group
 
 _DRAIN_SECONDS = 10.0
 _END_SECONDS = 10.0  # for horovodrun to notice that its ranks have ended
+_TIMEOUT_VARIABLE, _SILENCE_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS", 3600
 _RANK_PREFIX = re.compile(rb"\[(?:\d+,)?(\d+)\]<(?:stdout|stderr)>:")  # "[1]<stdout>:" of Gloo, "[1,1]<…>:" of MPI
 
 
@@ -119,8 +120,10 @@ def command_line(plan: Plan, directory: Path) -> list[str]:
     """Of horovodrun, for the workers of this machine."""
     cpus = ":".join(",".join(map(str, share)) for share in plan.cpus)
     number = len(plan.places)
+    # Of a silent worker. One that dies is noticed at once, and on one machine only a stopped one is silent.
+    patience = [] if _TIMEOUT_VARIABLE in plan.environment else ["--gloo-timeout-seconds", str(_SILENCE_SECONDS)]
     own = json.dumps([plan.own_variables(index) for index in range(number)])
-    hosts = ["-np", str(number), "-H", f"localhost:{number}"]
+    hosts = ["-np", str(number), "-H", f"localhost:{number}", *patience]
     worker = [sys.executable, "-m", "tfdist.launch.horovod_worker", str(directory), cpus, own, *plan.command]
     deaf = [sys.executable, "-m", "tfdist.launch.horovodrun", find_horovodrun(plan.environment.get("PATH"))]
     return [*deaf, "--gloo", "--disable-cache", *hosts, *worker]
