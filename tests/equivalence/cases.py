@@ -162,6 +162,36 @@ def ema_sgd() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.2, momentum=0.9, use_ema=True, ema_momentum=0.9)
 
 
+def tagged_words() -> tuple[Any, Any]:
+    """Words, 0 where there is none, with a tag each that is -1 now and then; and the digit."""
+    (found, labels), rng = words(64), np.random.default_rng(3)
+    there = np.arange(8) < rng.integers(1, 9, len(labels))[:, np.newaxis]
+    tags = np.where(rng.uniform(size=found.shape) < 0.2, -1, found % 3)
+    return np.where(there, found % 15 + 1, 0).astype(np.int32), {"tags": tags, "digit": labels}
+
+
+def tagging_model() -> keras.Model:
+    inputs = keras.Input((8,), dtype="int32")
+    x = keras.layers.Embedding(16, 8, mask_zero=True, embeddings_regularizer="l2")(inputs)
+    flat = keras.layers.Flatten()(keras.layers.Embedding(16, 8)(inputs))
+    return keras.Model(inputs, {"tags": keras.layers.Dense(3)(x), "digit": keras.layers.Dense(10)(flat)})
+
+
+def masked_and_summed() -> Supervised:
+    """Two outputs that are divided by different things: what a mask and ignore_class leave, and nothing."""
+    ignoring = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    summed = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    return Supervised(loss={"tags": ignoring, "digit": summed}, loss_weights={"digit": 0.01})
+
+
+def classification_by(reduction: str) -> Callable[[], Supervised]:
+    def task() -> Supervised:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+        return Supervised(loss=loss, metrics=[keras.metrics.SparseCategoricalAccuracy])
+
+    return task
+
+
 BASE: dict[str, Any] = {
     "model": dense_model,
     "optimizer": sgd,
@@ -211,6 +241,25 @@ CASES: dict[str, dict[str, Any]] = {
         "task": two_output_task,
         "train_data": two_outputs,
         "eval_data": two_outputs,
+    },
+    "masked_and_summed": {
+        "model": tagging_model,
+        "task": masked_and_summed,
+        "train_data": tagged_words,
+        "eval_data": tagged_words,
+        "num_microbatches": 2,
+    },
+    "summed": {
+        "task": classification_by("sum"),
+        "optimizer": lambda: keras.optimizers.SGD(0.2 / 64),
+        "train_data": lambda: digits(501),
+        "model": lambda: dense_model(regularizer="l2"),
+    },
+    "mean_with_sample_weight": {
+        "task": classification_by("mean_with_sample_weight"),
+        "train_data": weighted_digits,
+        "eval_data": weighted_digits,
+        "num_microbatches": 2,
     },
     "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
     "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05)},

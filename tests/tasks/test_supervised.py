@@ -1,4 +1,4 @@
-"""Losses and metrics are Keras's own numbers, and Σ w·l / Σ w where there are weights; mistakes get a message."""
+"""Losses and metrics are Keras's own numbers; mistakes get a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.data.arrays import ArraySource
 from tfdist.errors import UserError
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.gradients import forward, term_scales
+from tfdist.training.gradients import forward, quotients
 from tfdist.training.learner import build_model
 from tfdist.training.metrics import MetricGroup
 
@@ -38,10 +38,10 @@ def evaluated(task: Supervised, model: keras.Model, examples: Any, *, compiled: 
     build_model(lambda: model, task, source.structure, metrics=[metrics])
 
     def compute(batch: dict[str, Any]) -> dict[str, tf.Tensor]:
-        objective = forward(model, task, batch, training=False, scales=term_scales(strategy, task, batch))
-        results = {"loss": objective.loss_sum / objective.weight}
-        results |= {f"{name}_loss": objective.term_sums[name] / objective.weight for name in task.term_names()}
-        return results | {"outputs": objective.outputs}
+        objective = forward(model, task, batch, training=False)
+        loss, terms = quotients(objective)
+        shown = {f"{name}_loss": terms[name] for name in task.term_names()}
+        return {"loss": loss, "outputs": objective.outputs} | shown
 
     batch = {"examples": source.gatherer()(tf.range(N))}
     results = tf.function(compute, jit_compile=compiled)(batch)
@@ -133,13 +133,13 @@ def test_a_single_output_gives_keras_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(N,), (N, 1)])
-def test_weights_of_examples_give_the_weighted_mean(shape: tuple[int, ...]) -> None:
+def test_weights_of_examples_multiply_losses_whose_sum_is_divided_by_the_number_of_rows(shape: tuple[int, ...]) -> None:
     model = model_of(keras.layers.Dense(4))
     task = Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy])
     ours = evaluated(task, model, (ROWS, LABELS, WEIGHTS.reshape(shape)))
     losses = losses_of(model, ROWS, LABELS)
     hits = np.argmax(model(ROWS), -1) == LABELS
-    assert ours["loss"] == pytest.approx((WEIGHTS * losses).sum() / WEIGHTS.sum(), abs=1e-6)
+    assert ours["loss"] == pytest.approx((WEIGHTS * losses).sum() / N, abs=1e-6)
     assert ours["sparse_categorical_accuracy"] == pytest.approx((WEIGHTS * hits).sum() / WEIGHTS.sum(), abs=1e-6)
 
 
@@ -151,7 +151,7 @@ def test_weights_of_sequences_may_be_of_examples_or_of_steps(weights: np.ndarray
     full = np.ones((N, T)) if weights is None else np.broadcast_to(weights.reshape(N, -1), (N, T))
     ours = evaluated(Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy]), model, examples)
     hits = np.argmax(model(WORDS), -1) == TAGS
-    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / full.sum(), abs=1e-6)
+    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / (N * T), abs=1e-6)
     assert ours["sparse_categorical_accuracy"] == pytest.approx((full * hits).sum() / full.sum(), abs=1e-6)
 
 
@@ -167,7 +167,7 @@ def test_what_a_mask_leaves_out_counts_neither_in_the_loss_nor_in_the_metrics(
     task = Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy])
     ours = evaluated(task, model, examples, compiled=compiled)
     hits = np.argmax(model(WORDS), -1) == TAGS
-    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / full.sum(), abs=1e-6)
+    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / MASK.sum(), abs=1e-6)
     assert ours["sparse_categorical_accuracy"] == pytest.approx((full * hits).sum() / full.sum(), abs=1e-6)
     if weights is None:
         assert ours["loss"] == pytest.approx(by_keras(model, WORDS, TAGS, loss=sparse())["loss"], abs=1e-6)
@@ -210,14 +210,14 @@ def test_several_outputs_may_be_lists() -> None:
     assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
 
 
-def test_each_output_is_a_weighted_mean_of_its_own() -> None:
+def test_each_output_has_weights_of_its_own() -> None:
     model, other = two_outputs(), WEIGHTS[::-1].copy()
     ours = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, {"label": WEIGHTS, "odd": other}))
     outputs = model(ROWS)
     label = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=LABELS, logits=outputs["label"]).numpy()
     odd = tf.nn.sigmoid_cross_entropy_with_logits(labels=TARGETS["odd"], logits=outputs["odd"]).numpy()[:, 0]
-    assert ours["label_loss"] == pytest.approx((WEIGHTS * label).sum() / WEIGHTS.sum(), abs=1e-6)
-    assert ours["odd_loss"] == pytest.approx((other * odd).sum() / other.sum(), abs=1e-6)
+    assert ours["label_loss"] == pytest.approx((WEIGHTS * label).sum() / N, abs=1e-6)
+    assert ours["odd_loss"] == pytest.approx((other * odd).sum() / N, abs=1e-6)
     only_one = evaluated(Supervised(loss=two_losses()), two_outputs(), (ROWS, TARGETS, {"label": WEIGHTS}))
     assert np.isfinite(only_one["loss"])
 
@@ -238,16 +238,14 @@ def test_a_sequence_beside_another_output_may_have_weights_of_steps_and_a_mask()
     ours = evaluated(task, model, (WORDS, {"tags": TAGS, "label": LABELS}, {"tags": STEP_WEIGHTS}))
     losses = losses_of(lambda x: model(x)["tags"], WORDS, TAGS)
     weights = STEP_WEIGHTS * MASK
-    of_examples = STEP_WEIGHTS.mean(axis=1)
-    by_example = (weights * losses).sum(axis=1) / weights.sum(axis=1)
-    assert ours["tags_loss"] == pytest.approx((of_examples * by_example).sum() / of_examples.sum(), abs=1e-6)
+    assert ours["tags_loss"] == pytest.approx((weights * losses).sum() / MASK.sum(), abs=1e-6)
 
     unmasked = keras.Input((T,), dtype="int32")
     x = keras.layers.Embedding(9, 4)(unmasked)
     model = keras.Model(unmasked, {"tags": keras.layers.Dense(3)(x), "label": keras.layers.Dense(4)(x[:, 0])})
     ours = evaluated(task, model, (WORDS, {"tags": TAGS, "label": LABELS}, {"tags": STEP_WEIGHTS}))
     losses = losses_of(lambda x: model(x)["tags"], WORDS, TAGS)
-    assert ours["tags_loss"] == pytest.approx((STEP_WEIGHTS * losses).sum() / STEP_WEIGHTS.sum(), abs=1e-6)
+    assert ours["tags_loss"] == pytest.approx((STEP_WEIGHTS * losses).sum() / (N * T), abs=1e-6)
 
 
 def test_a_loss_for_some_outputs_leaves_the_others_alone() -> None:
@@ -257,7 +255,8 @@ def test_a_loss_for_some_outputs_leaves_the_others_alone() -> None:
 
 
 def squared(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean((tf.cast(y_true, tf.float32)[:, tf.newaxis] - y_pred) ** 2, axis=-1)
+    """As for `compile`, which hands over floats, and targets as wide as the outputs."""
+    return tf.reduce_mean((y_true - y_pred) ** 2, axis=-1)
 
 
 class Squared(keras.losses.Loss):
@@ -272,6 +271,7 @@ def test_a_users_own_loss_is_taken(loss: Any) -> None:
     model = model_of(keras.layers.Dense(1))
     ours = evaluated(Supervised(loss=loss), model, (ROWS, LABELS))
     assert ours["loss"] == pytest.approx(np.mean((LABELS - model(ROWS).numpy()[:, 0]) ** 2), rel=1e-6)
+    assert ours["loss"] == pytest.approx(by_keras(model, ROWS, LABELS, loss=loss)["loss"], rel=1e-6)
 
 
 def test_half_precision_outputs_are_compared_in_float32() -> None:

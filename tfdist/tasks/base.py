@@ -1,9 +1,9 @@
 """What is learned: how a batch becomes a loss.
 
-A task turns a model's outputs on some examples into loss terms, value by value and unreduced. What the terms add up
-to over microbatches, replicas and workers is not its affair: `reduce_terms` gives sums and weights, and the step
-divides the one by the other after it has summed both over the whole global batch. That is why the number of replicas
-does not change the loss.
+A task turns a model's outputs on some examples into loss terms, value by value and unreduced, and says of each how its
+values become one number. Invariant: `reduce_terms` gives sums over examples, numerators and divisors apart, and the
+step divides the one by the other after it has summed both over the whole global batch. That is why neither the number
+of replicas nor that of microbatches changes the loss.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+ROWS = "rows"  # the divisor of a mean over the batch
+ONE = "one"  # the divisor of a sum
+MEANS = ("sum_over_batch_size", "mean")
+REDUCTIONS = (*MEANS, "mean_with_sample_weight", "sum", "none", None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Term:
@@ -23,13 +28,19 @@ class Term:
 
     Attributes:
       values: float32 [n, …], the loss of each example, or of each element of it.
-      weights: float32, broadcastable to `values`, or [n] beside other terms; None counts every value once.
+      weights: float32, broadcastable to `values` once axes are added behind; None counts every value once.
       coefficient: what the term is multiplied with in the total.
+      reduction: how weighted values become one number, in Keras's words. "mean_with_sample_weight" divides their sum by
+        that of the weights; "sum_over_batch_size" and "mean" by the number of values, weighted or not; "sum" does not
+        divide. "none" is what Keras's `fit` makes of it: the sum is differentiated and the mean is shown.
+      mask: bool or float32, shaped as `weights` may be. What it leaves out counts neither above nor below the line.
     """
 
     values: tf.Tensor
     weights: tf.Tensor | None = None
     coefficient: float = 1.0
+    reduction: str | None = "mean_with_sample_weight"
+    mask: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +66,6 @@ class Task(abc.ABC):
         """Names of the terms to report beside the total; none where the total says it all."""
         return ()
 
-    def term_weights(self, examples: Any) -> dict[str, tf.Tensor] | None:
-        """float32 [n] weights by term, known before the model is called; None when all terms share theirs.
-
-        Terms with weights of their own are each divided by their own weight over the global batch, which therefore
-        has to be summed over the replicas before the gradients are: a second, small reduction in each step.
-        """
-        del examples
-        return None
-
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
         """Looks at all examples of a split that lies in memory, a nest of arrays, before any is computed on.
 
@@ -83,18 +85,23 @@ class Task(abc.ABC):
 
 
 class Objective(NamedTuple):
-    """Sums over one replica's examples; `loss_sum` over all replicas ÷ `weight` over all replicas is the loss.
+    """Sums over one replica's examples, by the divisor that they are to be divided by when all replicas have added.
 
     Attributes:
-      loss_sum: float32 scalar, coefficients and regularisation included.
-      weight: float32 scalar.
-      term_sums: float32 scalars by term, without coefficients; empty when there is just one.
+      numerators: float32 scalars to differentiate; Σ numerator ÷ divisor is the loss, coefficients and regularization
+        included.
+      divisors: float32 scalars, `ROWS` (the number of examples) always among them.
+      shown: float32 scalars; Σ shown ÷ divisor is the loss to report. It differs from the first for "none" alone.
+      term_sums: the same for each term alone, without coefficient, by divisor and name.
+      weight: float32 scalar, what the examples weigh in all; 0 where nothing can be learned from them.
       outputs: the model's, for the metrics.
     """
 
-    loss_sum: tf.Tensor
+    numerators: dict[str, tf.Tensor]
+    divisors: dict[str, tf.Tensor]
+    shown: dict[str, tf.Tensor]
+    term_sums: dict[str, dict[str, tf.Tensor]]
     weight: tf.Tensor
-    term_sums: dict[str, tf.Tensor]
     outputs: Any
 
 
@@ -103,8 +110,9 @@ def reduce_terms(
     *,
     count: tf.Tensor,
     shares: tf.Tensor | None,
-    scales: Mapping[str, tf.Tensor] | None,
-    regularisation: Sequence[tf.Tensor],
+    num_parts: int,
+    penalties: Sequence[tf.Tensor],
+    added: Sequence[tf.Tensor],
     outputs: Any,
 ) -> Objective:
     """Adds up one replica's loss terms.
@@ -113,48 +121,93 @@ def reduce_terms(
       terms: the terms by name.
       count: float32 scalar, this replica's examples, the sum of its shares.
       shares: float32 [n], how much of each example is this replica's; None: all of each.
-      scales: for terms with weights of their own: global examples ÷ global weight by term.
-      regularisation: scalars that count once in the loss, whatever the number of replicas.
+      num_parts: into how many such parts the global batch is cut, over replicas and microbatches.
+      penalties: scalars that depend on the weights alone, and count once in the loss.
+      added: scalars that depend on these examples (`add_loss`, activity regularizers), each a mean over them.
       outputs: passed on.
     """
-    sums: dict[str, tf.Tensor] = {}
-    weight = count
-    if len(terms) == 1 and scales is None:
-        ((name, term),) = terms.items()
-        weights = _shared_out(_full_weights(term), shares)
-        sums[name], weight = tf.reduce_sum(term.values * weights), tf.reduce_sum(weights)
-    else:
-        shared = _shared_weights(terms, scales)
-        if shared is not None:
-            weight = tf.reduce_sum(_shared_out(shared, shares))
-        for name, term in terms.items():
-            axes = list(range(1, term.values.shape.rank))
-            values = tf.reduce_mean(term.values, axes) if axes else term.values
-            weights = tf.ones_like(values) if term.weights is None else tf.reshape(term.weights, [-1])
-            total = tf.reduce_sum(values * _shared_out(weights, shares))
-            sums[name] = total if scales is None else total * scales[name]
-    loss_sum = tf.add_n([terms[name].coefficient * sums[name] for name in terms])
-    if regularisation:
-        loss_sum += weight * tf.add_n([tf.cast(r, tf.float32) for r in regularisation])
-    return Objective(loss_sum, weight, sums if len(sums) > 1 else {}, outputs)
+    numerators: dict[str, tf.Tensor] = {}
+    divisors = {ROWS: count}
+    shown: dict[str, tf.Tensor] = {}
+    term_sums: dict[str, dict[str, tf.Tensor]] = {}
+    weights = []
+    for name, term in terms.items():
+        owner = next(other for other, t in terms.items() if t is term or _divide_alike(t, term))
+        sums = _sums(f"weights of {owner}", term, count, shares, num_parts)
+        divisors |= {sums.divided_by: sums.divisor}
+        _add(numerators, sums.divided_by, term.coefficient * sums.numerator)
+        _add(shown, sums.shown_by, term.coefficient * sums.shown)
+        term_sums.setdefault(sums.shown_by, {})[name] = sums.shown
+        weights.append(sums.weight)
+    if penalties:
+        # Its own divisor adds up to itself, so any will do; one that is there already needs no gradients apart.
+        by = ROWS if ROWS in numerators else next(iter(numerators))
+        penalty = divisors[by] * tf.add_n([tf.cast(p, tf.float32) for p in penalties])
+        _add(numerators, by, penalty)
+        _add(shown, by, penalty)
+    if added:
+        mean = count * tf.add_n([tf.cast(tf.reduce_sum(a), tf.float32) for a in added])
+        _add(numerators, ROWS, mean)
+        _add(shown, ROWS, mean)
+    return Objective(numerators, divisors, shown, term_sums, tf.add_n(weights), outputs)
+
+
+class _Sums(NamedTuple):
+    """One term's sums, the names of the divisors of both, and the first one's value."""
+
+    numerator: tf.Tensor
+    divided_by: str
+    divisor: tf.Tensor
+    shown: tf.Tensor
+    shown_by: str
+    weight: tf.Tensor
+
+
+def _divide_alike(a: Term, b: Term) -> bool:
+    """Whether both have the very same weights, one for each example."""
+    same = a.reduction == b.reduction and a.weights is b.weights and a.mask is b.mask
+    return same and a.values.shape.rank == b.values.shape.rank == 1
+
+
+def _sums(own: str, term: Term, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int) -> _Sums:
+    total = tf.reduce_sum(_times(term.values, term.weights, term.mask, shares))
+    is_weighted = term.weights is not None or term.mask is not None
+    weight = tf.reduce_sum(_full(term.values, term.weights, term.mask, shares)) if is_weighted else count
+    if term.reduction in ("sum", "none", None):
+        one = tf.constant(1.0 / num_parts)
+        if term.reduction == "sum":
+            return _Sums(total, ONE, one, total, ONE, weight)
+        return _Sums(total, ONE, one, total / _values_per_row(term.values), ROWS, weight)
+    if term.reduction in MEANS and term.mask is not None:
+        divisor = tf.reduce_sum(_full(term.values, term.mask, shares))
+        return _Sums(total, own, divisor, total, own, weight)
+    if term.reduction in MEANS or not is_weighted:
+        total /= _values_per_row(term.values)
+        return _Sums(total, ROWS, count, total, ROWS, weight)
+    return _Sums(total, own, weight, total, own, weight)
+
+
+def _add(sums: dict[str, tf.Tensor], name: str, value: tf.Tensor) -> None:
+    sums[name] = sums[name] + value if name in sums else value
+
+
+def _times(values: tf.Tensor, *factors: tf.Tensor | None) -> tf.Tensor:
+    """The values times the factors that are not None, each [n, …] with axes added behind."""
+    for factor in factors:
+        if factor is not None:
+            values *= with_trailing_axes(tf.cast(factor, values.dtype), values.shape.rank)
+    return values
+
+
+def _full(values: tf.Tensor, *factors: tf.Tensor | None) -> tf.Tensor:
+    """The factors' product, as large as `values`."""
+    return _times(tf.ones_like(values), *factors)
+
+
+def _values_per_row(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.reduce_prod(tf.shape(values)[1:]), tf.float32)
 
 
 def with_trailing_axes(weights: tf.Tensor, rank: int) -> tf.Tensor:
     """`weights`, [n] say, with axes of length 1 behind, so that they multiply values of `rank` axes."""
     return tf.reshape(weights, tf.concat([tf.shape(weights), tf.ones([rank - weights.shape.rank], tf.int32)], axis=0))
-
-
-def _full_weights(term: Term) -> tf.Tensor:
-    if term.weights is None:
-        return tf.ones_like(term.values)
-    return tf.broadcast_to(with_trailing_axes(term.weights, term.values.shape.rank), tf.shape(term.values))
-
-
-def _shared_weights(terms: Mapping[str, Term], scales: Mapping[str, tf.Tensor] | None) -> tf.Tensor | None:
-    """The weights [n] that all terms have in common; None where they have none, or each its own."""
-    first = next(iter(terms.values())).weights
-    return None if scales is not None or first is None else tf.reshape(first, [-1])
-
-
-def _shared_out(weights: tf.Tensor, shares: tf.Tensor | None) -> tf.Tensor:
-    return weights if shares is None else weights * with_trailing_axes(shares, weights.shape.rank)

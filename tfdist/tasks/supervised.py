@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,9 +11,8 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
 from tfdist.tasks.base import MetricSpec, Task, Term, with_trailing_axes
-from tfdist.user_code import where_defined
+from tfdist.tasks.losses import Loss, as_loss, unreduced
 
-Loss = keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric]]
 ONLY_OUTPUT = "output"
 
@@ -29,14 +27,14 @@ class Prediction(NamedTuple):
 class Supervised(Task):
     """A loss between targets and the model's outputs.
 
-    A batch's loss is the weighted sum over the global batch divided by its global weight: with weights w and values l,
-    Σ w·l / Σ w, be they weights of examples or of elements (time steps). What a Keras mask leaves out weighs nothing.
-    Several outputs add up, each a mean of its own; there a mask leaves out elements of an example's own mean, and the
-    example counts as before.
+    A batch's loss is what Keras's `fit` on one device makes of the whole global batch: weights w and values l become
+    one number by the loss's own `reduction`. Its default, "sum_over_batch_size", is Σ w·l ÷ the number of values, be
+    w weights of examples or of elements (time steps); what a Keras mask or the loss itself (`ignore_class`) leaves
+    out counts neither above nor below the line. Several outputs add up, each reduced on its own.
 
     Args:
-      loss: a Keras loss, or a function (y_true, y_pred) → loss of each example. For several outputs a dict of them by
-        output name.
+      loss: a Keras loss, or a function (y_true, y_pred) → loss of each example, which is taken as `compile` takes it:
+        targets and outputs come as floats. For several outputs a dict of them by output name.
       metrics: builders of Keras metrics, `@keras.metrics.SparseCategoricalAccuracy` without parentheses; for several
         outputs a dict of such lists by output name. Metrics are weighted as the loss is.
       loss_weights: for several outputs, what each loss is multiplied with; 1 where not given.
@@ -64,12 +62,7 @@ class Supervised(Task):
             if name not in self._losses:
                 known = list(self._losses)
                 raise UserError(f"There is no loss for the output {name!r}; losses: {known}.{suggest(name, known)}")
-        for name, one in self._losses.items():
-            if not callable(one) or isinstance(one, type):
-                raise UserError(
-                    f"loss is {one!r} for {name}; write a Keras loss such as @keras.losses.MeanSquaredError(), with "
-                    "parentheses, or a function of (y_true, y_pred)."
-                )
+        self._losses = {name: as_loss(one, name) for name, one in self._losses.items()}
         for name, builders in metrics_by_output.items():
             if not isinstance(builders, (list, tuple)):
                 raise UserError(f"metrics is {builders!r} for {name}; write a list, [@keras.metrics.AUC].")
@@ -85,12 +78,20 @@ class Supervised(Task):
         weights = self._weights(examples)
         terms, predictions = {}, {}
         for name, loss in self._losses.items():
-            mask = getattr(outputs[name], "_keras_mask", None)
-            values = _loss_values(loss, targets[name], outputs[name])
-            terms[name] = Term(values, _masked(weights[name], mask, values.shape.rank), self._coefficient(name))
-            if len(self._losses) > 1 or isinstance(_parts(examples)[2], Mapping):
-                terms[name] = _by_example(terms[name], weights[name])
-            predictions[name] = Prediction(outputs[name], mask)
+            values, mask = unreduced(loss, targets[name], outputs[name])
+            if values.shape.rank == 0:
+                raise UserError(
+                    f"The loss {loss.name!r} returns one number for the whole batch. Return the loss of each example, "
+                    "shape [n]; tfdist sums and averages over the global batch."
+                )
+            terms[name] = Term(
+                values,
+                _fitting(weights[name], values.shape.rank),
+                coefficient=self._coefficient(name),
+                reduction=loss.reduction,
+                mask=mask,
+            )
+            predictions[name] = Prediction(outputs[name], getattr(outputs[name], "_keras_mask", None))
         return terms, predictions
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
@@ -108,16 +109,6 @@ class Supervised(Task):
     def term_names(self) -> Sequence[str]:
         return () if len(self._losses) == 1 else tuple(self._losses)
 
-    def term_weights(self, examples: Any) -> dict[str, tf.Tensor] | None:
-        given = _parts(examples)[2]
-        if self._single or not isinstance(given, Mapping):
-            return None
-        targets = self._targets(examples)
-        return {
-            name: tf.ones(tf.shape(tf.nest.flatten(targets[name])[0])[:1]) if weight is None else _of_examples(weight)
-            for name, weight in self._weights(examples).items()
-        }
-
     def metric_specs(self) -> Sequence[MetricSpec]:
         return [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
 
@@ -127,7 +118,7 @@ class Supervised(Task):
             prediction = outputs[output]
             weight = weights[output]
             if prediction.mask is not None:
-                weight = _masked(weight, prediction.mask, prediction.mask.shape.rank)
+                weight = _masked(weight, prediction.mask)
             if shares is not None:
                 weight = shares if weight is None else weight * with_trailing_axes(shares, weight.shape.rank)
             metric.update_state(targets[output], prediction.values, sample_weight=weight)
@@ -194,74 +185,29 @@ def _check_labels(labels: np.ndarray, num_classes: int | None, ignored: int | No
     )
 
 
-def _loss_values(loss: Loss, y_true: Any, y_pred: Any) -> tf.Tensor:
-    """float32 [n, …] losses, unreduced: a Keras loss's `call` comes before its own weighting and reduction."""
-    y_pred = tf.nest.map_structure(lambda t: tf.cast(t, tf.float32), y_pred)
-    if any(t.dtype == tf.string for t in tf.nest.flatten(y_true)) and _is_keras(loss):
-        raise UserError(
-            f"The labels are text (string), and {getattr(loss, 'name', None) or getattr(loss, '__name__', loss)} takes "
-            "numbers. Give the number of the class, 0, 1, 2, …, in the data function."
-        )
-    if isinstance(loss, keras.losses.Loss):  # its `__call__` casts the targets so
-        y_true = tf.nest.map_structure(lambda t: tf.cast(t, loss.dtype), y_true)
-        values = loss.call(y_true, y_pred)
-    else:
-        values = loss(y_true, y_pred)
-    values = tf.cast(values, tf.float32)
-    if values.shape.rank == 0:
-        raise UserError(
-            f"The loss {getattr(loss, '__name__', loss)!r}{where_defined(loss)} returns one number for the whole "
-            "batch. Return the loss of each example, shape [n]; tfdist sums and averages over the global batch."
-        )
-    return values
-
-
-def _is_keras(loss: Loss) -> bool:
-    return (type(loss) if isinstance(loss, keras.losses.Loss) else loss).__module__.startswith("keras.")
-
-
 def _column(weights: Any) -> tf.Tensor:
     """float32 weights, [n] where they are given as [n, 1]."""
     weights = tf.cast(weights, tf.float32)
     return tf.squeeze(weights, -1) if weights.shape.rank == 2 and weights.shape[-1] == 1 else weights
 
 
-def _masked(weights: tf.Tensor | None, mask: tf.Tensor | None, rank: int) -> tf.Tensor | None:
-    """The weights of values of `rank` axes, zero where a Keras mask leaves out (padding of sequences)."""
+def _fitting(weights: tf.Tensor | None, rank: int) -> tf.Tensor | None:
+    """The weights of values of `rank` axes."""
     if weights is not None and weights.shape.rank > rank:
         raise UserError(
             f"sample_weight has the shape {weights.shape.as_list()}, but the losses have {rank} axes. Give one weight "
             "an example, [n], or one for each of its losses."
         )
-    if mask is None or mask.shape.rank > rank:
-        return weights
+    return weights
+
+
+def _masked(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
+    """The weights, zero where a Keras mask leaves out (padding of sequences)."""
     mask = tf.cast(mask, tf.float32)
     if weights is None:
         return mask
     widest = max(mask.shape.rank, weights.shape.rank)
     return with_trailing_axes(mask, widest) * with_trailing_axes(weights, widest)
-
-
-def _of_examples(weights: tf.Tensor) -> tf.Tensor:
-    """The weight of each example, [n]: the mean of those of its elements."""
-    return tf.reduce_mean(weights, list(range(1, weights.shape.rank)))
-
-
-def _by_example(term: Term, given: tf.Tensor | None) -> Term:
-    """The term with one value an example, the weighted mean over its elements, and one weight, [n].
-
-    Summed over examples, Σₙ wₙ·vₙ with wₙ the mean of an example's weights is the sum over all elements again.
-    """
-    rank = term.values.shape.rank
-    weights = None if given is None else _of_examples(given)
-    axes = list(range(1, rank))
-    if not axes:
-        return dataclasses.replace(term, weights=weights)
-    inner = tf.ones_like(term.values)
-    if term.weights is not None:
-        inner *= with_trailing_axes(term.weights, rank)
-    mean = tf.math.divide_no_nan(tf.reduce_sum(term.values * inner, axes), tf.reduce_sum(inner, axes))
-    return dataclasses.replace(term, values=mean, weights=weights)
 
 
 def _checked_builder(builder: Any) -> Callable[[], keras.metrics.Metric]:

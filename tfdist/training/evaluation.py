@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
 from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Task
+from tfdist.tasks.base import ROWS, Objective, Task
 from tfdist.telemetry import pulse
-from tfdist.training.gradients import forward, term_scales
+from tfdist.training.gradients import forward, quotients
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.pace import Pace
 from tfdist.training.wishes import Wanted, Wishes, no_wishes
@@ -103,23 +103,37 @@ class Evaluator:
         self._sums.reset_state()
 
     def _on_replica(self, batch: dict[str, Any]) -> None:
-        scales = term_scales(self._strategy, self._task, batch)
-        objective = forward(self._model, self._task, batch, training=False, scales=scales)
+        topology = self._strategy.topology
+        objective = forward(self._model, self._task, batch, training=False, num_parts=topology.num_replicas)
         self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("shares"))
-        terms = [objective.term_sums[name] for name in self._term_names]
-        self._sums.update_state(tf.stack([objective.loss_sum, objective.weight, *terms]))
+        loss, terms = self._parts_of_losses(objective)
+        self._sums.update_state(tf.stack([loss, objective.divisors[ROWS], *(terms[n] for n in self._term_names)]))
+
+    def _parts_of_losses(self, objective: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """This replica's parts of the loss of the global batch, and of each term's, times the batch's examples.
+
+        Means over examples are the sums themselves. Others are divided by what adds up over the replicas, for which
+        these first have to meet.
+        """
+        others = [by for by in objective.divisors if by != ROWS]
+        if others:
+            summed = self._strategy.sum_over_replicas([objective.divisors[by] for by in (ROWS, *others)])
+            divisors = dict(zip((ROWS, *others), summed, strict=True))
+            loss, terms = quotients(objective._replace(divisors=divisors))
+            return loss * divisors[ROWS], {name: value * divisors[ROWS] for name, value in terms.items()}
+        return objective.shown[ROWS], objective.term_sums[ROWS]
 
     def _results(self) -> dict[str, tf.Tensor]:
         (sums,) = self._strategy.sum_over_replicas([tf.convert_to_tensor(self._sums.sums.value)])
-        loss_sum, weight, *terms = tf.unstack(sums)
-        results = {"loss": tf.math.divide_no_nan(loss_sum, weight)}
+        loss_sum, count, *terms = tf.unstack(sums)
+        results = {"loss": tf.math.divide_no_nan(loss_sum, count)}
         for name, term in zip(self._term_names, terms, strict=True):
-            results[f"{name}_loss"] = tf.math.divide_no_nan(term, weight)
+            results[f"{name}_loss"] = tf.math.divide_no_nan(term, count)
         return results | self._metrics.read(self._strategy)[0]
 
 
 class LossSums(keras.metrics.Metric):
-    """[loss sum, weight, term sums…] over the examples that this replica has seen."""
+    """[Σ loss · examples, Σ examples, Σ term · examples …] over the batches so far, this replica's parts of them."""
 
     def __init__(self, num_terms: int) -> None:
         super().__init__(name="loss_sums")

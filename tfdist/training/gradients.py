@@ -1,9 +1,9 @@
 """The gradients of one replica's part of a batch, microbatch after microbatch.
 
-Invariant: what is returned are sums over examples, not means, so that adding them over microbatches, replicas and
-workers gives the sum over the global batch (where there is nothing to add, gradients alone may be means: see
-`gives_means`). No collective happens here except inside layers that ask for one
-(synchronized batch normalisation).
+Invariant: what is returned are sums over examples, not means, apart by what they are to be divided by, so that adding
+them over microbatches, replicas and workers gives the sums over the global batch (where there is nothing to add,
+gradients alone may be means: see `gives_means`). No collective happens here except inside layers and losses that ask
+for one (synchronized batch normalization, losses of a whole batch).
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Objective, Task, reduce_terms
+from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
+from tfdist.training.layer_state import layer_losses
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.precision import LossScale
 
 # From here on it is cheaper to send an embedding's rows than all of it.
 SPARSE_FROM_ELEMENTS = 2**20
+MEAN = "mean"
 
 Gradient = tf.Tensor | tf.IndexedSlices | None
 
 
 class LocalSums(NamedTuple):
-    """One replica's sums over its examples.
+    """One replica's sums over its examples, as `Objective` has them.
 
     Attributes:
-      gradients: of the summed loss, or of the mean with `gives_means`, by trainable variable; None where the loss
-        does not depend on it.
-      loss_sum: float32 scalar.
-      weight: float32 scalar, the weight of these examples.
-      term_sums: float32 scalars by loss term.
+      gradients: of each numerator, by divisor and trainable variable; None where it does not depend on the variable.
+        With `gives_means` those of the loss, under the name `MEAN`.
     """
 
-    gradients: list[Gradient]
-    loss_sum: tf.Tensor
+    gradients: dict[str, list[Gradient]]
+    divisors: dict[str, tf.Tensor]
+    shown: dict[str, tf.Tensor]
+    term_sums: dict[str, dict[str, tf.Tensor]]
     weight: tf.Tensor
-    term_sums: dict[str, tf.Tensor]
 
 
 class LocalGradients:
     """Forward and backward pass over one replica's batch.
 
     Args:
-      strategy: asked to sum the weights of terms that have their own.
+      strategy: connected.
       model: a built model.
       task: gives the loss.
       metrics: updated with every microbatch.
@@ -56,8 +56,8 @@ class LocalGradients:
       jit_compile: whether XLA compiles the pass.
 
     Attributes:
-      gives_means: these examples are the whole global batch, so the gradients come divided by its weight: the backward
-        pass starts with 1 ÷ weight in place of 1, which saves a pass over all of them.
+      gives_means: these examples are the whole global batch, so the gradients come divided: the backward pass starts
+        with 1 ÷ divisor in place of 1, which saves a pass over all of them.
     """
 
     def __init__(
@@ -71,71 +71,86 @@ class LocalGradients:
         loss_scale: LossScale | None = None,
         jit_compile: bool = False,
     ) -> None:
-        self._strategy = strategy
         self._model = model
         self._task = task
         self._metrics = metrics
         self._num_microbatches = num_microbatches
+        self._num_parts = strategy.topology.num_replicas * num_microbatches
         self._loss_scale = loss_scale
         self.gives_means = strategy.topology.num_replicas == num_microbatches == 1 and loss_scale is None
         self._pass = tf.function(self._differentiate, jit_compile=True) if jit_compile else self._differentiate
 
     def __call__(self, batch: dict[str, Any]) -> LocalSums:
         """The sums over one local batch, as the pipeline gives it; in replica context."""
-        scales = term_scales(self._strategy, self._task, batch)
-        pieces = []
+        sums: LocalSums | None = None
         for i in range(self._num_microbatches):
             # One after the other, so that only one microbatch's activations are alive.
-            with tf.control_dependencies([pieces[-1].loss_sum] if pieces else []):
+            with tf.control_dependencies([] if sums is None else [sums.divisors[ROWS], *sums.shown.values()]):
                 part = _microbatch(batch, i, self._num_microbatches)
-            pieces.append(self._on_microbatch(part, scales, previous=pieces[-1] if pieces else None))
-        return pieces[-1]
+            sums = self._on_microbatch(part, previous=sums)
+        return sums
 
-    def _on_microbatch(self, part: dict[str, Any], scales: Any, previous: LocalSums | None) -> LocalSums:
-        gradients, objective = self._pass(part, scales)
+    def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None) -> LocalSums:
+        gradients, objective = self._pass(part)
         self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("shares"))
-        sums = LocalSums(gradients, objective.loss_sum, objective.weight, objective.term_sums)
+        sums = LocalSums(gradients, objective.divisors, objective.shown, objective.term_sums, objective.weight)
         return sums if previous is None else _added(previous, sums)
 
-    def _differentiate(self, part: dict[str, Any], scales: Any) -> tuple[list[Gradient], Objective]:
+    def _differentiate(self, part: dict[str, Any]) -> tuple[dict[str, list[Gradient]], Objective]:
         variables = [v.value for v in self._model.trainable_variables]
-        with tf.GradientTape() as tape:
-            objective = forward(self._model, self._task, part, training=True, scales=scales)
-            loss = objective.loss_sum
+        with tf.GradientTape(persistent=True) as tape:
+            objective = forward(self._model, self._task, part, training=True, num_parts=self._num_parts)
+            numerators = objective.numerators
             if self._loss_scale is not None:
-                loss *= self._loss_scale.factor()
-        start = tf.math.reciprocal_no_nan(objective.weight) if self.gives_means else None
-        gradients = tape.gradient(loss, variables, output_gradients=start)
-        if all(g is None for g in gradients):
+                factor = self._loss_scale.factor()
+                numerators = {name: value * factor for name, value in numerators.items()}
+        if self.gives_means:
+            starts = [tf.math.reciprocal_no_nan(objective.divisors[name]) for name in numerators]
+            gradients = {MEAN: tape.gradient([*numerators.values()], variables, output_gradients=starts)}
+        else:
+            gradients = {name: tape.gradient(value, variables) for name, value in numerators.items()}
+        del tape
+        if all(g is None for some in gradients.values() for g in some):
             raise UserError(
                 "The loss does not depend on any trainable variable of the model: nothing would be learned."
             )
-        return [_dense_if_small(g) for g in gradients], objective
+        return {name: [_dense_if_small(g) for g in some] for name, some in gradients.items()}, objective
 
 
-def term_scales(strategy: Strategy, task: Task, batch: dict[str, Any]) -> dict[str, tf.Tensor] | None:
-    """Global examples ÷ global weight of each loss term that has weights of its own; in replica context."""
-    weights = task.term_weights(batch["examples"])
-    if weights is None:
-        return None
-    shares = batch.get("shares")
-    if shares is not None:
-        weights = {name: w * shares for name, w in weights.items()}
-    count, *totals = strategy.sum_over_replicas([_num_examples(batch), *(tf.reduce_sum(w) for w in weights.values())])
-    return {name: tf.math.divide_no_nan(count, total) for name, total in zip(weights, totals, strict=True)}
+def forward(
+    model: keras.Model, task: Task, part: dict[str, Any], *, training: bool, num_parts: int = 1
+) -> Objective:
+    """Calls the model on one (micro)batch and adds up its loss, the model's regularization included.
 
-
-def forward(model: keras.Model, task: Task, part: dict[str, Any], *, training: bool, scales: Any = None) -> Objective:
-    """Calls the model on one (micro)batch and adds up its loss, the model's regularisation included."""
+    Args:
+      model: built.
+      task: gives the loss.
+      part: `examples`, and `shares` where the plan gives them.
+      training: passed to the model.
+      num_parts: into how many such parts the global batch is cut.
+    """
     terms, outputs = task.terms(model, part["examples"], training=training)
+    added, penalties = layer_losses(model)
     return reduce_terms(
         terms,
         count=_num_examples(part),
         shares=part.get("shares"),
-        scales=scales,
-        regularisation=model.losses,
+        num_parts=num_parts,
+        penalties=penalties,
+        added=added,
         outputs=outputs,
     )
+
+
+def quotients(sums: LocalSums | Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """The loss and the loss of each term, of sums over the whole global batch; 0 where nothing counts."""
+    loss = tf.add_n([tf.math.divide_no_nan(value, sums.divisors[by]) for by, value in sums.shown.items()])
+    terms = {
+        name: tf.math.divide_no_nan(value, sums.divisors[by])
+        for by, some in sums.term_sums.items()
+        for name, value in some.items()
+    }
+    return loss, terms
 
 
 def _num_examples(part: dict[str, Any]) -> tf.Tensor:
@@ -154,15 +169,15 @@ def _microbatch(batch: dict[str, Any], index: int, count: int) -> dict[str, Any]
 
 
 def _added(a: LocalSums, b: LocalSums) -> LocalSums:
-    return LocalSums(
-        [_plus(x, y) for x, y in zip(a.gradients, b.gradients, strict=True)],
-        a.loss_sum + b.loss_sum,
-        a.weight + b.weight,
-        {name: a.term_sums[name] + b.term_sums[name] for name in a.term_sums},
-    )
+    gradients = {
+        name: [plus(x, y) for x, y in zip(a.gradients[name], b.gradients[name], strict=True)] for name in a.gradients
+    }
+    rest = tf.nest.map_structure(tf.add, a._replace(gradients={}), b._replace(gradients={}))
+    return rest._replace(gradients=gradients)
 
 
-def _plus(a: Gradient, b: Gradient) -> Gradient:
+def plus(a: Gradient, b: Gradient) -> Gradient:
+    """The sum of two gradients, of which None is nothing. Rows that both have are not added up."""
     if a is None or b is None:
         return b if a is None else a
     if isinstance(a, tf.IndexedSlices):

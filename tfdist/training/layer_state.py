@@ -21,6 +21,16 @@ def moving_variables(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for v in found}.values())
 
 
+def layer_losses(model: keras.Model) -> tuple[list[Any], list[Any]]:
+    """What the last call of the model added to its loss: what depends on the examples, and what on the weights alone.
+
+    `Model.losses` ends with one penalty for each trainable variable that has a regularizer.
+    """
+    losses = list(model.losses)
+    num_penalties = sum(v.regularizer is not None for v in model.trainable_variables)
+    return losses[: len(losses) - num_penalties], losses[len(losses) - num_penalties :]
+
+
 def separate_losses(model: keras.Model) -> None:
     """Keeps `add_loss` and activity regularizers of each replica apart.
 

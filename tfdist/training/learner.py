@@ -136,7 +136,7 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
         with keras.StatelessScope(initialize_variables=False):
             for group in metrics:
                 task.update_metrics(group.metrics, examples, objective.outputs, None)
-        return objective.loss_sum
+        return tf.add_n([*objective.numerators.values()])
 
     tf.function(loss, autograph=False).get_concrete_function(structure)
     with keras.StatelessScope():

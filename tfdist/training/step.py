@@ -1,8 +1,8 @@
 """The training step, and K of them in one call.
 
-A step is: each replica's sums over its examples → one reduction over all replicas → division by the global weight →
-finite check → clipping and update by the Keras optimizer. Invariant: after the reduction every replica holds the same
-bits, so all of them decide and update alike.
+A step is: each replica's sums over its examples → one reduction over all replicas → division by what the loss divides
+by, over the global batch → finite check → clipping and update by the Keras optimizer. Invariant: after the reduction
+every replica holds the same bits, so all of them decide and update alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
-from tfdist.training.gradients import Gradient, LocalGradients
+from tfdist.strategies.sparse import without_repeats
+from tfdist.tasks.base import ROWS
+from tfdist.training.gradients import MEAN, Gradient, LocalGradients, plus, quotients
 from tfdist.training.input_wait import timed_next
 from tfdist.training.layer_state import moving_variables
 from tfdist.training.metrics import MetricGroup
@@ -26,8 +28,8 @@ class Totals(NamedTuple):
     """What an epoch's steps add up to, and what one call of some steps took; the same on every replica, seconds apart.
 
     Attributes:
-      loss_sum: float64, Σ of weighted losses over the global batches of the epoch's steps that were applied.
-      weight: float64, Σ of their weights; loss_sum ÷ weight is the mean loss.
+      loss_sum: float64, Σ over the epoch's steps that were applied of the global batch's loss times its examples.
+      weight: float64, Σ of their examples; loss_sum ÷ weight is the loss to report, as Keras's `fit` averages it.
       term_sums: the same by loss term, where there are several.
       steps: steps done in this call, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
@@ -45,12 +47,23 @@ class Totals(NamedTuple):
 
 
 class GlobalSums(NamedTuple):
-    """One step's sums over all replicas; the gradients divided by the weight. `peer_seconds`: until they were there."""
+    """What one step comes to over all replicas.
+
+    Attributes:
+      gradients: of the loss, by variable.
+      loss: the global batch's.
+      terms: the loss of each term that is reported.
+      count: its examples.
+      weight: what they weigh.
+      finite: whether all of this is.
+      peer_seconds: float64, how long this worker waited until it was there.
+    """
 
     gradients: list[tf.Tensor | tf.IndexedSlices]
-    loss_sum: tf.Tensor
+    loss: tf.Tensor
+    terms: dict[str, tf.Tensor]
+    count: tf.Tensor
     weight: tf.Tensor
-    term_sums: dict[str, tf.Tensor]
     finite: tf.Tensor
     peer_seconds: tf.Tensor
 
@@ -68,7 +81,7 @@ class TrainStep:
       loss_scale: with float16; a step that overflows is then skipped and the next ones go on. Without it nothing waits
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
-      typical_weight: about the weight of a global batch, its number of examples.
+      typical_weight: about what a global batch's gradients are divided by, its number of examples.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
     """
@@ -153,23 +166,32 @@ class TrainStep:
     def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch."""
         local = self._local_gradients(batch)
+        own = [(name, i, g) for name, some in local.gradients.items() for i, g in enumerate(some) if g is not None]
+        used = {i for _, i, _ in own}
         variables = self._model.trainable_variables
-        self._learning = [v for v, g in zip(variables, local.gradients, strict=True) if g is not None]
-        self.unused = [v.path for v, g in zip(variables, local.gradients, strict=True) if g is None]
-        terms = [local.term_sums[name] for name in self.term_names]
-        own, beside = [g for g in local.gradients if g is not None], [local.loss_sum, local.weight, *terms]
-        reduction = Reduction(self._strategy, [*own, *beside])
-        gradients, summed = self._strategy.sum_gradients(own, beside, scale=self._typical_weight)
-        peer_seconds = reduction.seconds_until([*gradients, *summed])
-        loss_sum, weight, *terms = summed
-        if not self._local_gradients.gives_means:
-            # A batch whose weights are all zero changes nothing, instead of making everything NaN.
-            factor = tf.math.reciprocal_no_nan(weight)
-            if self._loss_scale is not None:
-                factor /= self._loss_scale.factor()
-            gradients = [_times(g, factor) for g in gradients]
-        term_sums = dict(zip(self.term_names, terms, strict=True))
-        return GlobalSums(gradients, loss_sum, weight, term_sums, _all_finite(gradients, loss_sum), peer_seconds)
+        self._learning = [v for i, v in enumerate(variables) if i in used]
+        self.unused = [v.path for i, v in enumerate(variables) if i not in used]
+        beside = local._replace(gradients={})
+        scalars = tf.nest.flatten(beside)
+        reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
+        summed, scalars = self._strategy.sum_gradients([g for _, _, g in own], scalars, scale=self._typical_weight)
+        peer_seconds = reduction.seconds_until([*summed, *scalars])
+        beside = tf.nest.pack_sequence_as(beside, scalars)
+        gradients: dict[int, tf.Tensor | tf.IndexedSlices] = {}
+        for (name, i, _), gradient in zip(own, summed, strict=True):
+            if name != MEAN:
+                gradient = _times(gradient, self._factor(beside.divisors[name]))
+            gradients[i] = without_repeats(plus(gradients[i], gradient)) if i in gradients else gradient
+        in_order = [gradients[i] for i in sorted(gradients)]
+        loss, terms = quotients(beside)
+        terms = {name: terms[name] for name in self.term_names}
+        finite = _all_finite(in_order, loss)
+        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds)
+
+    def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
+        """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
+        factor = tf.math.reciprocal_no_nan(divisor)
+        return factor if self._loss_scale is None else factor / self._loss_scale.factor()
 
     def _update(self, sums: GlobalSums) -> tf.Tensor:
         def on_replica(gradients: list[tf.Tensor]) -> None:
@@ -205,9 +227,9 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
         return tf.cast(tf.where(seen.finite, value, tf.zeros_like(value)), tf.float64)
 
     return Totals(
-        totals.loss_sum + counted(seen.loss_sum),
-        totals.weight + counted(seen.weight),
-        {name: total + counted(seen.term_sums[name]) for name, total in totals.term_sums.items()},
+        totals.loss_sum + counted(seen.loss) * counted(seen.count),
+        totals.weight + counted(seen.count),
+        {name: total + counted(seen.terms[name]) * counted(seen.count) for name, total in totals.term_sums.items()},
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
         totals.input_seconds + waited,
@@ -221,7 +243,7 @@ def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tens
     return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
 
 
-def _all_finite(gradients: Sequence[Gradient], loss_sum: tf.Tensor) -> tf.Tensor:
+def _all_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
     """Whether all are finite. A sum is not finite if one of its parts is not, so one number a gradient is enough."""
     parts = [tf.reduce_sum(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
-    return tf.math.is_finite(tf.add_n([loss_sum, *(tf.cast(p, tf.float32) for p in parts)]))
+    return tf.math.is_finite(tf.add_n([loss, *(tf.cast(p, tf.float32) for p in parts)]))

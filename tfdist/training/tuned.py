@@ -78,9 +78,8 @@ def choose_packing(
 
 def _one_number(sums: LocalSums) -> tf.Tensor:
     """A scalar that needs every gradient."""
-    return tf.add_n(
-        [sums.loss_sum, *(tf.cast(tf.reduce_sum(_values(g)), tf.float32) for g in sums.gradients if g is not None)]
-    )
+    gradients = [g for some in sums.gradients.values() for g in some if g is not None]
+    return tf.add_n([*sums.shown.values(), *(tf.cast(tf.reduce_sum(_values(g)), tf.float32) for g in gradients)])
 
 
 def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

@@ -1,0 +1,67 @@
+"""A loss's own reduction trains and logs what Keras's `fit` on one device does, partial last batch included."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from equivalence.cases import dense_model, tagged_words, tagging_model, weighted_digits
+from training.trainings import run
+
+from tfdist.tasks.supervised import Supervised
+
+BATCH, EPOCHS, SEED = 64, 2, 5
+
+
+def fitted(build: Callable[[], keras.Model], data: Any, optimizer: Any, **settings: Any) -> tuple[list[Any], Any]:
+    """Weights and history of `fit` from the weights that a run with this seed begins with."""
+    keras.utils.set_random_seed(SEED)
+    model = build()
+    model.compile(optimizer=optimizer, **settings)
+    history = model.fit(*data[:2], BATCH, EPOCHS, sample_weight=dict(enumerate(data)).get(2), shuffle=False, verbose=0)
+    return model.get_weights(), history.history
+
+
+def agrees(directory: pathlib.Path, model: Any, data: Any, optimizer: Any, task: Any, weights: Any, logs: Any) -> None:
+    settings = {"shuffle": False, "seed": SEED, "eval_data": None, "epochs": EPOCHS, "global_batch_size": BATCH}
+    trained = run(directory, model=model, train_data=lambda: data, optimizer=optimizer, task=task, **settings)
+    for ours, theirs in zip(trained.weights(), weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert [p["loss"] for p in trained.points("train")] == pytest.approx(logs["loss"], rel=3e-6)
+
+
+def cut(data: Any, num: int = 101) -> Any:
+    return tf.nest.map_structure(lambda a: a[:num], data)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "rate"),
+    [("sum_over_batch_size", 0.1), ("sum", 0.002), ("mean_with_sample_weight", 0.1), ("none", 0.002)],
+)
+def test_sample_weights_under_each_reduction(tmp_path: pathlib.Path, reduction: str, rate: float) -> None:
+    def loss() -> keras.losses.Loss:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+
+    def optimizer() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(rate, momentum=0.9)
+
+    data = cut(weighted_digits())
+    theirs = fitted(dense_model, data, optimizer(), loss=loss())
+    agrees(tmp_path, dense_model, data, optimizer, lambda: Supervised(loss=loss()), *theirs)
+
+
+def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path) -> None:
+    def loss() -> Any:
+        tags = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+        return {"tags": tags, "digit": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")}
+
+    coefficients = {"tags": 1.0, "digit": 0.02}
+    data = cut(tagged_words())
+    theirs = fitted(tagging_model, data, keras.optimizers.SGD(0.2), loss=loss(), loss_weights=coefficients)
+    task = Supervised(loss=loss(), loss_weights=coefficients)
+    agrees(tmp_path, tagging_model, data, lambda: keras.optimizers.SGD(0.2), lambda: task, *theirs)

@@ -1,0 +1,91 @@
+"""Keras losses before their own weighting and reduction, which are done over the global batch instead.
+
+Invariant: values, mask and reduction are those that the loss's own `__call__` would use
+(https://keras.io/api/losses/). Called by the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.tasks.base import REDUCTIONS
+
+Loss = keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+class FunctionLoss(keras.losses.Loss):
+    """A plain function of (y_true, y_pred) as `compile` takes it: both as floats, and of one rank.
+
+    Args:
+      function: gives the loss of each example, [n, …], or one number for the batch.
+    """
+
+    def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> None:
+        super().__init__(name=getattr(function, "__name__", type(function).__name__))
+        self.function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        if not tf.nest.is_nested(y_true) and not tf.nest.is_nested(y_pred):
+            y_true, y_pred = _of_one_rank(y_true, y_pred)
+        return self.function(y_true, y_pred)
+
+
+def as_loss(given: Any, where: str) -> keras.losses.Loss:
+    """The loss, with a function made one.
+
+    Raises:
+      UserError: it is neither, or reduces in a way that nobody knows.
+    """
+    if not callable(given) or isinstance(given, type):
+        raise UserError(
+            f"loss is {given!r} for {where}; write a Keras loss such as @keras.losses.MeanSquaredError(), with "
+            "parentheses, or a function of (y_true, y_pred)."
+        )
+    if not isinstance(given, keras.losses.Loss):
+        return FunctionLoss(given)
+    if given.reduction not in REDUCTIONS:
+        raise UserError(f"The loss for {where} has reduction = {given.reduction!r}; write one of {REDUCTIONS[:-1]}.")
+    return given
+
+
+def unreduced(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """The float32 losses, [n, …] or a scalar, and the mask of those that count; None where all do."""
+    given = _mask(y_pred)
+    if any(t.dtype == tf.string for t in tf.nest.flatten(y_true)) and type(loss).__module__.startswith("keras."):
+        raise UserError(
+            f"The labels are text (string), and {loss.name} takes numbers. Give the number of the class, 0, 1, 2, …, in "
+            "the data function."
+        )
+    y_true, y_pred = tf.nest.map_structure(
+        lambda t: t if t.dtype == tf.string else tf.cast(t, loss.dtype), (y_true, y_pred)
+    )
+    values = loss.call(y_true, y_pred)
+    own = _mask(values)
+    values = tf.cast(values, tf.float32)
+    if given is not None and given.shape.rank > values.shape.rank:
+        given = None  # a mask of time steps says nothing of an example's one loss
+    if given is not None and own is not None:
+        return values, tf.cast(given, tf.bool) & tf.cast(own, tf.bool)
+    return values, own if given is None else given
+
+
+def _mask(tensor: Any) -> tf.Tensor | None:
+    return getattr(tensor, "_keras_mask", None)
+
+
+def _of_one_rank(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Both with as many axes, where one has an axis of length 1 too many behind: [n, 1] and [n] become [n, 1] both."""
+    if a.shape.rank == b.shape.rank:
+        return a, b
+    wide, narrow = (a, b) if a.shape.rank > b.shape.rank else (b, a)
+    if wide.shape.rank == narrow.shape.rank + 1 and wide.shape[-1] == 1:
+        if narrow.shape.rank == 1:
+            narrow = narrow[:, tf.newaxis]
+        else:
+            wide = tf.squeeze(wide, -1)
+    return (wide, narrow) if a.shape.rank > b.shape.rank else (narrow, wide)
