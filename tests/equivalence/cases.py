@@ -158,8 +158,61 @@ def clipped_adam() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(3e-3, global_clipnorm=0.3)
 
 
+def overwriting_sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3)
+
+
+def accumulating_adam() -> keras.optimizers.Optimizer:
+    """Updates every third step, and what is left of an epoch goes into the next one."""
+    return keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=0.3)
+
+
+def two_optimizers() -> keras.optimizers.Optimizer:
+    momentum = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2, use_ema=True)
+    of_paths = keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.01, clipnorm=0.1), {".*bias": momentum})
+    return keras.optimizers.MultiOptimizer(of_paths, loss_scale_factor=8.0)
+
+
 def ema_sgd() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.2, momentum=0.9, use_ema=True, ema_momentum=0.9)
+
+
+def one_hot_digits(num_examples: int = 448) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = digits(num_examples)
+    return images, np.eye(10, dtype=np.float32)[labels]
+
+
+def softmax_model() -> keras.Model:
+    model = dense_model(batch_norm=True)
+    return keras.Model(model.inputs, keras.layers.Softmax()(model.output))
+
+
+class Hits(keras.metrics.Metric):
+    """As in the documentation of `keras.metrics.Metric`: the result is the variable."""
+
+    def __init__(self) -> None:
+        super().__init__(name="hits")
+        self.hits = self.add_variable((), "zeros", name="hits")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        hits = keras.ops.equal(y_true, keras.ops.cast(keras.ops.argmax(y_pred, -1), y_true.dtype))
+        hits = keras.ops.cast(hits, "float32")
+        self.hits.assign_add(keras.ops.sum(hits if sample_weight is None else hits * sample_weight))
+
+    def result(self) -> Any:
+        return self.hits
+
+
+def counting() -> Supervised:
+    """Metrics that keep counts: one whose result is its variable, and a confusion matrix."""
+    iou = lambda: keras.metrics.MeanIoU(10, sparse_y_pred=False)  # noqa: E731
+    return Supervised(loss=sparse_loss(), metrics=[Hits, iou])
+
+
+def float64_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(16, activation="tanh", dtype="float64")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
 def tagged_words() -> tuple[Any, Any]:
@@ -247,11 +300,13 @@ CASES: dict[str, dict[str, Any]] = {
         "task": masked_and_summed,
         "train_data": tagged_words,
         "eval_data": tagged_words,
+        "global_batch_size": 16,
         "num_microbatches": 2,
     },
     "summed": {
         "task": classification_by("sum"),
-        "optimizer": lambda: keras.optimizers.SGD(0.2 / 64),
+        "optimizer": lambda: keras.optimizers.SGD(0.2 / 16),
+        "global_batch_size": 16,
         "train_data": lambda: digits(501),
         "model": lambda: dense_model(regularizer="l2"),
     },
@@ -261,6 +316,18 @@ CASES: dict[str, dict[str, Any]] = {
         "eval_data": weighted_digits,
         "num_microbatches": 2,
     },
+    "whole_batch": {
+        "model": softmax_model,
+        "task": lambda: Supervised(loss=keras.losses.Dice()),
+        "train_data": lambda: one_hot_digits(257),
+        "eval_data": lambda: one_hot_digits(101),
+    },
+    "counting_metrics": {"task": counting, "train_data": lambda: digits(501)},
+    "float64": {"model": float64_model, "train_data": lambda: digits(501), "task": counting},
+    "ema_overwriting": {"optimizer": overwriting_sgd},
+    "accumulating_optimizer": {"optimizer": accumulating_adam, "train_data": lambda: digits(501)},
+    "two_optimizers": {"optimizer": two_optimizers},
+    "loss_scale_factor": {"optimizer": lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0)},
     "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
     "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05)},
     "overflow": OVERFLOW | {"train_data": overflowing_digits},

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.errors import UserError
 from tfdist.tasks.base import Objective, Task, Term
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.gradients import LocalSums, forward, quotients
@@ -70,6 +71,34 @@ def test_a_reduction_gives_keras_numbers_in_one_part_or_three(
         np.testing.assert_allclose(ours, gradient, rtol=0, atol=3e-6 if reduction in ("sum", "none") else 2e-7)
         if reduction != "none":
             assert shown == pytest.approx(float(theirs), rel=2e-6)
+
+
+def distance(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    """One number a batch, and no mean: the square root of a sum."""
+    return tf.sqrt(tf.reduce_sum((y_true - y_pred) ** 2))
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+@pytest.mark.parametrize("loss", [keras.losses.Dice(), keras.losses.Tversky(), keras.losses.Circle(), distance])
+def test_a_loss_of_a_whole_batch_gives_keras_numbers(loss: Any, weighted: bool) -> None:
+    inputs = keras.Input((3,))
+    outputs = keras.layers.Dense(4, activation="sigmoid")(inputs)
+    model = keras.Model(inputs, keras.layers.UnitNormalization()(outputs))
+    x, weights = RANDOM.normal(size=(N, 3)).astype(np.float32), np.linspace(0.5, 1.5, N, dtype=np.float32)
+    y = np.arange(N) % 3 if isinstance(loss, keras.losses.Circle) else RANDOM.uniform(size=(N, 4)).astype(np.float32)
+    examples = (x, y, weights) if weighted else (x, y)
+    shown, _ = in_parts(Supervised(loss=loss), model, examples, [])
+    model.compile(loss=loss)
+    theirs = model.evaluate(x, y, N, sample_weight=weights if weighted else None, verbose=0)
+    assert shown == pytest.approx(theirs, rel=2e-6)
+
+
+def test_a_loss_of_a_whole_batch_refuses_microbatches() -> None:
+    inputs = keras.Input((T,))
+    model = keras.Model(inputs, {"distance": keras.layers.Dense(T)(inputs)})
+    batch = {"examples": (WORDS.astype(np.float32), {"distance": WEIGHTS})}
+    with pytest.raises(UserError, match=r"'distance' is computed from the whole batch.*num_microbatches = 1"):
+        forward(model, Supervised(loss={"distance": distance}), batch, training=True, num_parts=2)
 
 
 class Given(Task):

@@ -327,7 +327,6 @@ def test_data_that_do_not_fit_give_a_message(task: Supervised, examples: Any, me
 @pytest.mark.parametrize(
     ("task", "examples", "message"),
     [
-        (Supervised(loss=lambda y, p: tf.reduce_mean(p)), (ROWS, LABELS), "one number for the whole batch"),
         (Supervised(loss=sparse()), (ROWS, {"label": LABELS}), "targets are several"),
         (Supervised(loss=sparse()), (ROWS, LABELS, np.ones((N, 3))), "sample_weight has the shape"),
         (Supervised(loss=sparse()), (ROWS[:, :3], LABELS), r"do not fit the data.*\n.*float32\[None, 3\]"),

@@ -1,4 +1,7 @@
-"""A loss's own reduction trains and logs what Keras's `fit` on one device does, partial last batch included."""
+"""A loss's own reduction and an optimizer's own settings train and log what Keras's `fit` on one device does.
+
+The last batch of an epoch is partial. tests/equivalence holds the same for the other strategies.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from equivalence.cases import dense_model, tagged_words, tagging_model, weighted_digits
+from equivalence.cases import (
+    accumulating_adam,
+    classification_by,
+    dense_model,
+    digits,
+    overwriting_sgd,
+    sparse_loss,
+    tagged_words,
+    tagging_model,
+    two_optimizers,
+    weighted_digits,
+)
 from training.trainings import run
 
 from tfdist.tasks.supervised import Supervised
@@ -65,3 +79,30 @@ def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path)
     theirs = fitted(tagging_model, data, keras.optimizers.SGD(0.2), loss=loss(), loss_weights=coefficients)
     task = Supervised(loss=loss(), loss_weights=coefficients)
     agrees(tmp_path, tagging_model, data, lambda: keras.optimizers.SGD(0.2), lambda: task, *theirs)
+
+
+def constrained_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(0.4))(inputs))
+
+
+def averaged_and_accumulated() -> keras.optimizers.Optimizer:
+    settings = {"gradient_accumulation_steps": 2, "use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
+    return keras.optimizers.Adam(0.01, weight_decay=0.01, **settings)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "model"),
+    [
+        (overwriting_sgd, constrained_model),
+        (accumulating_adam, dense_model),
+        (averaged_and_accumulated, dense_model),
+        (two_optimizers, dense_model),
+        (lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0, clipvalue=0.01), dense_model),
+    ],
+    ids=["ema_overwriting", "accumulating", "averaged_and_accumulated", "two_optimizers", "loss_scale_factor"],
+)
+def test_settings_of_the_optimizer(tmp_path: pathlib.Path, optimizer: Any, model: Any) -> None:
+    data = digits(300)
+    theirs = fitted(model, data, optimizer(), loss=sparse_loss())
+    agrees(tmp_path, model, data, optimizer, classification_by("sum_over_batch_size"), *theirs)

@@ -50,8 +50,6 @@ def test_clipping_and_moving_averages_of_the_optimizer_still_work() -> None:
         ("adam", "train.optimizer is 'adam'"),
         (lambda: "adam", "train.optimizer gave a str"),
         (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "train.precision = 'float16'"),
-        (lambda: keras.optimizers.SGD(loss_scale_factor=8.0), "train.precision = 'float16'"),
-        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=4), "write train.num_microbatches"),
     ],
 )
 def test_what_is_no_builder_of_an_optimizer_gives_a_message(builder: Any, message: str) -> None:

@@ -129,14 +129,15 @@ class Strategy(abc.ABC):
         """
         if self.topology.num_replicas == 1:
             return list(tensors)
-        context = tf.distribute.get_replica_context()
         tensors = [placed(t) for t in tensors]
         summed: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(t.dtype for t in tensors):  # one collective carries one type
             places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            parts = context.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[i] for i in places])
-            summed.update(zip(places, parts, strict=True))
+            summed.update(zip(places, self._sum_of_one_type([tensors[i] for i in places]), strict=True))
         return [summed[i] for i in range(len(tensors))]
+
+    def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
     def sum_gradients(
         self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor], *, scale: float

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies import environment
-from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout, check_seconds, placed
+from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout, check_seconds
 from tfdist.strategies.cluster import Cluster, read_tf_config
 from tfdist.strategies.heartbeat import HEARTBEAT_SECONDS, LOCAL_HEARTBEAT_SECONDS, set_heartbeat_timeout
 from tfdist.strategies.rendezvous import AddressTakenError, rendezvous
@@ -81,13 +81,12 @@ class MultiWorker(Strategy):
             return iter(dataset)  # nothing to bring to another device: TensorFlow's own iterator costs 0.1 ms a step
         return super().distribute(dataset)
 
-    def sum_over_replicas(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         packing = DEFAULT_PACKING if self.bytes_per_pack == "auto" else self.bytes_per_pack
         context = tf.distribute.get_replica_context()
-        sent = [placed(t) for t in tensors]
-        if any(isinstance(t, tf.Tensor) and t.shape.num_elements() is None for t in sent):
+        if any(isinstance(t, tf.Tensor) and t.shape.num_elements() is None for t in tensors):
             packing = 0  # TensorFlow packs only known shapes, and would warn of it
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, sent, options=self._options(packing)))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors, options=self._options(packing))
 
     def _options(self, bytes_per_pack: int) -> tf.distribute.experimental.CommunicationOptions:
         implementation = tf.distribute.experimental.CommunicationImplementation(self.implementation.upper())

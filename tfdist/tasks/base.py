@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UserError
+from tfdist.strategies.gathering import num_replicas, replica_index, rows_of_all
+
 ROWS = "rows"  # the divisor of a mean over the batch
 ONE = "one"  # the divisor of a sum
 MEANS = ("sum_over_batch_size", "mean")
@@ -44,6 +47,21 @@ class Term:
 
 
 @dataclasses.dataclass(frozen=True)
+class WholeTerm:
+    """A term that is computed from the whole global batch at once, on every replica.
+
+    Attributes:
+      parts: nest of tensors [n, …], what this replica's examples give for it.
+      term: makes a term of such a nest with the rows of all replicas. Its `values` may be a scalar, which is the loss.
+      coefficient: what the term is multiplied with in the total.
+    """
+
+    parts: Any
+    term: Callable[[Any], Term]
+    coefficient: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class MetricSpec:
     """A metric to build, and how it is called in what is logged."""
 
@@ -59,7 +77,7 @@ class Task(abc.ABC):
         """The part of `examples` that the model is called with; also used on specs, to build the model."""
 
     @abc.abstractmethod
-    def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term], Any]:
+    def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
         """Calls the model; the loss terms by name, and the outputs that `update_metrics` wants."""
 
     def term_names(self) -> Sequence[str]:
@@ -91,7 +109,8 @@ class Objective(NamedTuple):
       numerators: float32 scalars to differentiate; Σ numerator ÷ divisor is the loss, coefficients and regularization
         included.
       divisors: float32 scalars, `ROWS` (the number of examples) always among them.
-      shown: float32 scalars; Σ shown ÷ divisor is the loss to report. It differs from the first for "none" alone.
+      shown: float32 scalars; Σ shown ÷ divisor is the loss to report. It differs from the first for "none", and for a
+        `WholeTerm`, which every replica differentiates whole.
       term_sums: the same for each term alone, without coefficient, by divisor and name.
       weight: float32 scalar, what the examples weigh in all; 0 where nothing can be learned from them.
       outputs: the model's, for the metrics.
@@ -106,7 +125,7 @@ class Objective(NamedTuple):
 
 
 def reduce_terms(
-    terms: Mapping[str, Term],
+    terms: Mapping[str, Term | WholeTerm],
     *,
     count: tf.Tensor,
     shares: tf.Tensor | None,
@@ -125,6 +144,9 @@ def reduce_terms(
       penalties: scalars that depend on the weights alone, and count once in the loss.
       added: scalars that depend on these examples (`add_loss`, activity regularizers), each a mean over them.
       outputs: passed on.
+
+    Raises:
+      UserError: a term needs the whole batch, and it comes in microbatches.
     """
     numerators: dict[str, tf.Tensor] = {}
     divisors = {ROWS: count}
@@ -132,8 +154,11 @@ def reduce_terms(
     term_sums: dict[str, dict[str, tf.Tensor]] = {}
     weights = []
     for name, term in terms.items():
-        owner = next(other for other, t in terms.items() if t is term or _divide_alike(t, term))
-        sums = _sums(f"weights of {owner}", term, count, shares, num_parts)
+        if isinstance(term, WholeTerm):
+            sums = _whole_sums(name, term, count, shares, num_parts)
+        else:
+            owner = next(other for other, t in terms.items() if t is term or _divide_alike(t, term))
+            sums = _sums(f"weights of {owner}", term, count, shares, num_parts)
         divisors |= {sums.divided_by: sums.divisor}
         _add(numerators, sums.divided_by, term.coefficient * sums.numerator)
         _add(shown, sums.shown_by, term.coefficient * sums.shown)
@@ -163,8 +188,35 @@ class _Sums(NamedTuple):
     weight: tf.Tensor
 
 
-def _divide_alike(a: Term, b: Term) -> bool:
+def _whole_sums(
+    name: str, term: WholeTerm, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int
+) -> _Sums:
+    """The loss of the whole batch, which every replica has; it is differentiated on each, and counts once.
+
+    An example that several replicas share is the first one's.
+    """
+    if num_parts != num_replicas():
+        raise UserError(
+            f"The loss {name!r} is computed from the whole batch at once, which num_microbatches cuts up. Write "
+            "train.num_microbatches = 1, or a loss that gives one number for each example."
+        )
+    parts = tf.nest.flatten(term.parts)
+    if shares is not None:
+        mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
+        parts = [tf.boolean_mask(part, mine) for part in parts]
+    whole = term.term(tf.nest.pack_sequence_as(term.parts, rows_of_all(parts)))
+    if whole.values.shape.rank == 0:
+        loss = whole.values
+    else:
+        sums = _sums(name, whole, tf.cast(tf.shape(whole.values)[0], tf.float32), None, 1)
+        loss = tf.math.divide_no_nan(sums.numerator, sums.divisor)
+    return _Sums(loss, ONE, tf.constant(1.0 / num_parts), loss / num_parts, ONE, count)
+
+
+def _divide_alike(a: Term | WholeTerm, b: Term) -> bool:
     """Whether both have the very same weights, one for each example."""
+    if isinstance(a, WholeTerm):
+        return False
     same = a.reduction == b.reduction and a.weights is b.weights and a.mask is b.mask
     return same and a.values.shape.rank == b.values.shape.rank == 1
 

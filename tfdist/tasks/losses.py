@@ -27,6 +27,7 @@ class FunctionLoss(keras.losses.Loss):
 
     def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> None:
         super().__init__(name=getattr(function, "__name__", type(function).__name__))
+        self.needs_whole_batch = bool(getattr(function, "needs_whole_batch", False))
         self.function = function
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
@@ -53,19 +54,32 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss:
     return given
 
 
-def unreduced(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """The float32 losses, [n, …] or a scalar, and the mask of those that count; None where all do."""
-    given = _mask(y_pred)
+def needs_whole_batch(loss: keras.losses.Loss) -> bool:
+    """Whether the losses of single examples depend on the others: Circle's, or one with such an attribute."""
+    return isinstance(loss, keras.losses.Circle) or bool(getattr(loss, "needs_whole_batch", False))
+
+
+def unreduced(
+    loss: keras.losses.Loss, y_true: Any, y_pred: Any, given: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """The float32 losses, [n, …] or a scalar, and the mask of those that count; None where all do.
+
+    Args:
+      loss: as `as_loss` gives it.
+      y_true: targets.
+      y_pred: outputs.
+      given: the outputs' mask.
+    """
     if any(t.dtype == tf.string for t in tf.nest.flatten(y_true)) and type(loss).__module__.startswith("keras."):
         raise UserError(
-            f"The labels are text (string), and {loss.name} takes numbers. Give the number of the class, 0, 1, 2, …, in "
-            "the data function."
+            f"The labels are text (string), and {loss.name} takes numbers. Give the number of the class, 0, 1, 2, …, "
+            "in the data function."
         )
     y_true, y_pred = tf.nest.map_structure(
         lambda t: t if t.dtype == tf.string else tf.cast(t, loss.dtype), (y_true, y_pred)
     )
     values = loss.call(y_true, y_pred)
-    own = _mask(values)
+    own = keras_mask(values)
     values = tf.cast(values, tf.float32)
     if given is not None and given.shape.rank > values.shape.rank:
         given = None  # a mask of time steps says nothing of an example's one loss
@@ -74,7 +88,8 @@ def unreduced(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Ten
     return values, own if given is None else given
 
 
-def _mask(tensor: Any) -> tf.Tensor | None:
+def keras_mask(tensor: Any) -> tf.Tensor | None:
+    """The mask that a layer or a loss left on what it returned."""
     return getattr(tensor, "_keras_mask", None)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
-from tfdist.tasks.base import MetricSpec, Task, Term, with_trailing_axes
-from tfdist.tasks.losses import Loss, as_loss, unreduced
+from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, with_trailing_axes
+from tfdist.tasks.losses import Loss, as_loss, keras_mask, needs_whole_batch, unreduced
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric]]
 ONLY_OUTPUT = "output"
@@ -78,20 +78,10 @@ class Supervised(Task):
         weights = self._weights(examples)
         terms, predictions = {}, {}
         for name, loss in self._losses.items():
-            values, mask = unreduced(loss, targets[name], outputs[name])
-            if values.shape.rank == 0:
-                raise UserError(
-                    f"The loss {loss.name!r} returns one number for the whole batch. Return the loss of each example, "
-                    "shape [n]; tfdist sums and averages over the global batch."
-                )
-            terms[name] = Term(
-                values,
-                _fitting(weights[name], values.shape.rank),
-                coefficient=self._coefficient(name),
-                reduction=loss.reduction,
-                mask=mask,
-            )
-            predictions[name] = Prediction(outputs[name], getattr(outputs[name], "_keras_mask", None))
+            mask = keras_mask(outputs[name])
+            parts = {"y_true": targets[name], "y_pred": outputs[name], "weights": weights[name], "mask": mask}
+            terms[name] = _term(loss, parts, self._coefficient(name))
+            predictions[name] = Prediction(outputs[name], mask)
         return terms, predictions
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
@@ -183,6 +173,24 @@ def _check_labels(labels: np.ndarray, num_classes: int | None, ignored: int | No
         f"{num_classes} classes, 0 … {num_classes - 1} ({np.count_nonzero(wrong):,} labels are out of range). Give the "
         "model more outputs, or correct the labels."
     )
+
+
+def _term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: float) -> Term | WholeTerm:
+    """One output's term, of targets, outputs, weights and mask; of the whole batch, if the loss asks for it."""
+
+    def term_of(parts: dict[str, Any]) -> Term:
+        values, mask = unreduced(loss, parts["y_true"], parts["y_pred"], parts.get("mask"))
+        weights = parts.get("weights")
+        if values.shape.rank == 0 and weights is not None:
+            values = tf.broadcast_to(values, tf.shape(weights))  # as Keras weighs it
+        weights = _fitting(weights, values.shape.rank)
+        return Term(values, weights, coefficient, loss.reduction, mask)
+
+    held = {name: part for name, part in parts.items() if part is not None}
+    term = term_of(held | {"weights": None})
+    if term.values.shape.rank == 0 or needs_whole_batch(loss):
+        return WholeTerm(held, term_of, coefficient)
+    return term_of(held) if "weights" in held else term
 
 
 def _column(weights: Any) -> tf.Tensor:

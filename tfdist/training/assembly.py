@@ -32,6 +32,7 @@ from tfdist.training.gradients import LocalGradients
 from tfdist.training.learner import Learner
 from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
+from tfdist.training.optimizer import keeps_average
 from tfdist.training.outcome import Outcome
 from tfdist.training.pace import Pace
 from tfdist.training.recovery import Position, Recovery, restored
@@ -110,6 +111,7 @@ def build_step(
             metrics=learner.train_metrics,
             num_microbatches=plan.num_microbatches,
             loss_scale=learner.loss_scale,
+            scale_factor=learner.scale_factor,
             jit_compile=jit_compile,
         )
 
@@ -125,6 +127,7 @@ def build_step(
         metrics=learner.train_metrics,
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,
+        scale_factor=learner.scale_factor,
         typical_weight=float(plan.global_batch_size),
         deterministic=deterministic,
     )
@@ -217,7 +220,7 @@ def finish_weights(
       PreemptedError, NotSavedError: the process was told to leave. The loop has saved all that this is made of.
     """
     learner.optimizer.finalize_variable_values(learner.model.trainable_variables)
-    if evaluator is not None and (learner.optimizer.use_ema or outcome.evaluated_at != outcome.step):
+    if evaluator is not None and (keeps_average(learner.optimizer) or outcome.evaluated_at != outcome.step):
         results = evaluator.evaluate(no_wishes if recovery is None else lambda: recovery.wishes(outcome.step))
         if results is None:
             recovery.leave(outcome.step)

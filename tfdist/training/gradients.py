@@ -19,7 +19,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
 from tfdist.training.layer_state import layer_losses
 from tfdist.training.metrics import MetricGroup
-from tfdist.training.precision import LossScale
+from tfdist.training.precision import LossScale, factor_of
 
 # From here on it is cheaper to send an embedding's rows than all of it.
 SPARSE_FROM_ELEMENTS = 2**20
@@ -53,6 +53,7 @@ class LocalGradients:
       metrics: updated with every microbatch.
       num_microbatches: into how many slices a batch comes cut.
       loss_scale: multiplies the loss before it is differentiated; None for precisions that need none.
+      scale_factor: does so too, an optimizer's `loss_scale_factor`.
       jit_compile: whether XLA compiles the pass.
 
     Attributes:
@@ -69,6 +70,7 @@ class LocalGradients:
         metrics: MetricGroup,
         num_microbatches: int = 1,
         loss_scale: LossScale | None = None,
+        scale_factor: float = 1.0,
         jit_compile: bool = False,
     ) -> None:
         self._model = model
@@ -76,8 +78,9 @@ class LocalGradients:
         self._metrics = metrics
         self._num_microbatches = num_microbatches
         self._num_parts = strategy.topology.num_replicas * num_microbatches
-        self._loss_scale = loss_scale
-        self.gives_means = strategy.topology.num_replicas == num_microbatches == 1 and loss_scale is None
+        self._is_scaled = loss_scale is not None or scale_factor != 1.0
+        self._factor = lambda: factor_of(loss_scale, scale_factor)
+        self.gives_means = self._num_parts == 1 and not self._is_scaled
         self._pass = tf.function(self._differentiate, jit_compile=True) if jit_compile else self._differentiate
 
     def __call__(self, batch: dict[str, Any]) -> LocalSums:
@@ -101,8 +104,8 @@ class LocalGradients:
         with tf.GradientTape(persistent=True) as tape:
             objective = forward(self._model, self._task, part, training=True, num_parts=self._num_parts)
             numerators = objective.numerators
-            if self._loss_scale is not None:
-                factor = self._loss_scale.factor()
+            if self._is_scaled:
+                factor = self._factor()
                 numerators = {name: value * factor for name, value in numerators.items()}
         if self.gives_means:
             starts = [tf.math.reciprocal_no_nan(objective.divisors[name]) for name in numerators]

@@ -27,13 +27,18 @@ OptimizerBuilder = Callable[[], keras.optimizers.Optimizer]
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """What learns: the variables of a run and the objects that hold them."""
+    """What learns: the variables of a run and the objects that hold them.
+
+    Attributes:
+      scale_factor: the optimizer's own `loss_scale_factor`, which the step applies in its place.
+    """
 
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     loss_scale: LossScale | None
     train_metrics: MetricGroup
     eval_metrics: MetricGroup
+    scale_factor: float = 1.0
 
 
 def build_learner(
@@ -66,12 +71,13 @@ def build_learner(
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
         built = build_model(model, task, structure, metrics=(train_metrics, eval_metrics))
         made_optimizer = build_optimizer(optimizer, built)
+        scale_factor, made_optimizer.loss_scale_factor = float(made_optimizer.loss_scale_factor or 1.0), None
         loss_scale = LossScale(batch_size) if precision == "float16" else None
     separate_replicas(built)
     if strategy.topology.num_local_replicas > 1:
         separate_losses(built)
     strategy.synchronize([*built.variables, *made_optimizer.variables])
-    return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics)
+    return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics, scale_factor)
 
 
 def build_model(

@@ -23,6 +23,7 @@ from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
 from tfdist.training.input_wait import InputWait, Waited
+from tfdist.training.optimizer import learning_rate
 from tfdist.training.outcome import EpochSums, Outcome
 from tfdist.training.pace import Pace
 from tfdist.training.precision import LossScale
@@ -190,7 +191,7 @@ class Loop:
 
     @property
     def learning_rate(self) -> float:
-        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+        return learning_rate(self._optimizer)
 
     @property
     def _epoch(self) -> int:

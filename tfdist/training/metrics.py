@@ -70,7 +70,7 @@ class MetricGroup:
         results: dict[str, tf.Tensor] = {}
         for name, metric in zip(self.names, self.metrics, strict=True):
             own, states = states[: len(metric.variables)], states[len(metric.variables) :]
-            result = metric.stateless_result(own)
+            result = _result(metric, own)
             results.update(result if isinstance(result, dict) else {name: result})
         return results, sums
 
@@ -97,6 +97,18 @@ class MetricGroup:
         if variable.aggregation == "mean":
             return value / tf.cast(strategy.topology.num_replicas, value.dtype)
         return tf.where(_is_first_replica(), value, tf.zeros_like(value))
+
+
+def _result(metric: keras.metrics.Metric, states: Sequence[tf.Tensor]) -> Any:
+    """The metric's result if its variables had these values: a tensor, or a dict of them.
+
+    A result that is a variable is read here: `Metric.stateless_result` would hand out the variable, with the value that
+    it has on this replica.
+    """
+    with keras.StatelessScope(state_mapping=list(zip(metric.variables, states, strict=True))):
+        return tf.nest.map_structure(
+            lambda r: tf.identity(r.value) if isinstance(r, keras.Variable) else r, metric.result()
+        )
 
 
 def _is_first_replica() -> tf.Tensor:

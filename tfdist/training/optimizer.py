@@ -1,4 +1,7 @@
-"""Makes a Keras optimizer safe for gradients that are summed over the replicas before it sees them."""
+"""Makes a Keras optimizer safe for gradients that are summed over the replicas before it sees them.
+
+Invariant: what an optimizer's settings mean does not depend on the number of replicas. Called by the learner.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +43,30 @@ def build_optimizer(
         raise UserError(
             f"train.optimizer gave a {type(optimizer).__name__}; it must give a keras.optimizers.Optimizer."
         )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor is not None:
-        raise UserError("Leave the loss scale out of train.optimizer: train.precision = 'float16' scales by itself.")
-    if optimizer.gradient_accumulation_steps:
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise UserError(
-            f"gradient_accumulation_steps = {optimizer.gradient_accumulation_steps} in the optimizer does not work on "
-            "several replicas. Leave it out and write train.num_microbatches."
+            "train.optimizer gave a LossScaleOptimizer. Give the optimizer inside of it: train.precision = 'float16' "
+            "scales by itself; elsewhere write its loss_scale_factor."
         )
     optimizer.build(model.trainable_variables)
-    return without_reduction(optimizer)
+    for one in parts(optimizer):
+        without_reduction(one)
+    return optimizer
+
+
+def parts(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that update variables: those inside a MultiOptimizer, or the optimizer itself."""
+    return list(optimizer.optimizers) if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]
+
+
+def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """The rate of the next update; of a MultiOptimizer, that of its first optimizer."""
+    return float(keras.ops.convert_to_numpy(parts(optimizer)[0].learning_rate))
+
+
+def keeps_average(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether a moving average takes the weights' place at the end."""
+    return any(one.use_ema for one in parts(optimizer))
 
 
 def without_reduction(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -52,3 +52,8 @@ class LossScale:
         grown = tf.where(full, tf.minimum(scale * 2.0, 2.0**24), scale)
         self.scale.value.assign(tf.where(finite, grown, tf.maximum(scale / 2.0, 1.0)))
         self.good_steps.value.assign(tf.where(finite & ~full, good, 0))
+
+
+def factor_of(loss_scale: LossScale | None, fixed: float) -> tf.Tensor | float:
+    """What the loss is multiplied with before it is differentiated: the dynamic scale, if any, and a fixed one."""
+    return fixed if loss_scale is None else loss_scale.factor() * fixed

@@ -20,8 +20,9 @@ from tfdist.training.gradients import MEAN, Gradient, LocalGradients, plus, quot
 from tfdist.training.input_wait import timed_next
 from tfdist.training.layer_state import moving_variables
 from tfdist.training.metrics import MetricGroup
-from tfdist.training.precision import LossScale
+from tfdist.training.precision import LossScale, factor_of
 from tfdist.training.stragglers import Reduction
+from tfdist.training.update import Update
 
 
 class Totals(NamedTuple):
@@ -81,6 +82,7 @@ class TrainStep:
       loss_scale: with float16; a step that overflows is then skipped and the next ones go on. Without it nothing waits
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
+      scale_factor: what `local_gradients` multiplies the loss with besides.
       typical_weight: about what a global batch's gradients are divided by, its number of examples.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
@@ -96,16 +98,18 @@ class TrainStep:
         metrics: MetricGroup,
         term_names: Sequence[str],
         loss_scale: LossScale | None,
+        scale_factor: float = 1.0,
         typical_weight: float,
         deterministic: bool = False,
     ) -> None:
         self._strategy = strategy
         self._model = model
-        self._optimizer = optimizer
+        self._apply = Update(strategy, optimizer)
         self._local_gradients = local_gradients
         self._metrics = metrics
         self.term_names = tuple(term_names)
         self._loss_scale = loss_scale
+        self._scale_factor = scale_factor
         self._typical_weight = typical_weight
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
         # What a skipped step must not change; without a loss scale the run ends with it.
@@ -190,16 +194,12 @@ class TrainStep:
 
     def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
         """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
-        factor = tf.math.reciprocal_no_nan(divisor)
-        return factor if self._loss_scale is None else factor / self._loss_scale.factor()
+        return tf.math.reciprocal_no_nan(divisor) / factor_of(self._loss_scale, self._scale_factor)
 
     def _update(self, sums: GlobalSums) -> tf.Tensor:
-        def on_replica(gradients: list[tf.Tensor]) -> None:
-            self._optimizer.apply(gradients, self._learning)
-            if self._loss_scale is not None:
-                self._loss_scale.update(tf.constant(True))
-
-        self._strategy.run(on_replica, args=(sums.gradients,))
+        self._apply(sums.gradients, self._learning)
+        if self._loss_scale is not None:
+            self._strategy.run(self._loss_scale.update, args=(tf.constant(True),))
         return tf.constant(True)
 
     def _skip(self, finite: tf.Tensor, before: list[Any]) -> tf.Tensor:

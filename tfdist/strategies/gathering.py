@@ -1,0 +1,62 @@
+"""The rows of all replicas together, for what has to see a whole global batch.
+
+Invariant: every replica gets the same rows, in the order in which replicas hold them, and a gradient flows back to its
+own alone; gradients of what each computes from the whole thus add up to that of one device. Called by the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.strategies.base import placed
+
+REDUCED_AS_THEY_ARE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+def num_replicas() -> int:
+    """How many replicas compute at once; 1 outside of a replica context."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
+
+
+def replica_index() -> tf.Tensor:
+    """int32 scalar, this replica's among all of the run."""
+    context = tf.distribute.get_replica_context()
+    return tf.constant(0) if context is None else tf.cast(tf.reshape(context.replica_id_in_sync_group, []), tf.int32)
+
+
+def rows_of_all(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Each tensor, [n, …] with the same n, with the rows of all replicas, [Σ n, …]; in replica context, two reductions.
+
+    Each replica puts its rows in their place among zeros, and the replicas add up.
+    """
+    if num_replicas() == 1:
+        return list(tensors)
+    count = tf.shape(tensors[0])[0]
+    (counts,) = _summed([count * tf.one_hot(replica_index(), num_replicas(), dtype=tf.int32)])
+    first, total = tf.reduce_sum(counts[: replica_index()]), tf.reduce_sum(counts)
+
+    def in_place(tensor: tf.Tensor) -> tf.Tensor:
+        around = tf.stack([first, total - first - count])[tf.newaxis]
+        return tf.pad(tensor, tf.concat([around, tf.zeros([tensor.shape.rank - 1, 2], tf.int32)], axis=0))
+
+    whole = _summed([in_place(tf.stop_gradient(_summable(t))) for t in tensors])
+    found = []
+    for tensor, rows in zip(tensors, whole, strict=True):
+        rows = tf.cast(rows, tensor.dtype)
+        if tensor.dtype.is_floating:
+            own = in_place(tensor)
+            rows += own - tf.stop_gradient(own)  # adds nothing but the way back
+        found.append(rows)
+    return found
+
+
+def _summable(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor if tensor.dtype in REDUCED_AS_THEY_ARE else tf.cast(tensor, tf.int32)
+
+
+def _summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    context = tf.distribute.get_replica_context()
+    return [context.all_reduce(tf.distribute.ReduceOp.SUM, placed(t)) for t in tensors]

@@ -1,0 +1,162 @@
+"""Applies one step's gradients, whatever the optimizer is told to do with them.
+
+Keras decides inside of `apply`, in a replica context, whether a step is one of those at which accumulated gradients are
+applied, or at which moving averages overwrite the weights; there no collective and no cross-replica update is allowed.
+Here the same is decided outside, where it is. Invariant: the weights are those of the optimizer's own `apply` on one
+device. Called by the step. Keras's private names for accumulators and averages are used here alone;
+tests/training/test_update.py compares with `fit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.base import Strategy
+
+Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
+
+
+class Update:
+    """What is done with the gradients of a step; called outside of any replica context.
+
+    Args:
+      strategy: connected.
+      optimizer: from `build_optimizer`.
+    """
+
+    def __init__(self, strategy: Strategy, optimizer: keras.optimizers.Optimizer) -> None:
+        self._strategy = strategy
+        self._optimizer = optimizer
+
+    def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
+        """Updates `variables`, of which each has a gradient."""
+        if not isinstance(self._optimizer, keras.optimizers.MultiOptimizer):
+            self._by_one(self._optimizer, gradients, variables)
+            return
+        by_optimizer: dict[int, list[int]] = {}
+        for i, variable in enumerate(variables):
+            key = self._optimizer._var_key(variable)
+            by_optimizer.setdefault(self._optimizer._var_to_optimizer_idx[key], []).append(i)
+        for index, places in sorted(by_optimizer.items()):
+            one = self._optimizer.optimizers[index]
+            self._by_one(one, [gradients[i] for i in places], [variables[i] for i in places])
+        self._strategy.run(lambda: _advance(self._optimizer))
+
+    def _by_one(
+        self, optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]
+    ) -> None:
+        done = tf.convert_to_tensor(self._strategy.first_local(optimizer._iterations.value))
+        every = optimizer.gradient_accumulation_steps
+        if every:
+            updates = done // every
+            self._where(
+                tf.equal((done + 1) % every, 0),
+                lambda: self._apply_mean(optimizer, gradients, variables, updates),
+                lambda: self._run(lambda own: _accumulate(optimizer, own, variables, updates), gradients),
+            )
+            done = updates
+        else:
+            with _set(optimizer, ema_overwrite_frequency=None):
+                self._run(lambda own: optimizer.apply(own, variables), gradients)
+        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+            self._where(
+                tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0),
+                lambda: self._strategy.run(lambda: _overwrite(optimizer)),
+                lambda: None,
+            )
+
+    def _apply_mean(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Gradients,
+        variables: Sequence[keras.Variable],
+        updates: tf.Tensor,
+    ) -> None:
+        """Applies the mean of what was accumulated and these, and accumulates anew."""
+
+        def apply(means: Gradients, variables: Sequence[keras.Variable]) -> None:
+            optimizer._apply_weight_decay(variables)
+            optimizer._backend_update_step(optimizer._clip_gradients(means), variables, optimizer.learning_rate)
+            _average(optimizer, updates)
+
+        def on_replica(own: Gradients) -> None:
+            accumulators = _accumulators(optimizer, variables)
+            steps = optimizer.gradient_accumulation_steps
+            optimizer.apply(
+                [(tf.convert_to_tensor(g) + a.value) / steps for g, a in zip(own, accumulators, strict=True)], variables
+            )
+            for accumulator in accumulators:
+                accumulator.value.assign(tf.zeros_like(accumulator.value))
+
+        with _set(optimizer, _backend_apply_gradients=apply):
+            self._run(on_replica, gradients)
+
+    def _run(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
+        self._strategy.run(function, args=(list(gradients),))
+
+    def _where(self, condition: tf.Tensor, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        def branch(function: Callable[[], None]) -> Callable[[], tf.Tensor]:
+            def run() -> tf.Tensor:
+                function()
+                return tf.constant(True)
+
+            return run
+
+        tf.cond(condition, branch(then), branch(otherwise))
+
+
+def _accumulate(
+    optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable], updates: tf.Tensor
+) -> None:
+    for gradient, accumulator in zip(gradients, _accumulators(optimizer, variables), strict=True):
+        accumulator.value.assign(accumulator.value + tf.convert_to_tensor(gradient))
+    _average(optimizer, updates)
+    _advance(optimizer)
+
+
+def _average(optimizer: keras.optimizers.Optimizer, updates: tf.Tensor) -> None:
+    """Moves the averages along; Keras does so at each step, and sets them to the weights before the first update."""
+    for variable, average in _averaged(optimizer) if optimizer.use_ema else ():
+        momentum = tf.cast(tf.where(tf.equal(updates, 0), 0.0, optimizer.ema_momentum), average.value.dtype)
+        average.value.assign(momentum * average.value + (1 - momentum) * variable.value)
+
+
+def _overwrite(optimizer: keras.optimizers.Optimizer) -> None:
+    for variable, average in _averaged(optimizer):
+        variable.value.assign(tf.convert_to_tensor(average.value))
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
+
+
+def _advance(optimizer: keras.optimizers.Optimizer) -> None:
+    optimizer._iterations.assign_add(1)
+
+
+def _accumulators(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    return [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
+
+
+def _averaged(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
+    """The variables and their moving averages; a variable that is overwritten with its gradient has none."""
+    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    return [(variable, average) for variable, average in pairs if average is not None]
+
+
+@contextlib.contextmanager
+def _set(optimizer: keras.optimizers.Optimizer, **values: Any) -> Iterator[None]:
+    """The optimizer with other settings, while a call of it is traced; not for the threads of single replicas."""
+    before = {name: getattr(optimizer, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(optimizer, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(optimizer, name, value)
