@@ -54,9 +54,12 @@ def check_rows(
     found = describe_not_finite(examples, rows)
     chosen = tf.nest.map_structure(lambda array: tf.constant(np.asarray(array)[rows[:MOST_ROWS]]), examples)
 
+    num_parts = 1 if strategy is None else strategy.topology.num_replicas
+
     def compute(part: Any) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = forward(model, task, {"examples": part}, training=False).loss_sum
+            objective = forward(model, task, {"examples": part}, training=False, num_parts=num_parts)
+            loss = tf.add_n([*objective.numerators.values()])
         if not found:
             return loss
         # Activations may take NaN for 0 on the way forward; the gradients of the weights that met it do not.
