@@ -188,9 +188,7 @@ class _Sums(NamedTuple):
     weight: tf.Tensor
 
 
-def _whole_sums(
-    name: str, term: WholeTerm, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int
-) -> _Sums:
+def _whole_sums(name: str, term: WholeTerm, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int) -> _Sums:
     """The loss of the whole batch, which every replica has; it is differentiated on each, and counts once.
 
     An example that several replicas share is the first one's.

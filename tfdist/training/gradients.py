@@ -120,9 +120,7 @@ class LocalGradients:
         return {name: [_dense_if_small(g) for g in some] for name, some in gradients.items()}, objective
 
 
-def forward(
-    model: keras.Model, task: Task, part: dict[str, Any], *, training: bool, num_parts: int = 1
-) -> Objective:
+def forward(model: keras.Model, task: Task, part: dict[str, Any], *, training: bool, num_parts: int = 1) -> Objective:
     """Calls the model on one (micro)batch and adds up its loss, the model's regularization included.
 
     Args:

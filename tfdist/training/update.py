@@ -137,9 +137,7 @@ def _advance(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer._iterations.assign_add(1)
 
 
-def _accumulators(
-    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
-) -> list[keras.Variable]:
+def _accumulators(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     return [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
 
 
