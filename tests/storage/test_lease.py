@@ -159,6 +159,16 @@ def test_a_lease_is_renewed_under_faults(gcs: GcsServer, monkeypatch: pytest.Mon
     assert gcs.buckets.names("bucket") == []
 
 
+def test_a_bucket_that_refuses_to_delete_does_not_hold_up_the_end_of_a_run(gcs: GcsServer) -> None:
+    held, _ = take("gs://bucket/run")
+    gcs.faults.add(Fault("status", method="DELETE", count=None))
+    begun = time.monotonic()
+    held.release()
+    assert time.monotonic() - begun < 20
+    gcs.faults.clear()
+    assert gcs.buckets.names("bucket") == ["run/.lease"]  # until it lapses
+
+
 def test_the_lease_of_another_machine_is_taken_when_it_lapses(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere("gs://bucket/run/.lease")
     with pytest.raises(UserError, match="far run"):

@@ -8,6 +8,7 @@ counts, only the store's. Whoever commits to a run directory holds one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import errno
@@ -30,6 +31,7 @@ LAPSE_SECONDS = 30.0
 LOCAL_WAIT_SECONDS = 2.0  # for a process that is just ending
 REMOTE_WAIT_SECONDS = LAPSE_SECONDS + 10.0
 _OLD_SECONDS = 300.0  # an owner that has not renewed for so long by the store's clock is gone
+_RELEASE_PATIENCE_SECONDS = 2.0
 _POLL_SECONDS = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -253,7 +255,8 @@ class _ObjectLease:
         self._ending.set()
         self._thread.join()
         if not self._lost:
-            delete(self._path, self._generation)
+            with contextlib.suppress(OSError), files.impatient(_RELEASE_PATIENCE_SECONDS):  # it lapses by itself
+                delete(self._path, self._generation)
 
     def _renew_until_released(self) -> None:
         while not self._ending.wait(RENEW_SECONDS):
