@@ -124,6 +124,40 @@ def embedding_model(vocabulary: int) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
+@keras.saving.register_keras_serializable("tfdist_tests")
+class Counts(keras.layers.Layer):
+    """Counts examples and keeps other values of a batch, each variable with an aggregation of its own."""
+
+    def build(self, input_shape: Any) -> None:
+        def count(name: str, aggregation: str) -> Any:
+            return self.add_weight(
+                name=name, shape=(), initializer="zeros", trainable=False, aggregation=aggregation, autocast=False
+            )
+
+        self.seen = count("seen", "sum")  # examples in all
+        self.size = count("size", "sum")  # examples of the last batch
+        self.left = count("left", "sum")  # less the examples
+        self.share = count("share", "mean")  # examples a replica in all
+        self.steps = count("steps", "only_first_replica")
+        self.first = count("first", "only_first_replica")  # the first replica's share of the last batch
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            rows = keras.ops.cast(keras.ops.shape(inputs)[0], "float32")
+            self.seen.assign_add(rows)
+            self.size.assign(rows)
+            self.left.assign_sub(rows)
+            self.share.assign_add(rows)
+            self.steps.assign_add(1.0)
+            self.first.assign(rows)
+        return inputs
+
+
+def counting_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    return keras.Model(inputs, keras.layers.Dense(10)(Counts()(inputs)))
+
+
 def two_output_model() -> keras.Model:
     upper, lower = keras.Input((32,), name="upper"), keras.Input((32,), name="lower")
     x = keras.layers.Dense(24, activation="tanh")(keras.layers.Concatenate()([upper, lower]))
@@ -328,6 +362,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulating_optimizer": {"optimizer": accumulating_adam, "train_data": lambda: digits(501)},
     "two_optimizers": {"optimizer": two_optimizers},
     "loss_scale_factor": {"optimizer": lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0)},
+    "counts": {"model": counting_model, "train_data": lambda: digits(453), "shuffle": False},
     "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
     "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05)},
     "overflow": OVERFLOW | {"train_data": overflowing_digits},

@@ -139,6 +139,11 @@ class Strategy(abc.ABC):
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
+    def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The first replica's `tensor`, of a numeric type, on every replica. Called in replica context."""
+        replica = tf.reshape(tf.distribute.get_replica_context().replica_id_in_sync_group, [])
+        return self.sum_over_replicas([tf.where(tf.equal(replica, 0), tensor, tf.zeros_like(tensor))])[0]
+
     def sum_gradients(
         self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor], *, scale: float
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

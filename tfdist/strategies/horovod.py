@@ -95,6 +95,11 @@ class Horovod(Strategy):
             dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device))
         return iter(dataset)
 
+    def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:
+        # Not a sum: its part on the others is a constant, and TensorFlow takes what is constant out of a loop, which
+        # leaves the first worker alone with the reductions of all iterations but one.
+        return self._hvd.broadcast(tensor, root_rank=0)
+
     def sum_gradients(
         self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor], *, scale: float
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

@@ -13,6 +13,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.telemetry import pulse
+from tfdist.training.aggregation import follow_aggregation
 from tfdist.training.gradients import forward
 from tfdist.training.layer_state import separate_losses
 from tfdist.training.metrics import MetricGroup
@@ -74,6 +75,7 @@ def build_learner(
         scale_factor, made_optimizer.loss_scale_factor = float(made_optimizer.loss_scale_factor or 1.0), None
         loss_scale = LossScale(batch_size) if precision == "float16" else None
     separate_replicas(built)
+    follow_aggregation(built, strategy)
     if strategy.topology.num_local_replicas > 1:
         separate_losses(built)
     strategy.synchronize([*built.variables, *made_optimizer.variables])

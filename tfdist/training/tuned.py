@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
+from tfdist.training.aggregation import aggregated_variables
 from tfdist.training.gradients import LocalGradients, LocalSums
 from tfdist.training.layer_state import moving_variables
 from tfdist.training.learner import Learner
@@ -31,12 +32,13 @@ def choose_xla(
 ) -> LocalGradients:
     """The forward and backward pass, compiled by XLA or not.
 
-    A synchronized batch normalisation reduces over the replicas in the middle of the pass, which XLA cannot compile
-    here; then, and in deterministic runs (a clock is no reproducible judge), "auto" means off.
+    A synchronized batch normalization, or a count over all replicas, reduces in the middle of the pass, which XLA
+    cannot compile here; then, and in deterministic runs (a clock is no reproducible judge), "auto" means off.
     """
     if xla != "auto":
         return make_gradients(xla == "on")
-    if deterministic or any(map(is_synchronized, batch_norm_layers(learner.model))):
+    counts = strategy.topology.num_replicas > 1 and bool(aggregated_variables(learner.model))
+    if deterministic or counts or any(map(is_synchronized, batch_norm_layers(learner.model))):
         return make_gradients(False)
     variants = {"off": make_gradients(False), "on": make_gradients(True)}
     choice, seconds = quickest(

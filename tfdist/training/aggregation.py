@@ -1,0 +1,86 @@
+"""What layers write in a forward pass (counts, running values) follows its `aggregation` under every strategy.
+
+TensorFlow's strategies aggregate what is assigned, and two things are left: Keras makes `assign_add(n)` of a variable
+with aggregation "sum" an assignment of the sum, so that the old value is counted once a replica; and the first replica
+is each worker's own. Horovod's variables are plain ones, and aggregate nothing.
+
+Invariant: whatever replicas there are, a variable of "sum" gets the sum of what they assign or add, of "mean" the mean,
+of "only_first_replica" what the run's first replica assigns; with "none" each keeps its own, and the chief's first is
+saved. Called by `build_learner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.base import Strategy
+
+Assign = Callable[[Any], Any]
+ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
+
+
+def aggregated_variables(model: keras.Model) -> list[keras.Variable]:
+    """Variables of the model's layers that are not trained and say how they aggregate."""
+    own = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
+    return [v for v in {id(v): v for v in own}.values() if v.aggregation != NONE]
+
+
+def follow_aggregation(model: keras.Model, strategy: Strategy) -> None:
+    """Makes what replicas assign to such variables the same under every strategy."""
+    if strategy.topology.num_replicas == 1:
+        return
+    for variable in aggregated_variables(model):
+        assign = variable.assign
+        if variable.aggregation == ADDED:
+            variable.assign_add = _on_replicas(variable.assign_add, _adding(variable, assign, strategy, 1))
+            variable.assign_sub = _on_replicas(variable.assign_sub, _adding(variable, assign, strategy, -1))
+        variable.assign = _on_replicas(assign, _assigning(variable, assign, strategy))
+
+
+def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:
+    """Chooses by where it is called: a callback, say, assigns for all replicas at once."""
+
+    def assign(value: Any) -> Any:
+        is_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        return on_replica(value) if is_replica else elsewhere(value)
+
+    return assign
+
+
+def _assigning(variable: keras.Variable, plain: Assign, strategy: Strategy) -> Assign:
+    def assign(value: Any) -> Any:
+        return plain(_reduced(_as_tensor(value, variable), variable, strategy))
+
+    return assign
+
+
+def _adding(variable: keras.Variable, plain: Assign, strategy: Strategy, sign: int) -> Assign:
+    def assign_add(value: Any) -> Any:
+        added = sign * _as_tensor(value, variable)
+        if _aggregates_itself(variable):
+            return variable.value.assign_add(added)
+        return plain(variable.value + _reduced(added, variable, strategy))
+
+    return assign_add
+
+
+def _reduced(value: tf.Tensor, variable: keras.Variable, strategy: Strategy) -> tf.Tensor:
+    """What to assign on this replica so that TensorFlow's own aggregation, where there is one, gives what is wanted."""
+    if variable.aggregation == FIRST:
+        return strategy.from_first_replica(value)
+    if _aggregates_itself(variable):
+        return value
+    (total,) = strategy.sum_over_replicas([value])
+    return total if variable.aggregation == ADDED else total / tf.cast(strategy.topology.num_replicas, total.dtype)
+
+
+def _aggregates_itself(variable: keras.Variable) -> bool:
+    return isinstance(variable.value, tf.distribute.DistributedValues)
+
+
+def _as_tensor(value: Any, variable: keras.Variable) -> tf.Tensor:
+    return tf.cast(keras.ops.convert_to_tensor(value), variable.value.dtype)
