@@ -234,6 +234,7 @@ def train(
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
         plan = accumulation.made_up(run, learner, plan)
+        assembly.note_microbatches(run, learner.model, plan)
         boundaries = Boundaries(
             total_steps=min(limit for limit in (steps, epochs and epochs * plan.steps_per_epoch) if limit),
             steps_per_epoch=plan.steps_per_epoch,
@@ -292,6 +293,7 @@ def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float, resum
         resumed_from_step=resumed_from_step,
         wall_seconds=seconds,
         examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
+        notes=run.notes,
     )
     run.write_config()
     metrics = shown(outcome.eval_metrics) or shown(outcome.train_metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,18 @@ def test_the_layer_and_its_moving_statistics_are_one_devices(mirrored: Callable[
     found = mirrored(f"normalized_{masked}")
     np.testing.assert_allclose(found["outputs"], expected, rtol=1e-5, atol=1e-4)  # Keras itself rounds so at 100
     assert differ(found["weights"], layer.get_weights()) < 1e-4
+
+
+def test_statistics_of_microbatches_are_told_of(tmp_path: pathlib.Path) -> None:
+    settings = {"model": normalized, "eval_data": None, "steps": 1}
+    trained = run(tmp_path / "cut", num_microbatches=4, **settings)
+    (note,) = trained.result.notes
+    assert "(batch_normalization) takes the statistics of each of the 4 microbatches" in note.replace("_1)", ")")
+    assert json.loads((tmp_path / "cut" / "result.json").read_text())["notes"] == [note]
+    (event,) = trained.events("microbatch_statistics")
+    assert (event["level"], event["details"]["message"]) == ("warning", note)
+    assert run(tmp_path / "whole", **settings).result.notes == []
+    assert run(tmp_path / "plain", num_microbatches=4, eval_data=None, steps=1).result.notes == []
 
 
 def test_layers_are_as_the_user_made_them_afterwards() -> None:

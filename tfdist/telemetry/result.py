@@ -10,7 +10,7 @@ import dataclasses
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.storage import files
@@ -24,7 +24,7 @@ class RunResult:
 
     `status` is "done", or what ended the run before; `eval_metrics` is empty where nothing was evaluated;
     `resumed_from_step` is None for a run that started afresh; `wall_seconds` and `examples_per_second` are this
-    process's, `steps`, `epochs` and `examples_seen` the whole run's.
+    process's, `steps`, `epochs` and `examples_seen` the whole run's; `notes` say what the figures depend on.
     """
 
     status: str
@@ -40,6 +40,7 @@ class RunResult:
     resumed_from_step: int | None
     wall_seconds: float
     examples_per_second: float
+    notes: Sequence[str] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=lambda: versions())
 
 

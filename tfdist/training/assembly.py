@@ -32,6 +32,7 @@ from tfdist.training.gradients import LocalGradients
 from tfdist.training.learner import Learner
 from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
+from tfdist.training.normalization import microbatch_note
 from tfdist.training.optimizer import keeps_average
 from tfdist.training.outcome import Outcome
 from tfdist.training.pace import Pace
@@ -85,6 +86,13 @@ def check_examples(
     if held is not None:
         task.check_examples(model, held, split)
         check_held(model, task, held, split, strategy)
+
+
+def note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
+    """Says, and leaves for result.json, that batch normalization sees microbatches where it does."""
+    note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
+    if note is not None:
+        run.note("microbatch_statistics", note)
 
 
 def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:

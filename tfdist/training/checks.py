@@ -22,11 +22,13 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.training import assembly, survival
+from tfdist.training.batch_dependence import batch_dependent_layers
 from tfdist.training.compiled import parts_of
 from tfdist.training.examples import check_first_batch, named_arrays
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.monitors import check_monitors
+from tfdist.training.normalization import microbatch_note
 from tfdist.training.optimizer import build_optimizer
 
 Tell = Callable[[str], None]
@@ -54,7 +56,8 @@ def check_training(
     replicas = _tell_strategy(tell, strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
         source = _opened(train_data, scratch)
-        batches = {"training": _tell_data(tell, "training", source, plan(source.num_examples, replicas))}
+        training = plan(source.num_examples, replicas)
+        batches = {"training": _tell_data(tell, "training", source, training)}
         splits = {"training": source}
         if eval_data is not None:
             splits["evaluation"] = held = _opened(eval_data, scratch)
@@ -69,6 +72,7 @@ def check_training(
     check_monitors(callbacks, metrics=metrics, task=task, optimizer=made, evaluates=eval_data is not None)
     if start_from is not None:
         survival.check_weights(built, start_from, partial=partial, tell=_Warnings(tell))
+    _tell_notes(tell, built, task.inputs(batches["training"]), training)
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
     return metrics, task
@@ -124,6 +128,19 @@ def _opened(data: Callable[[], Any], scratch: str) -> Source:
     source = as_source(data(), data)
     source.prepare(scratch)
     return source
+
+
+def _tell_notes(tell: Tell, model: keras.Model, inputs: Any, plan: BatchPlan) -> None:
+    """Says what makes the training depend on how its batches are cut."""
+    note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
+    if note is not None:
+        tell(f"note: {note}")
+    dependent = batch_dependent_layers(model, inputs)
+    if dependent:
+        tell(
+            f"note: What {', '.join(dependent)} gives for an example depends on the other examples of its batch. Each "
+            "replica and each microbatch has its own, so the number of them changes the training."
+        )
 
 
 def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:

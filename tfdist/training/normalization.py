@@ -33,6 +33,18 @@ def is_synchronized(layer: keras.layers.BatchNormalization) -> bool:
     return layer.synchronized or MOMENTS in vars(layer)
 
 
+def microbatch_note(model: keras.Model, *, num_microbatches: int, global_batch_size: int) -> str | None:
+    """What to say of a model that normalizes by statistics of microbatches; None of one that does not."""
+    layers = [layer.name for layer in batch_norm_layers(model) if layer.trainable]
+    if num_microbatches == 1 or not layers:
+        return None
+    more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+    return (
+        f"Batch normalization ({layers[0]}{more}) takes the statistics of each of the {num_microbatches} microbatches, "
+        f"not of the whole batch of {global_batch_size}: with another train.num_microbatches this is another training."
+    )
+
+
 @contextlib.contextmanager
 def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool) -> Iterator[int]:
     """While it lasts, batch normalization layers compute their statistics over all replicas.

@@ -72,6 +72,7 @@ class Run:
 
     Attributes:
       place: its directory: whether it held a result already, and whether it is still this run's.
+      notes: what `note` was told.
     """
 
     request: Request
@@ -82,6 +83,12 @@ class Run:
     events: EventLog
     metrics: Metrics
     place: Place
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def note(self, event: str, message: str) -> None:
+        """Warns of what a reader of the run's figures has to know; result.json repeats it."""
+        self.notes.append(message)
+        self.events.warning(event, message=message)
 
     def write_config(self) -> None:
         """Writes config.gin, on the chief."""
