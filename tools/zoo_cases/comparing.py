@@ -1,0 +1,138 @@
+"""Compares what the cases left behind under each strategy, and says it as a table.
+
+Invariant: every public class has a row, those without a case included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from zoo_cases import collection
+from zoo_cases.training import STRATEGIES, result_path
+
+TOLERANCE = 1e-5
+REFERENCE, *OTHERS = STRATEGIES
+DRAWS = "draws random numbers: each replica its own (see “Random layers”)"
+# Why a class does not agree, or is refused, where nothing better can be had.
+REMARKS: dict[str, str] = {
+    "layers/STFTSpectrogram": "its kernels' entries are large, and a rounding of theirs is above 1e-05",
+    "losses/Circle": "compares the examples of a batch with each other: each replica has its own",
+}
+Result = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was found of a class.
+
+    Attributes:
+      name: kind/class.
+      alike: whether two replicas gave the same bits under every strategy; None where fewer than two were tried.
+      difference: the largest from one device, in weights, losses and metrics; None where there is none to tell.
+      remark: why it is not so.
+    """
+
+    name: str
+    alike: bool | None
+    difference: float | None
+    remark: str = ""
+    is_explained: bool = True
+
+
+def compared(root: str | os.PathLike[str], keys: Sequence[str]) -> list[Row]:
+    """A row for each class that the cases cover; with all cases also for those that have none.
+
+    What was not trained under a strategy is compared under the others, and the row says so.
+    """
+    rows = [row for key in keys for row in _rows(root, key)]
+    if set(keys) == set(collection.all_cases()):
+        for kind in collection.KINDS:
+            rows += [Row(f"{kind}/{name}", None, None, why) for name, why in collection.without_case(kind).items()]
+    return sorted(rows, key=lambda row: row.name)
+
+
+def _rows(root: str | os.PathLike[str], key: str) -> list[Row]:
+    results: dict[str, Result] = {}
+    for strategy in STRATEGIES:
+        path = result_path(os.path.join(root, strategy), key)
+        if path.exists():
+            with np.load(path) as held:
+                results[strategy] = dict(held)
+    case, kind = collection.all_cases()[key], key.split("/")[0]
+    return [_row(f"{kind}/{name}", results, name if kind == "metrics" else None) for name in case.covers]
+
+
+def _row(name: str, results: Mapping[str, Result], metric: str | None) -> Row:
+    """Compares everything, or a metric's values alone."""
+    remark = REMARKS.get(name, "")
+    failed = {strategy: str(r["error"]).splitlines()[0] for strategy, r in results.items() if "error" in r}
+    if failed:
+        said = next(iter(failed.values()))
+        where = "everywhere" if len(failed) == len(results) else "under " + ", ".join(failed)
+        return Row(name, None, None, remark or f"fails {where}: {said}", is_explained=bool(remark))
+    others = [results[strategy] for strategy in OTHERS if strategy in results]
+    missing = ", ".join(strategy for strategy in STRATEGIES if strategy not in results)
+    if not others or REFERENCE not in results:
+        return Row(name, None, None, f"not run: {missing}", is_explained=False)
+    reference = results[REFERENCE]
+    names = [n for n in reference if n != "draws" and (metric is None or n.split(" ")[-1] == metric)]
+    alike = all(_same(others[0], other, names) for other in others[1:]) if len(others) > 1 else None
+    difference = max(_difference(reference, others[0], n) for n in names)
+    if difference > TOLERANCE and bool(reference["draws"]):
+        remark = remark or DRAWS
+    is_explained = name in REMARKS or (alike is not False and (difference <= TOLERANCE or bool(remark)))
+    said = "; ".join(filter(None, [remark, f"not run: {missing}" if missing else ""]))
+    return Row(name, alike, difference, said, is_explained and not missing)
+
+
+def _same(ours: Result, theirs: Result, names: Sequence[str]) -> bool:
+    return all(ours[name].tobytes() == theirs[name].tobytes() for name in names)
+
+
+def _difference(ours: Result, theirs: Result, name: str) -> float:
+    """The largest difference, of numbers above one relative to them."""
+    a, b = ours[name].astype(np.float64), theirs[name].astype(np.float64)
+    if a.size == 0 or np.array_equal(a, b, equal_nan=True):
+        return 0.0
+    return float(np.max(np.abs(a - b) / np.maximum(1.0, np.abs(a))))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as tables of Markdown, one a kind, each with a sentence that counts."""
+    kinds = dict.fromkeys(row.name.split("/")[0] for row in rows)
+    return "\n".join(_kind_table(kind, [row for row in rows if row.name.startswith(f"{kind}/")]) for kind in kinds)
+
+
+def _kind_table(kind: str, rows: Sequence[Row]) -> str:
+    tried = [row for row in rows if row.difference is not None]
+    alike = [row for row in tried if row.alike is not None]
+    agree = sum(row.difference <= TOLERANCE for row in tried)
+    lines = [
+        f"### {kind.capitalize()}",
+        "",
+        f"{len(rows)} classes, {len(tried)} trained: {sum(bool(row.alike) for row in alike)} of {len(alike)} "
+        f"bit-identical between the strategies, {agree} within {TOLERANCE:g} of one device.",
+        "",
+        "| class | between strategies | from one device | remark |",
+        "|---|---|---|---|",
+    ]
+    others = collection.public_classes(kind)
+    for row in rows:
+        name = row.name.split("/")[1]
+        names = ", ".join([name, *others.get(name, [])])
+        lines.append(f"| {names} | {_alike(row)} | {_distance(row)} | {row.remark} |")
+    return "\n".join([*lines, ""])
+
+
+def _alike(row: Row) -> str:
+    return "–" if row.alike is None else "same bits" if row.alike else "**differ**"
+
+
+def _distance(row: Row) -> str:
+    if row.difference is None:
+        return "–"
+    return f"≤ {TOLERANCE:g}" if row.difference <= TOLERANCE else f"{row.difference:.1e}"

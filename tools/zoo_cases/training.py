@@ -1,0 +1,109 @@
+"""Trains cases of the zoo under one strategy, all in one process a worker.
+
+    python -m zoo_cases.training STRATEGY DIRECTORY CASE …
+
+STRATEGY: one_device, mirrored, multi_worker (with TF_CONFIG), horovod (under horovodrun). What each left behind lies in
+DIRECTORY/KIND/NAME.npz, written by the chief when the case is done: its weights, losses and metrics, or its error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import PreemptedError, UserError
+from tfdist.experiment import train
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.one_device import OneDevice
+from tfdist.training.randomness import seed_generators
+from tfdist.training.run import Request
+from zoo_cases.case import Case
+from zoo_cases.collection import all_cases
+
+STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
+    "one_device": OneDevice,
+    "mirrored": lambda: Mirrored(num_cpu_devices=2),
+    "multi_worker": MultiWorker,
+    "horovod": Horovod,
+}
+
+
+def result_path(directory: str | os.PathLike[str], key: str) -> pathlib.Path:
+    """Where a case's result lies."""
+    return pathlib.Path(directory, f"{key.replace(' ', '_')}.npz")
+
+
+def trained(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.ndarray]:
+    """The weights after an epoch of three batches, and what was logged."""
+    models: list[keras.Model] = []
+
+    def model() -> keras.Model:
+        models.append(case.model())
+        return models[-1]
+
+    result = train(
+        request=Request(run_dir=run_dir),
+        model=model,
+        optimizer=case.optimizer,
+        task=case.task(),
+        train_data=case.data,
+        eval_data=case.data if case.evaluates else None,
+        strategy=strategy,
+        global_batch_size=8,
+        eval_batch_size=8,
+        epochs=1,
+        seed=7,
+        deterministic=True,
+        steps_per_call=3,
+        backup="off",
+    )
+    variables = [v for v in models[-1].variables if v.dtype != "string"]
+    weights = {f"weight_{i:03d}": np.array(v.value) for i, v in enumerate(variables)}
+    logged = {f"train {name}": value for name, value in result.train_metrics.items()}
+    logged |= {f"eval {name}": value for name, value in result.eval_metrics.items()}
+    draws = np.array(bool(seed_generators(models[-1])))
+    return {"draws": draws, **weights, **{name: np.asarray(value) for name, value in logged.items()}}
+
+
+def main(strategy_name: str, directory: str, keys: list[str]) -> None:
+    """Trains the cases in this order and writes what each left behind."""
+    strategy = STRATEGIES[strategy_name]()
+    topology = strategy.connect()
+    every = all_cases()
+    for key in keys:
+        shared = pathlib.Path(directory, "runs", key.replace(" ", "_"))
+        try:
+            found: dict[str, Any] = trained(every[key], strategy, str(shared))
+        except PreemptedError:
+            raise
+        except Exception as error:
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            found = {"error": np.array(f"{kind}{error}")}
+        tf.keras.backend.clear_session()
+        if topology.is_chief:
+            _write(result_path(directory, key), found)
+
+
+def _write(path: pathlib.Path, found: dict[str, np.ndarray]) -> None:
+    """Writes the file whole or not at all: a case without one is begun anew."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, suffix=".part") as file:
+        np.savez(file, **found)
+    os.replace(file.name, path)
+    print(json.dumps({"case": path.stem, "failed": "error" in found}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
