@@ -30,6 +30,7 @@ from tfdist.training.metrics import MetricGroup
 from tfdist.training.monitors import check_monitors
 from tfdist.training.normalization import microbatch_note
 from tfdist.training.optimizer import build_optimizer
+from tfdist.user_code import said
 
 Tell = Callable[[str], None]
 
@@ -135,7 +136,11 @@ def _tell_notes(tell: Tell, model: keras.Model, inputs: Any, plan: BatchPlan) ->
     note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
     if note is not None:
         tell(f"note: {note}")
-    dependent = batch_dependent_layers(model, inputs)
+    try:
+        dependent = batch_dependent_layers(model, inputs)
+    except Exception as error:  # whatever the model raises on real values
+        tell(f"note: The model fails on the first batch, so whether it sees examples one by one is open: {said(error)}")
+        return
     if dependent:
         tell(
             f"note: What {', '.join(dependent)} gives for an example depends on the other examples of its batch. Each "
