@@ -20,7 +20,6 @@ DRAWS = "draws random numbers: each replica its own (see “Random layers”)"
 # Why a class does not agree, or is refused, where nothing better can be had.
 REMARKS: dict[str, str] = {
     "layers/STFTSpectrogram": "its kernels' entries are large, and a rounding of theirs is above 1e-05",
-    "losses/Circle": "compares the examples of a batch with each other: each replica has its own",
 }
 Result = Mapping[str, np.ndarray]
 
