@@ -386,6 +386,20 @@ def test_what_is_nested_without_sense_is_one_short_message():
     assert len(message(params=("train.options = " + "[" * 5000,))) < 1000
 
 
+def test_macros_and_files_that_need_each_other_without_end_are_refused():
+    for i in range(400):
+        write(f"deep{i}.gin", f"include 'deep{i + 1}.gin'")
+    assert "more than 100 gin files" in message("include 'deep0.gin'")
+    chain = "\n".join(f"A{i} = %A{i + 1}" for i in range(600))
+    assert "more than 100 others" in message(f"{chain}\nA600 = 3\ntrain.epochs = %A0")
+    assert load("A = %B\nB = %C\nC = 3\ntrain.model = 1\ntrain.epochs = %A").run("train")["epochs"] == 3
+
+
+def test_a_macro_for_a_list_is_no_key():
+    text = message("A = []\ntrain.options = {%A: 1}\ntrain.model = 1")
+    assert text.startswith("0.gin:2: the key of a dict is a text")
+
+
 def test_a_function_that_is_its_own_argument_is_refused():
     text = message(
         """

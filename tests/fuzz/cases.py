@@ -53,7 +53,7 @@ def text(dice: random.Random) -> Case:
     name = dice.choice(EXPERIMENTS)
     content = experiment_text(name)
     for _ in range(dice.choice([1, 1, 1, 2, 5])):
-        content = dice.choice(TEXT_CHANGES)(dice, content)
+        content = dice.choice(TEXT_CHANGES)(dice, content) if len(content) > 2 else "train.seed = 1\n"
     data = content.encode("utf-8", "surrogatepass")
     if dice.random() < 0.1:
         at = dice.randrange(len(data))

@@ -121,11 +121,20 @@ def test_weights_do_not_depend_on_the_length_of_calls(tmp_path: pathlib.Path) ->
     assert all(result == results["1"] for result in results.values())
 
 
-def digits_with_nan() -> tuple[np.ndarray, np.ndarray]:
-    """In order, the 200th example is not a number: it is in the fourth batch."""
+def digits_with_nan() -> tf.data.Dataset:
+    """In order, the 200th example is not a number: it is in the fourth batch. (Arrays are looked at beforehand.)"""
     images, labels = digits()
     images[200, 30] = np.nan
-    return images, labels
+    return tf.data.Dataset.from_tensor_slices((images, labels))
+
+
+def test_arrays_that_diverge_are_refused_before_the_first_step(tmp_path: pathlib.Path) -> None:
+    images, labels = digits()
+    images[200, 30] = np.nan
+    trained = run(tmp_path, train_data=lambda: (images, labels), may_fail=True)
+    assert isinstance(trained.error, UserError)
+    assert "training data holds" in str(trained.error) and "x holds nan in example 200" in str(trained.error)
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 7])
