@@ -12,7 +12,7 @@ import tensorflow as tf
 from data_streams import column, global_batches, same
 
 from tfdist.data import failures
-from tfdist.data.opaque import DatasetFunction
+from tfdist.data.opaque import DatasetFunction, GivenDataset
 from tfdist.data.pipeline import as_source
 from tfdist.errors import UserError
 
@@ -162,13 +162,37 @@ def test_off_gives_every_worker_its_part_from_its_own_stream() -> None:
     assert [batch[1].tolist() for batch in found] == [[0, 1, 2, 3] * 2, [4, 5, 6, 7] * 2]
 
 
-def test_an_unseeded_shuffle_cannot_be_shared_out() -> None:
-    def unseeded() -> tf.data.Dataset:
-        return tf.data.Dataset.range(EXAMPLES).shuffle(9).map(pair)
+def unseeded() -> tf.data.Dataset:
+    def jittered(i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.cast(i, tf.float32)[tf.newaxis] + 0.1 * tf.random.uniform([1]), i
 
+    return tf.data.Dataset.range(EXAMPLES).shuffle(9).map(jittered)
+
+
+def test_what_draws_without_a_seed_takes_the_runs_for_any_workers_and_whatever_was_read_before() -> None:
+    tf.random.set_seed(5)
+    source = DatasetFunction(unseeded)
+    first = global_batches(lambda: source, steps=2 * STEPS)
+    drawn = column(first, 1).tolist()
+    assert drawn[:EXAMPLES] != drawn[EXAMPLES:]  # it shuffles again each epoch
+    next(iter(unseeded()))  # as a probe does
+    assert same(first, global_batches(lambda: source, steps=2 * STEPS))
+    assert same(first, global_batches(lambda: DatasetFunction(unseeded), steps=2 * STEPS, num_workers=2))
+    assert "Dataset.shuffle has no seed and takes the run's" in source.describe()[0]
+
+
+def test_an_unseeded_shuffle_that_is_made_already_cannot_be_shared_out() -> None:
+    tf.random.set_seed(None)
+    made = unseeded()
+    tf.random.set_seed(5)
     with pytest.raises(UserError, match=r"Dataset.shuffle of the dataset draws without a seed, so 2 workers"):
-        global_batches(lambda: DatasetFunction(unseeded, policy="data"), steps=1, num_workers=2)
-    assert "does not resume exactly" in DatasetFunction(unseeded).describe()[0]
+        source = GivenDataset(made)
+        source._policy = "data"
+        global_batches(lambda: source, steps=1, num_workers=2)
+    assert "does not resume exactly" in GivenDataset(made).describe()[0]
+
+
+def test_what_a_source_tells_of_resuming() -> None:
     assert "resumes by skipping in the epoch" in DatasetFunction(plain).describe()[0]
     assert "from the first epoch on" in DatasetFunction(shuffled).describe()[0]
     assert "made anew each epoch with its epoch;" in DatasetFunction(by_epoch).describe()[0]

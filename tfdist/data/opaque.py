@@ -8,11 +8,12 @@ what comes before it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,9 @@ class DatasetFunction(StreamSource):
 
     A function with a parameter `epoch`, `seed` or both is called anew for every epoch, with its number and a seed made
     of the run's and that number, which makes resuming cheap. The dataset of any other is repeated, and shuffles again
-    as its own `shuffle` says. An evaluation always has those of epoch 0.
+    as its own `shuffle` says. An evaluation always has those of epoch 0. What draws without a seed of its own
+    (`shuffle`, random operations in `map`) draws by the run's, whatever was drawn or read before: the same order under
+    every strategy and after a restart. What Python or NumPy draws inside the function is not repeated.
 
     Args:
       function: gives the dataset.
@@ -65,6 +68,9 @@ class DatasetFunction(StreamSource):
     Raises:
       UserError: the function gives no such dataset.
     """
+
+    reseeds = True
+    """Whether the function makes its operations when it is called, so that they take the run's seed."""
 
     def __init__(
         self,
@@ -84,8 +90,10 @@ class DatasetFunction(StreamSource):
         self._unbatch = unbatch
         self._policy = policy
         self._parameters = _epoch_parameters(function)
-        dataset = self._dataset(0, None)
-        self._parts: Parts = parts_of(dataset)
+        with _global_seed(None):  # which would pass for a seed of the dataset's own
+            dataset = self._made(0, None)
+            self._parts: Parts = parts_of(dataset)
+        self._unseeded = None if self.reseeds else self._parts.unseeded
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset, self._parts)
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
@@ -110,9 +118,9 @@ class DatasetFunction(StreamSource):
             return self._policy, f"policy {self._policy!r}, as it was set"
         if parts.is_sharded:
             return "off", "policy 'off': the dataset is sharded already (Dataset.shard)"
-        if parts.unseeded and num_workers > 1 and trains:
+        if self._unseeded and num_workers > 1 and trains:
             return "off", (
-                f"policy 'off': {parts.unseeded} draws without a seed, so workers cannot agree on batches, and some "
+                f"policy 'off': {self._unseeded} draws without a seed, so workers cannot agree on batches, and some "
                 "examples come twice and others not in an epoch; give it a seed"
             )
         if trains and num_workers > 1 and parts.num_files >= num_workers:
@@ -128,12 +136,17 @@ class DatasetFunction(StreamSource):
             resuming = (
                 f"made anew each epoch with its {' and '.join(self._parameters)}; resumes by skipping in the epoch"
             )
-        elif self._parts.unseeded:
-            resuming = f"does not resume exactly: skips as many examples, but {self._parts.unseeded} draws others"
+        elif self._unseeded:
+            resuming = (
+                f"does not resume exactly: skips as many examples, but {self._unseeded} draws others, and others for "
+                "each number of workers; give it a seed"
+            )
         else:
             resuming = "resumes by skipping" + (
                 " from the first epoch on" if self._parts.is_random else " in the epoch"
             )
+        if self._parts.unseeded and self.reseeds:
+            resuming += f"; {self._parts.unseeded} has no seed and takes the run's, what Python draws in it does not"
         return [f"a tf.data.Dataset: {self.policy(1, trains=True)[1]}; {resuming}"]
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
@@ -141,9 +154,9 @@ class DatasetFunction(StreamSource):
         _LOG.info("%s", reason)
         if policy != "data":
             return self._own_batches(plan, topology, first_step, policy)
-        if self._parts.unseeded and topology.num_workers > 1:
+        if self._unseeded and topology.num_workers > 1:
             raise UserError(
-                f"{self._parts.unseeded} of the dataset draws without a seed, so {topology.num_workers} workers cannot "
+                f"{self._unseeded} of the dataset draws without a seed, so {topology.num_workers} workers cannot "
                 "take parts of the same batches. Give it a seed, or set policy = 'off'."
             )
         return self._parts_of_global_batches(plan, topology, first_step)
@@ -214,6 +227,10 @@ class DatasetFunction(StreamSource):
         return batches.flat_map(split)
 
     def _dataset(self, epoch: int, seed: int | None) -> tf.data.Dataset:
+        with _global_seed(seed or 0):
+            return self._made(epoch, seed)
+
+    def _made(self, epoch: int, seed: int | None) -> tf.data.Dataset:
         values = {"epoch": epoch, "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF}
         dataset = self._function(**{name: values[name] for name in self._parameters})
         if not isinstance(dataset, tf.data.Dataset):
@@ -239,6 +256,8 @@ class DatasetFunction(StreamSource):
 class GivenDataset(DatasetFunction):
     """A dataset that a data function returned by itself. It cannot be made again, so the order of one that shuffles
     goes on from stream to stream; `DatasetFunction.function = @…` makes it anew each time."""
+
+    reseeds = False
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         super().__init__(lambda: dataset)
@@ -267,6 +286,17 @@ class _Epochs:
             return function(tf.data.experimental.from_variant(made, self._spec))
 
         return tf.data.Dataset.range(self._first, tf.int64.max).flat_map(of_epoch)
+
+
+@contextlib.contextmanager
+def _global_seed(seed: int | None) -> Iterator[None]:
+    """TensorFlow with another global seed; the one before then begins anew."""
+    before, _ = tf.compat.v1.get_seed(None)
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        tf.random.set_seed(before)
 
 
 def _one(batch: tuple[Any, ...]) -> Any:
