@@ -78,7 +78,11 @@ def tfdist_learner_and_training(
         model=learner.model,
         optimizer=learner.optimizer,
         local_gradients=LocalGradients(
-            strategy=strategy, model=learner.model, task=task, metrics=learner.train_metrics
+            strategy=strategy,
+            model=learner.model,
+            task=task,
+            metrics=learner.train_metrics,
+            batch_size=plan.global_batch_size,
         ),
         metrics=learner.train_metrics,
         term_names=task.term_names(),

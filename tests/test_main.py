@@ -232,7 +232,7 @@ def test_a_wrong_flag_is_told_with_the_right_one(
         ("train.model = 'convnet'", ["train.model is 'convnet'", "without parentheses"]),
         ("train.model = @convnet.build_convnet()", ["@convnet.build_convnet()", "without parentheses"]),
         ("train.optimizer = @keras.optimizers.Adam()", ["@keras.optimizers.Adam()", "without parentheses"]),
-        ("train.optimizer = 'adam'", ["train.optimizer is 'adam'", "@keras.optimizers.Adam"]),
+        ("train.optimizer = 'adm'", ["train.optimizer is 'adm'", "Did you mean 'adam'"]),
         ("keras.optimizers.Adam.learning_rte = 1.0", ["'learning_rte'", "Did you mean 'learning_rate'"]),
         ("keras.optimizers.Adam.learning_rate = 'high'", ["keras.optimizers.Adam()", "learning_rate = 'high'"]),
         ("train.train_data = @train/sklearn_sets.load_digits()", ["train.train_data is a tuple", "without parenthes"]),

@@ -24,7 +24,7 @@ from tfdist.training import accumulation, arguments, assembly, checks
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import check_callbacks
 from tfdist.training.compiled import parts_of
-from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model
+from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model, check_fit
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.monitors import check_monitors
 from tfdist.training.normalization import synchronized
@@ -373,8 +373,9 @@ def evaluate(
         if task is None:
             model, _, task = parts_of(strategy, model, None, None, source.structure)
         with strategy.scope():
+            built = build_model(model, task, source.structure)
             metrics = MetricGroup(task.metric_specs())
-            built = build_model(model, task, source.structure, metrics=[metrics])
+            check_fit(built, task, source.structure, [metrics])
         assembly.put_weights(run, built, found)
         evaluator = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size)
         results = evaluator.evaluate()

@@ -221,6 +221,38 @@ def softmax_model() -> keras.Model:
     return keras.Model(model.inputs, keras.layers.Softmax()(model.output))
 
 
+@keras.saving.register_keras_serializable()
+class OwnMethods(keras.Model):
+    """A loss and metrics of the model's own, on top of Keras's and beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.layers.Dense(16, activation="tanh", kernel_regularizer="l2")
+        self.outer = keras.layers.Dense(10)
+        self.hits = keras.metrics.SparseCategoricalAccuracy(name="hits")
+        self.entropy = keras.metrics.Mean(name="entropy")
+
+    def call(self, x: Any) -> Any:
+        return self.outer(self.inner(x))
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        return super().compute_loss(x, y, y_pred, sample_weight) + 0.01 * keras.ops.mean(keras.ops.square(y_pred))
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        self.hits.update_state(y, y_pred, sample_weight)
+        of_row = -keras.ops.sum(keras.ops.softmax(y_pred) * keras.ops.log_softmax(y_pred), axis=-1)
+        self.entropy.update_state(of_row, sample_weight)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def own_methods_model() -> keras.Model:
+    model = OwnMethods()
+    model(keras.KerasTensor((None, 64)))
+    return model
+
+
 class Hits(keras.metrics.Metric):
     """As in the documentation of `keras.metrics.Metric`: the result is the variable."""
 
@@ -355,6 +387,12 @@ CASES: dict[str, dict[str, Any]] = {
         "task": lambda: Supervised(loss=keras.losses.Dice()),
         "train_data": lambda: one_hot_digits(257),
         "eval_data": lambda: one_hot_digits(101),
+    },
+    "own_methods": {
+        "model": own_methods_model,
+        "task": lambda: Supervised(loss=sparse_loss()),
+        "train_data": lambda: digits(257),
+        "num_microbatches": 2,
     },
     "counting_metrics": {"task": counting, "train_data": lambda: digits(501)},
     "float64": {"model": float64_model, "train_data": lambda: digits(501), "task": counting},

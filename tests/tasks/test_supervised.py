@@ -15,7 +15,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.gradients import forward, quotients
-from tfdist.training.learner import build_model
+from tfdist.training.learner import build_model, check_fit
 from tfdist.training.metrics import MetricGroup
 
 N, T = 12, 5
@@ -34,8 +34,9 @@ def evaluated(task: Supervised, model: keras.Model, examples: Any, *, compiled: 
     strategy = OneDevice()
     strategy.connect()
     source = ArraySource(examples)
+    build_model(lambda: model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
-    build_model(lambda: model, task, source.structure, metrics=[metrics])
+    check_fit(model, task, source.structure, [metrics])
 
     def compute(batch: dict[str, Any]) -> dict[str, tf.Tensor]:
         objective = forward(model, task, batch, training=False)
@@ -285,11 +286,12 @@ def test_half_precision_outputs_are_compared_in_float32() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"loss": "mse"}, "loss is 'mse' for output; write a Keras loss"),
+        ({"loss": "msee"}, "loss is 'msee' for output, and Keras has none.*Did you mean 'mse'"),
+        ({"loss": 3}, "loss is 3 for output; write a Keras loss"),
         ({"loss": keras.losses.MeanSquaredError}, "with parentheses"),
         ({"loss": {"label": None}}, "loss is None for label"),
         ({"loss": sparse(), "metrics": "accuracy"}, "write a list"),
-        ({"loss": sparse(), "metrics": ["accuracy"]}, "metrics holds 'accuracy'"),
+        ({"loss": sparse(), "metrics": [3]}, "metrics holds 3"),
         ({"loss": sparse(), "metrics": {"label": []}}, "no loss for the output 'label'"),
         ({"loss": {"label": sparse()}, "metrics": [keras.metrics.AUC]}, "dict of lists by output name"),
         ({"loss": {"label": sparse()}, "metrics": {"lable": []}}, "'lable'.*Did you mean 'label'"),

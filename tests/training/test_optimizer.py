@@ -47,7 +47,8 @@ def test_clipping_and_moving_averages_of_the_optimizer_still_work() -> None:
     ("builder", "message"),
     [
         (keras.optimizers.SGD(), "Write @keras.optimizers.SGD without parentheses"),
-        ("adam", "train.optimizer is 'adam'"),
+        ("adm", "train.optimizer is 'adm'.*Did you mean 'adam'"),
+        (3, "train.optimizer is 3"),
         (lambda: "adam", "train.optimizer gave a str"),
         (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "train.precision = 'float16'"),
     ],

@@ -67,7 +67,9 @@ def run(
         trained.optimizer = (SMALL | changes)["optimizer"]()
         return trained.optimizer
 
-    settings |= {"model": model, "optimizer": optimizer, "task": settings["task"]()}
+    given = (SMALL | changes)["optimizer"]
+
+    settings |= {"model": model, "optimizer": optimizer if callable(given) else given, "task": settings["task"]()}
     try:
         trained.result = train(request=Request(run_dir=str(directory), settings=lambda: named or {}), **settings)
     except Exception as error:

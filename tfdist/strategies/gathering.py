@@ -27,10 +27,15 @@ def replica_index() -> tf.Tensor:
     return tf.constant(0) if context is None else tf.cast(tf.reshape(context.replica_id_in_sync_group, []), tf.int32)
 
 
-def rows_of_all(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Each tensor, [n, …] with the same n, with the rows of all replicas, [Σ n, …]; in replica context, two reductions.
+def rows_of_all(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
+    """Each tensor, [n, …] with the same n, with the rows of all replicas, [Σ n, …]; in replica context.
 
     Each replica puts its rows in their place among zeros, and the replicas add up.
+
+    Args:
+      tensors: this replica's rows.
+      room: the most rows that all replicas have together. TensorFlow's collectives demand that what they reduce inside
+        a loop has one size in every iteration.
     """
     if num_replicas() == 1:
         return list(tensors)
@@ -39,7 +44,7 @@ def rows_of_all(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     first, total = tf.reduce_sum(counts[: replica_index()]), tf.reduce_sum(counts)
 
     def in_place(tensor: tf.Tensor) -> tf.Tensor:
-        around = tf.stack([first, total - first - count])[tf.newaxis]
+        around = tf.stack([first, room - first - count])[tf.newaxis]
         return tf.pad(tensor, tf.concat([around, tf.zeros([tensor.shape.rank - 1, 2], tf.int32)], axis=0))
 
     whole = _summed([in_place(tf.stop_gradient(_summable(t))) for t in tensors])
@@ -49,7 +54,7 @@ def rows_of_all(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if tensor.dtype.is_floating:
             own = in_place(tensor)
             rows += own - tf.stop_gradient(own)  # adds nothing but the way back
-        found.append(rows)
+        found.append(rows[:total])
     return found
 
 

@@ -70,7 +70,24 @@ class MetricSpec:
 
 
 class Task(abc.ABC):
-    """How a model learns from examples. Subclass it where `Supervised` does not fit."""
+    """How a model learns from examples. Subclass it where `Supervised` does not fit.
+
+    Attributes:
+      includes_layer_losses: whether the terms hold regularizers and what layers add already.
+    """
+
+    includes_layer_losses = False
+
+    def bind(self, model: keras.Model, structure: Any) -> None:
+        """Learns what it will be used with, before metrics are made; in the strategy's scope.
+
+        Args:
+          model: built.
+          structure: nest of `tf.TensorSpec`s of a batch of examples.
+
+        Raises:
+          UserError: it cannot be used with them.
+        """
 
     @abc.abstractmethod
     def inputs(self, examples: Any) -> Any:
@@ -130,6 +147,7 @@ def reduce_terms(
     count: tf.Tensor,
     shares: tf.Tensor | None,
     num_parts: int,
+    batch_size: int,
     penalties: Sequence[tf.Tensor],
     added: Sequence[tf.Tensor],
     outputs: Any,
@@ -141,6 +159,7 @@ def reduce_terms(
       count: float32 scalar, this replica's examples, the sum of its shares.
       shares: float32 [n], how much of each example is this replica's; None: all of each.
       num_parts: into how many such parts the global batch is cut, over replicas and microbatches.
+      batch_size: the most examples of a global batch.
       penalties: scalars that depend on the weights alone, and count once in the loss.
       added: scalars that depend on these examples (`add_loss`, activity regularizers), each a mean over them.
       outputs: passed on.
@@ -155,7 +174,7 @@ def reduce_terms(
     weights = []
     for name, term in terms.items():
         if isinstance(term, WholeTerm):
-            sums = _whole_sums(name, term, count, shares, num_parts)
+            sums = _whole_sums(name, term, count, shares, num_parts, batch_size)
         else:
             owner = next(other for other, t in terms.items() if t is term or _divide_alike(t, term))
             sums = _sums(f"weights of {owner}", term, count, shares, num_parts)
@@ -177,6 +196,12 @@ def reduce_terms(
     return Objective(numerators, divisors, shown, term_sums, tf.add_n(weights), outputs)
 
 
+def mean_of(terms: Mapping[str, Term], count: tf.Tensor) -> tf.Tensor:
+    """The loss of `count` examples by themselves, coefficients included."""
+    sums = {name: _sums(name, term, count, None, 1) for name, term in terms.items()}
+    return tf.add_n([terms[n].coefficient * tf.math.divide_no_nan(s.numerator, s.divisor) for n, s in sums.items()])
+
+
 class _Sums(NamedTuple):
     """One term's sums, the names of the divisors of both, and the first one's value."""
 
@@ -188,7 +213,9 @@ class _Sums(NamedTuple):
     weight: tf.Tensor
 
 
-def _whole_sums(name: str, term: WholeTerm, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int) -> _Sums:
+def _whole_sums(
+    name: str, term: WholeTerm, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int, batch_size: int
+) -> _Sums:
     """The loss of the whole batch, which every replica has; it is differentiated on each, and counts once.
 
     An example that several replicas share is the first one's.
@@ -202,7 +229,7 @@ def _whole_sums(name: str, term: WholeTerm, count: tf.Tensor, shares: tf.Tensor 
     if shares is not None:
         mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
         parts = [tf.boolean_mask(part, mine) for part in parts]
-    whole = term.term(tf.nest.pack_sequence_as(term.parts, rows_of_all(parts)))
+    whole = term.term(tf.nest.pack_sequence_as(term.parts, rows_of_all(parts, room=batch_size)))
     if whole.values.shape.rank == 0:
         loss = whole.values
     else:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.tasks.base import REDUCTIONS
+from tfdist.tasks.names import loss_of_name
 
 Loss = keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -36,16 +37,20 @@ class FunctionLoss(keras.losses.Loss):
         return self.function(y_true, y_pred)
 
 
-def as_loss(given: Any, where: str) -> keras.losses.Loss:
-    """The loss, with a function made one.
+def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
+    """The loss, with a function or a name made one; a name that depends on shapes stays a name.
 
     Raises:
-      UserError: it is neither, or reduces in a way that nobody knows.
+      UserError: it is none of these, or reduces in a way that nobody knows.
     """
+    if isinstance(given, str):
+        given = loss_of_name(given, where)
+        if isinstance(given, str):
+            return given
     if not callable(given) or isinstance(given, type):
         raise UserError(
             f"loss is {given!r} for {where}; write a Keras loss such as @keras.losses.MeanSquaredError(), with "
-            "parentheses, or a function of (y_true, y_pred)."
+            "parentheses, its name, 'mean_squared_error', or a function of (y_true, y_pred)."
         )
     if not isinstance(given, keras.losses.Loss):
         return FunctionLoss(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,10 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
-from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, with_trailing_axes
+from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, with_trailing_axes
+from tfdist.tasks.class_weight import checked_class_weight, weights_of
 from tfdist.tasks.losses import Loss, as_loss, keras_mask, needs_whole_batch, unreduced
+from tfdist.tasks.names import check_metric_name, named_loss, named_metric
+from tfdist.tasks.own_methods import OwnLoss, OwnMetrics, overrides, refuse_own_steps
 
-MetricBuilders = Sequence[Callable[[], keras.metrics.Metric]]
+MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
 ONLY_OUTPUT = "output"
 
 
@@ -22,6 +26,13 @@ class Prediction(NamedTuple):
 
     values: Any
     mask: tf.Tensor | None
+
+
+class Seen(NamedTuple):
+    """What one call of the model gave: predictions by output, and all as it was for the model's own metrics."""
+
+    predictions: dict[str, Prediction]
+    given: Any
 
 
 class Supervised(Task):
@@ -33,11 +44,14 @@ class Supervised(Task):
     out counts neither above nor below the line. Several outputs add up, each reduced on its own.
 
     Args:
-      loss: a Keras loss, or a function (y_true, y_pred) → loss of each example, which is taken as `compile` takes it:
-        targets and outputs come as floats. For several outputs a dict of them by output name.
-      metrics: builders of Keras metrics, `@keras.metrics.SparseCategoricalAccuracy` without parentheses; for several
-        outputs a dict of such lists by output name. Metrics are weighted as the loss is.
+      loss: a Keras loss, its name, or a function (y_true, y_pred) → loss of each example, which is taken as `compile`
+        takes it: targets and outputs come as floats. For several outputs a dict of them by output name. None for a
+        model with a `compute_loss` of its own.
+      metrics: builders of Keras metrics, `@keras.metrics.SparseCategoricalAccuracy` without parentheses, or names,
+        `'accuracy'`; for several outputs a dict of such lists by output name. Metrics are weighted as the loss is.
       loss_weights: for several outputs, what each loss is multiplied with; 1 where not given.
+      class_weight: for one output, weights by class number that the losses of training are multiplied with, as `fit`
+        does; a class without one weighs 1.
 
     Raises:
       UserError: an argument is something else, or names an output that has no loss.
@@ -46,12 +60,23 @@ class Supervised(Task):
     def __init__(
         self,
         *,
-        loss: Loss | Mapping[str, Loss],
+        loss: Loss | str | Mapping[str, Loss | str] | None = None,
         metrics: MetricBuilders | Mapping[str, MetricBuilders] = (),
         loss_weights: Mapping[str, float] | None = None,
+        class_weight: Mapping[int, float] | None = None,
     ) -> None:
         self._single = not isinstance(loss, Mapping)
         self._losses = {ONLY_OUTPUT: loss} if self._single else dict(loss)
+        self._names = list(self._losses)
+        if loss is None:
+            self._losses = {}
+        self._class_weight = checked_class_weight(class_weight)
+        if class_weight is not None and not self._single:
+            raise UserError("class_weight is for one output. Give examples of several outputs a sample_weight.")
+        self._model: keras.Model | None = None
+        self._own_loss: OwnLoss | None = None
+        self._has_own_metrics = False
+        self._specs: dict[str, tuple[Any, Any]] = {}
         metrics_by_output = dict(metrics) if isinstance(metrics, Mapping) else {ONLY_OUTPUT: metrics}
         if not self._single and not isinstance(metrics, Mapping):
             if metrics:
@@ -59,7 +84,7 @@ class Supervised(Task):
             metrics_by_output = {}
         self._loss_weights = dict(loss_weights or {})
         for name in [*metrics_by_output, *self._loss_weights]:
-            if name not in self._losses:
+            if name not in self._names:
                 known = list(self._losses)
                 raise UserError(f"There is no loss for the output {name!r}; losses: {known}.{suggest(name, known)}")
         self._losses = {name: as_loss(one, name) for name, one in self._losses.items()}
@@ -68,21 +93,78 @@ class Supervised(Task):
                 raise UserError(f"metrics is {builders!r} for {name}; write a list, [@keras.metrics.AUC].")
         self._metrics = [(o, _checked_builder(b)) for o, builders in metrics_by_output.items() for b in builders]
 
+    def bind(self, model: keras.Model, structure: Any) -> None:
+        refuse_own_steps(model)
+        self._model = model
+        self._own_loss = OwnLoss(model, self._mean_of) if overrides(model, "compute_loss") else None
+        self.includes_layer_losses = self._own_loss is not None
+        self._has_own_metrics = overrides(model, "compute_metrics")
+        if not self._losses and self._own_loss is None:
+            raise UserError(
+                "Supervised.loss is not given, and the model has no compute_loss of its own. Write a loss: "
+                "supervised.Supervised.loss = 'mean_squared_error'."
+            )
+        if any(isinstance(one, str) for one in [*self._losses.values(), *(b for _, b in self._metrics)]):
+            self._resolve_names(model, structure)
+
+    def _resolve_names(self, model: keras.Model, structure: Any) -> None:
+        """Puts Keras's own in the place of what depends on shapes: 'crossentropy', 'accuracy'."""
+        symbols = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), structure)
+        outputs = self._named(model(self.inputs(symbols)), "The model's outputs", model)
+        targets = self._targets(symbols)
+        shapes = {name: (targets[name], outputs[name]) for name in self._names}
+        self._losses = {name: named_loss(one, *shapes[name]) for name, one in self._losses.items()}
+        for _, builder in self._metrics:
+            if isinstance(builder, str):
+                check_metric_name(builder)
+        self._metrics = [
+            (name, functools.partial(named_metric, b, *shapes[name]) if isinstance(b, str) else b)
+            for name, b in self._metrics
+        ]
+
     def inputs(self, examples: Any) -> Any:
         return _parts(examples)[0]
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term], Any]:
-        x, _, _ = _parts(examples)
-        outputs = self._named(model(x, training=training), "The model's outputs", model)
-        targets = self._targets(examples)
-        weights = self._weights(examples)
-        terms, predictions = {}, {}
+        if training and self._class_weight is not None:
+            examples = self._by_class(examples)
+        x, y, sample_weight = _parts(examples)
+        given = model(x, training=training)
+        if self._own_loss is not None:
+            term = self._own_loss.term(x, y, given, sample_weight, training=training)
+            return {model.name: term}, self._seen(given, model)
+        return self._terms(examples, self._named(given, "The model's outputs", model)), self._seen(given, model)
+
+    def _by_class(self, examples: Any) -> Any:
+        x, y, sample_weight = _parts(examples)
+        if sample_weight is not None:
+            raise UserError("The data gives sample weights, and class_weight is set. Multiply them in the data.")
+        return x, y, weights_of(self._targets(examples)[ONLY_OUTPUT], self._class_weight)
+
+    def _terms(self, examples: Any, outputs: Mapping[str, Any]) -> dict[str, Term | WholeTerm]:
+        targets, weights, terms = self._targets(examples), self._weights(examples), {}
         for name, loss in self._losses.items():
-            mask = keras_mask(outputs[name])
-            parts = {"y_true": targets[name], "y_pred": outputs[name], "weights": weights[name], "mask": mask}
+            parts = {"y_true": targets[name], "y_pred": outputs[name], "weights": weights[name]}
+            parts["mask"] = keras_mask(outputs[name])
             terms[name] = _term(loss, parts, self._coefficient(name))
-            predictions[name] = Prediction(outputs[name], mask)
-        return terms, predictions
+        return terms
+
+    def _seen(self, given: Any, model: keras.Model) -> Seen:
+        """What metrics are computed from."""
+        predictions = {}
+        if self._metrics:
+            named = self._named(given, "The model's outputs", model)
+            predictions = {name: Prediction(named[name], keras_mask(named[name])) for name, _ in self._metrics}
+        return Seen(predictions, given if self._has_own_metrics else None)
+
+    def _mean_of(self, y: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        """The loss of these examples alone, for a model's own `compute_loss` that asks Keras's for it."""
+        examples = (y_pred, y, sample_weight)
+        terms = self._terms(examples, self._named(y_pred, "The model's outputs", self._model))
+        if not terms or any(isinstance(term, WholeTerm) for term in terms.values()):
+            what = "is one of a whole batch" if terms else "is not given"
+            raise UserError(f"compute_loss asks for the loss of compile(), and Supervised.loss {what}.")
+        return mean_of(terms, tf.cast(tf.shape(tf.nest.flatten(y_pred)[0])[0], tf.float32))
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
         try:
@@ -100,18 +182,21 @@ class Supervised(Task):
         return () if len(self._losses) == 1 else tuple(self._losses)
 
     def metric_specs(self) -> Sequence[MetricSpec]:
-        return [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
+        specs = [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
+        return [*specs, MetricSpec(lambda: OwnMetrics(self._model))] if self._has_own_metrics else specs
 
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
+        if self._has_own_metrics:
+            *metrics, own = metrics
+            x, y, weight = _parts(examples)
+            own.update_state(x, y, outputs.given, _shared_out(weight, shares))
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, _) in zip(metrics, self._metrics, strict=True):
-            prediction = outputs[output]
+            prediction = outputs.predictions[output]
             weight = weights[output]
             if prediction.mask is not None:
                 weight = _masked(weight, prediction.mask)
-            if shares is not None:
-                weight = shares if weight is None else weight * with_trailing_axes(shares, weight.shape.rank)
-            metric.update_state(targets[output], prediction.values, sample_weight=weight)
+            metric.update_state(targets[output], prediction.values, sample_weight=_shared_out(weight, shares))
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
         return self._named(_parts(examples)[1], "The targets")
@@ -125,7 +210,7 @@ class Supervised(Task):
             return {name: _column(given[name]) if name in given else None for name in self._losses}
         if isinstance(given, (list, tuple)):
             raise UserError("sample_weight is a list; give one array, or a dict of arrays by output name.")
-        return dict.fromkeys(self._losses, None if given is None else _column(given))
+        return dict.fromkeys(self._names, None if given is None else _column(given))
 
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)
@@ -193,6 +278,14 @@ def _term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: float) ->
     return term_of(held) if "weights" in held else term
 
 
+def _shared_out(weights: Any, shares: tf.Tensor | None) -> Any:
+    if shares is None:
+        return weights
+    if weights is None:
+        return shares
+    return tf.nest.map_structure(lambda w: tf.cast(w, tf.float32) * with_trailing_axes(shares, w.shape.rank), weights)
+
+
 def _column(weights: Any) -> tf.Tensor:
     """float32 weights, [n] where they are given as [n, 1]."""
     weights = tf.cast(weights, tf.float32)
@@ -218,7 +311,9 @@ def _masked(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
     return with_trailing_axes(mask, widest) * with_trailing_axes(weights, widest)
 
 
-def _checked_builder(builder: Any) -> Callable[[], keras.metrics.Metric]:
+def _checked_builder(builder: Any) -> Callable[[], keras.metrics.Metric] | str:
+    if isinstance(builder, str):
+        return builder
     if isinstance(builder, keras.metrics.Metric):
         raise UserError(
             f"metrics holds the metric {builder.name!r} itself; its variables must be made in the strategy's scope. "

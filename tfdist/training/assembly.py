@@ -29,7 +29,7 @@ from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator
 from tfdist.training.examples import check_held
 from tfdist.training.gradients import LocalGradients
-from tfdist.training.learner import Learner
+from tfdist.training.learner import Learner, check_stateful
 from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.normalization import microbatch_note
@@ -110,6 +110,7 @@ def build_step(
     """
     pulse.beat(pulse.BUILDING)
     check_examples(task, learner.model, source, "training", run.strategy)
+    check_stateful(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
 
     def gradients(jit_compile: bool) -> LocalGradients:
         return LocalGradients(
@@ -117,6 +118,7 @@ def build_step(
             model=learner.model,
             task=task,
             metrics=learner.train_metrics,
+            batch_size=plan.global_batch_size,
             num_microbatches=plan.num_microbatches,
             loss_scale=learner.loss_scale,
             scale_factor=learner.scale_factor,
@@ -164,6 +166,7 @@ def build_evaluator(
         task=task,
         metrics=metrics,
         iterator=stream(run, source, plan),
+        batch_size=plan.global_batch_size,
         num_steps=plan.steps_per_epoch,
     )
 

@@ -25,7 +25,7 @@ from tfdist.training import assembly, survival
 from tfdist.training.batch_dependence import batch_dependent_layers
 from tfdist.training.compiled import parts_of
 from tfdist.training.examples import check_first_batch, named_arrays
-from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model
+from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model, check_fit, check_stateful
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.monitors import check_monitors
 from tfdist.training.normalization import microbatch_note
@@ -64,8 +64,10 @@ def check_training(
             splits["evaluation"] = held = _opened(eval_data, scratch)
             batches["evaluation"] = check_evaluation_data(tell, held, source, eval_batch_size, replicas)
     model, optimizer, task = parts_of(None, model, optimizer, task, source.structure)
+    built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
-    built = build_model(model, task, source.structure, metrics=[metrics])
+    check_fit(built, task, source.structure, [metrics])
+    check_stateful(built, num_parts=training.num_replicas * training.num_microbatches)
     for split, each in splits.items():
         assembly.check_examples(task, built, each, split)
         check_first_batch(built, task, batches[split], split)
@@ -89,7 +91,8 @@ def check_evaluation(
         batch = check_evaluation_data(tell, source, source, batch_size, replicas)
     if task is None:
         model, _, task = parts_of(None, model, None, None, source.structure)
-    built = build_model(model, task, source.structure, metrics=[MetricGroup(task.metric_specs())])
+    built = build_model(model, task, source.structure)
+    check_fit(built, task, source.structure, [MetricGroup(task.metric_specs())])
     check_first_batch(built, task, batch, "evaluation")
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 

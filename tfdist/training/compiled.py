@@ -17,6 +17,7 @@ from keras.src.trainers import compile_utils
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
+from tfdist.tasks.own_methods import overrides
 from tfdist.tasks.supervised import Supervised
 
 ModelBuilder = Callable[[], keras.Model]
@@ -83,7 +84,7 @@ def _built(
 
 def _task(model: keras.Model, structure: Any) -> Supervised:
     compiled = model._compile_loss
-    if compiled is None:
+    if compiled is None and not overrides(model, "compute_loss"):
         raise UserError("The model is compiled without a loss. Give compile() one, or write train.task.")
     if not isinstance(structure, tuple | list) or len(structure) < 2:
         raise UserError("The model is compiled to learn from (x, y), and the data gives no y. Write train.task.")
@@ -98,7 +99,12 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     if not isinstance(outputs, Mapping):
         own = metrics if isinstance(metrics, list | tuple) else list((metrics or {}).values())
         builders = [functools.partial(_metric, one, targets, outputs) for one in _flat(own)]
-        return Supervised(loss=compile_utils.get_loss(_single(compiled._user_loss), targets, outputs), metrics=builders)
+        given_loss = (
+            None if compiled is None else compile_utils.get_loss(_single(compiled._user_loss), targets, outputs)
+        )
+        return Supervised(loss=given_loss, metrics=builders)
+    if compiled is None:
+        raise UserError("The model has several outputs and is compiled without a loss. Write train.task.")
     losses = _by_output(compiled._user_loss, outputs, "loss", every=True)
     named_targets = _by_output(targets, outputs, "y")
     weights = _by_output(compiled._user_loss_weights, outputs, "loss_weights")

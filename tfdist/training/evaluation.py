@@ -28,6 +28,7 @@ class Evaluator:
       task: gives loss and metrics.
       metrics: of this split, made inside the scope.
       iterator: an endless stream of local batches in a fixed order, `num_steps` of which are the split.
+      batch_size: examples of a global batch.
       num_steps: steps of one pass.
       steps_per_call: steps in one call of the compiled function; None finds out what takes 0.1 s.
     """
@@ -40,6 +41,7 @@ class Evaluator:
         task: Task,
         metrics: MetricGroup,
         iterator: Iterator[Any],
+        batch_size: int,
         num_steps: int,
         steps_per_call: int | None = None,
     ) -> None:
@@ -49,6 +51,7 @@ class Evaluator:
         self._metrics = metrics
         self._term_names: Sequence[str] = task.term_names()
         self._iterator = iterator
+        self._batch_size = batch_size
         self._num_steps = num_steps
         with strategy.scope():
             self._sums = LossSums(num_terms=len(self._term_names))
@@ -103,8 +106,8 @@ class Evaluator:
         self._sums.reset_state()
 
     def _on_replica(self, batch: dict[str, Any]) -> None:
-        topology = self._strategy.topology
-        objective = forward(self._model, self._task, batch, training=False, num_parts=topology.num_replicas)
+        parts = {"num_parts": self._strategy.topology.num_replicas, "batch_size": self._batch_size}
+        objective = forward(self._model, self._task, batch, training=False, **parts)
         self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("shares"))
         loss, terms = self._parts_of_losses(objective)
         self._sums.update_state(tf.stack([loss, objective.divisors[ROWS], *(terms[n] for n in self._term_names)]))

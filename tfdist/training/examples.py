@@ -55,10 +55,11 @@ def check_rows(
     chosen = tf.nest.map_structure(lambda array: tf.constant(np.asarray(array)[rows[:MOST_ROWS]]), examples)
 
     num_parts = 1 if strategy is None else strategy.topology.num_replicas
+    parts = {"num_parts": num_parts, "batch_size": num_parts * MOST_ROWS}
 
     def compute(part: Any) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            objective = forward(model, task, {"examples": part}, training=False, num_parts=num_parts)
+            objective = forward(model, task, {"examples": part}, training=False, **parts)
             loss = tf.add_n([*objective.numerators.values()])
         if not found:
             return loss

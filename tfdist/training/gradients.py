@@ -51,6 +51,7 @@ class LocalGradients:
       model: a built model.
       task: gives the loss.
       metrics: updated with every microbatch.
+      batch_size: examples of a global batch.
       num_microbatches: into how many slices a batch comes cut.
       loss_scale: multiplies the loss before it is differentiated; None for precisions that need none.
       scale_factor: does so too, an optimizer's `loss_scale_factor`.
@@ -68,6 +69,7 @@ class LocalGradients:
         model: keras.Model,
         task: Task,
         metrics: MetricGroup,
+        batch_size: int,
         num_microbatches: int = 1,
         loss_scale: LossScale | None = None,
         scale_factor: float = 1.0,
@@ -77,10 +79,11 @@ class LocalGradients:
         self._task = task
         self._metrics = metrics
         self._num_microbatches = num_microbatches
-        self._num_parts = strategy.topology.num_replicas * num_microbatches
+        num_parts = strategy.topology.num_replicas * num_microbatches
+        self._parts = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
         self._is_scaled = loss_scale is not None or scale_factor != 1.0
         self._factor = lambda: factor_of(loss_scale, scale_factor)
-        self.gives_means = self._num_parts == 1 and not self._is_scaled
+        self.gives_means = num_parts == 1 and not self._is_scaled
         self._pass = tf.function(self._differentiate, jit_compile=True) if jit_compile else self._differentiate
 
     def __call__(self, batch: dict[str, Any]) -> LocalSums:
@@ -102,7 +105,7 @@ class LocalGradients:
     def _differentiate(self, part: dict[str, Any]) -> tuple[dict[str, list[Gradient]], Objective]:
         variables = [v.value for v in self._model.trainable_variables]
         with tf.GradientTape(persistent=True) as tape:
-            objective = forward(self._model, self._task, part, training=True, num_parts=self._num_parts)
+            objective = forward(self._model, self._task, part, **self._parts)
             numerators = objective.numerators
             if self._is_scaled:
                 factor = self._factor()
@@ -120,7 +123,9 @@ class LocalGradients:
         return {name: [_dense_if_small(g) for g in some] for name, some in gradients.items()}, objective
 
 
-def forward(model: keras.Model, task: Task, part: dict[str, Any], *, training: bool, num_parts: int = 1) -> Objective:
+def forward(
+    model: keras.Model, task: Task, part: dict[str, Any], *, training: bool, num_parts: int = 1, batch_size: int = 0
+) -> Objective:
     """Calls the model on one (micro)batch and adds up its loss, the model's regularization included.
 
     Args:
@@ -129,14 +134,16 @@ def forward(model: keras.Model, task: Task, part: dict[str, Any], *, training: b
       part: `examples`, and `shares` where the plan gives them.
       training: passed to the model.
       num_parts: into how many such parts the global batch is cut.
+      batch_size: the most examples of a global batch; for several parts.
     """
     terms, outputs = task.terms(model, part["examples"], training=training)
-    added, penalties = layer_losses(model)
+    added, penalties = ([], []) if task.includes_layer_losses else layer_losses(model)
     return reduce_terms(
         terms,
         count=_num_examples(part),
         shares=part.get("shares"),
         num_parts=num_parts,
+        batch_size=batch_size,
         penalties=penalties,
         added=added,
         outputs=outputs,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -68,9 +69,11 @@ def build_learner(
     """
     pulse.beat(pulse.BUILDING)
     with strategy.scope():
+        built = build_model(model, task, structure)
+        check_stateful(built, num_parts=strategy.topology.num_replicas)
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
-        built = build_model(model, task, structure, metrics=(train_metrics, eval_metrics))
+        check_fit(built, task, structure, (train_metrics, eval_metrics))
         made_optimizer = build_optimizer(optimizer, built)
         scale_factor, made_optimizer.loss_scale_factor = float(made_optimizer.loss_scale_factor or 1.0), None
         loss_scale = LossScale(batch_size) if precision == "float16" else None
@@ -82,13 +85,11 @@ def build_learner(
     return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics, scale_factor)
 
 
-def build_model(
-    builder: ModelBuilder, task: Task, structure: Any, *, metrics: Sequence[MetricGroup] = ()
-) -> keras.Model:
-    """A built model that takes what the task gives it, and gives what `metrics` take. Call it inside the scope.
+def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Model:
+    """A built model that takes what the task gives it, and that the task is bound to. Call it inside the scope.
 
     Raises:
-      UserError: the builder gives no uncompiled Keras model, or model, loss and metrics do not take the examples.
+      UserError: the builder gives no uncompiled Keras model, or it does not take the examples.
     """
     if isinstance(builder, keras.Model):
         raise UserError(
@@ -106,18 +107,41 @@ def build_model(
             f"The model is compiled{where_defined(builder)}. Return it uncompiled: train.optimizer and train.task take "
             "the place of compile()."
         )
-    try:
+    with _explained(structure):
         if not model.built:
             model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
         check_text(model, task.inputs(structure))
+        task.bind(model, structure)
+    if not model.trainable_variables:
+        raise UserError("The model has no trainable variables: nothing would be learned.")
+    return model
+
+
+def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
+    """Raises UserError where model, loss and metrics do not take the examples."""
+    with _explained(structure):
         trace_loss(model, task, structure, metrics)
+
+
+def check_stateful(model: keras.Model, *, num_parts: int) -> None:
+    """Raises UserError where a layer keeps a state by rows of a batch that is computed in parts."""
+    kept = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    if kept and num_parts > 1:
+        raise UserError(
+            f"The layer {kept[0]!r} is stateful: it keeps a state for each row of the batch, and the batch is cut into "
+            f"{num_parts} parts, for replicas and microbatches, whose rows are not the same. Train it on one device "
+            "without microbatches, or write stateful=False."
+        )
+
+
+@contextlib.contextmanager
+def _explained(structure: Any) -> Iterator[None]:
+    try:
+        yield
     except UserError:
         raise
     except Exception as error:  # whatever the user's model, loss or metric raises
         raise UserError(_said(error, structure)) from error
-    if not model.trainable_variables:
-        raise UserError("The model has no trainable variables: nothing would be learned.")
-    return model
 
 
 def check_text(model: keras.Model, inputs: Any) -> None:

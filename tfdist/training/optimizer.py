@@ -10,11 +10,19 @@ from typing import Any
 
 import keras
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, suggest
 
 
 def check_optimizer_builder(builder: object) -> None:
-    """Raises UserError where `builder` is no function or class that makes an optimizer."""
+    """Raises UserError where `builder` is no function or class that makes an optimizer, nor the name of one."""
+    if isinstance(builder, str):
+        names = _optimizer_names()
+        if builder.lower() not in names:
+            raise UserError(
+                f"train.optimizer is {builder!r}, and Keras has none of that name; write one of "
+                f"{', '.join(sorted(names))}.{suggest(builder.lower(), names)}"
+            )
+        return
     if isinstance(builder, keras.optimizers.Optimizer):
         raise UserError(
             f"train.optimizer is a {type(builder).__name__} object; it must be made inside the strategy's scope. Write "
@@ -22,12 +30,13 @@ def check_optimizer_builder(builder: object) -> None:
         )
     if not callable(builder):
         raise UserError(
-            f"train.optimizer is {builder!r}; write @keras.optimizers.Adam, or another, without parentheses."
+            f"train.optimizer is {builder!r}; write @keras.optimizers.Adam, or another, without parentheses, or its "
+            "name, 'adam'."
         )
 
 
 def build_optimizer(
-    builder: Callable[[], keras.optimizers.Optimizer], model: keras.Model
+    builder: Callable[[], keras.optimizers.Optimizer] | str, model: keras.Model
 ) -> keras.optimizers.Optimizer:
     """The optimizer, with its slots for the model's variables. Call it inside the strategy's scope.
 
@@ -38,7 +47,7 @@ def build_optimizer(
       UserError: it is no optimizer builder, or does what the step does itself.
     """
     check_optimizer_builder(builder)
-    optimizer = builder()
+    optimizer = keras.optimizers.get(builder) if isinstance(builder, str) else builder()
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UserError(
             f"train.optimizer gave a {type(optimizer).__name__}; it must give a keras.optimizers.Optimizer."
@@ -52,6 +61,13 @@ def build_optimizer(
     for one in parts(optimizer):
         without_reduction(one)
     return optimizer
+
+
+def _optimizer_names() -> set[str]:
+    """Those that `keras.optimizers.get` makes of a name alone."""
+    found = {name: one for name, one in vars(keras.optimizers).items() if isinstance(one, type)}
+    bases = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer)
+    return {n.lower() for n, one in found.items() if issubclass(one, bases[0]) and one not in bases}
 
 
 def parts(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:

@@ -1,0 +1,107 @@
+"""A subclassed model's own compute_loss and compute_metrics are called; its own steps are refused."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from equivalence.cases import digits, own_methods_model
+from training.trainings import run
+
+from tfdist.errors import UserError
+from tfdist.tasks.supervised import Supervised
+
+BATCH, SEED = 64, 3
+
+
+def test_own_loss_and_metrics_give_what_fit_gives(tmp_path: pathlib.Path) -> None:
+    data = digits(300)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    keras.utils.set_random_seed(SEED)
+    model = own_methods_model()
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss=loss)
+    history = model.fit(*data, BATCH, 2, shuffle=False, verbose=0, validation_data=digits(101)).history
+    trained = run(
+        tmp_path,
+        model=own_methods_model,
+        train_data=lambda: data,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+        task=lambda: Supervised(loss=loss),
+        shuffle=False,
+        seed=SEED,
+        eval_every_steps=2,
+    )
+    for ours, theirs in zip(trained.weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    ends = [p for p in trained.points("train") if p["step"] % 5 == 0]
+    for name in ("loss", "hits", "entropy"):
+        assert [p[name] for p in ends] == pytest.approx(history[name], rel=3e-6)
+        assert trained.result.eval_metrics[name] == pytest.approx(history[f"val_{name}"][-1], rel=3e-6)
+
+
+class OwnLossAlone(keras.Sequential):
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
+
+
+def test_a_model_that_is_compiled_without_a_loss_may_have_its_own(tmp_path: pathlib.Path) -> None:
+    def model() -> keras.Model:
+        made = OwnLossAlone([keras.Input((64,)), keras.layers.Dense(10)])
+        made.compile(optimizer="sgd", metrics=["accuracy"])
+        return made
+
+    one, two = (
+        run(tmp_path / str(n), model=model, optimizer=None, task=lambda: None, num_microbatches=n, epochs=1)
+        for n in (1, 2)
+    )
+    assert two.result.train_metrics == pytest.approx(one.result.train_metrics, rel=1e-6)
+
+
+class OwnStep(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(10)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        raise AssertionError("never called")
+
+
+class NoMetrics(OwnStep):
+    train_step = keras.Model.train_step
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        return {"mean": tf.reduce_mean(y_pred)}
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        (OwnStep, "sparse_categorical_crossentropy", r"(?s)OwnStep has a train_step of its own.*class MyTask"),
+        (NoMetrics, "sparse_categorical_crossentropy", "NoMetrics.compute_metrics.* has no metrics to update"),
+        (lambda: keras.Sequential([keras.layers.Dense(10)]), None, "Supervised.loss is not given"),
+    ],
+)
+def test_what_cannot_be_called_in_parts_is_refused(tmp_path: pathlib.Path, model: Any, loss: Any, message: str) -> None:
+    trained = run(tmp_path, may_fail=True, model=model, task=lambda: Supervised(loss=loss))
+    with pytest.raises(UserError, match=message):
+        raise trained.error
+
+
+def test_a_stateful_layer_trains_on_one_device_and_is_refused_in_parts(tmp_path: pathlib.Path) -> None:
+    def model() -> keras.Model:
+        inputs = keras.Input(batch_shape=(64, 64))
+        x = keras.layers.LSTM(4, stateful=True)(keras.layers.Reshape((8, 8))(inputs))
+        return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+    settings = {"model": model, "train_data": lambda: digits(192), "eval_data": None, "epochs": 1}
+    assert np.isfinite(run(tmp_path / "one", **settings).result.train_metrics["loss"])
+    trained = run(tmp_path / "two", may_fail=True, num_microbatches=2, **settings)
+    with pytest.raises(UserError, match=r"The layer 'lstm.*' is stateful.*cut into 2 parts"):
+        raise trained.error

@@ -1,0 +1,66 @@
+"""Losses and metrics by the names that `keras.Model.compile` takes.
+
+Invariant: a name means what it means to `compile`: 'accuracy' and 'crossentropy' are chosen by the shapes of targets
+and outputs. `compile_utils`, where Keras does that, is private and used for this here alone; tests/tasks/test_names.py
+fails when it changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras.src.trainers import compile_utils
+
+from tfdist.errors import UserError, suggest
+
+BY_SHAPES = ("crossentropy", "ce")
+SHORT = ("accuracy", "acc", "crossentropy", "ce", "mse", "mae", "mape", "msle", "bce", "kld")
+
+
+def loss_of_name(name: str, where: str) -> Any:
+    """The loss, or the function, that Keras calls so; the name itself where it depends on shapes.
+
+    Raises:
+      UserError: there is none.
+    """
+    if name.lower() in BY_SHAPES:
+        return name
+    try:
+        return keras.losses.get(name)
+    except ValueError as error:
+        known = _public(keras.losses)
+        raise UserError(
+            f"loss is {name!r} for {where}, and Keras has none of that name. Write one, such as "
+            f"'sparse_categorical_crossentropy', or @keras.losses.…().{suggest(name, known)}"
+        ) from error
+
+
+def named_loss(given: keras.losses.Loss | str, y_true: Any, y_pred: Any) -> keras.losses.Loss:
+    """The loss; one of `BY_SHAPES` chosen by symbolic targets and outputs."""
+    return compile_utils.get_loss(given, y_true, y_pred) if isinstance(given, str) else given
+
+
+def check_metric_name(name: str) -> None:
+    """Raises UserError where Keras has no metric of this name. In the strategy's scope: Keras makes it to see."""
+    if name.lower() in ("accuracy", "acc"):
+        return
+    try:
+        keras.metrics.get(name)
+    except ValueError as error:
+        near = suggest(name, _public(keras.metrics))
+        raise UserError(
+            f"metrics holds {name!r}, and Keras has none of that name. Write one, such as 'accuracy', or "
+            f"@keras.metrics.… without parentheses.{near}"
+        ) from error
+    except TypeError as error:
+        raise UserError(f"The metric {name!r} cannot be built without arguments: {error}.") from error
+
+
+def named_metric(name: str, y_true: Any, y_pred: Any) -> keras.metrics.Metric:
+    """A new metric of this name, 'accuracy' chosen by symbolic targets and outputs."""
+    return compile_utils.get_metric(name, y_true, y_pred)
+
+
+def _public(module: Any) -> list[str]:
+    return [*SHORT, *(name for name in vars(module) if not name.startswith("_"))]
