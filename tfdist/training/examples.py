@@ -21,7 +21,7 @@ from tfdist.tasks.base import Task
 from tfdist.training.gradients import forward
 
 MOST_ROWS = 8
-_ROWS_AT_ONCE = 65536
+_MOST_BYTES = 16 * 2**20  # read of a file at most
 
 
 def check_held(model: keras.Model, task: Task, examples: Any, split: str, strategy: Strategy | None = None) -> None:
@@ -118,14 +118,17 @@ def named_arrays(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _rows_not_finite(examples: Any) -> np.ndarray:
-    """The examples that hold NaN or infinity, as row numbers; at most some of them."""
+    """Some of the examples that hold NaN or infinity, as row numbers, among the first bytes of each array."""
     found: set[int] = set()
     for _, array in named_arrays(examples):
+        most_bytes = _MOST_BYTES if isinstance(array, np.memmap) else 16 * _MOST_BYTES  # which costs some 0.2 s
         array = np.asarray(array)
-        if array.dtype.kind not in "fc":
+        if array.dtype.kind not in "fc" or not array.size:
             continue
-        for first in range(0, len(array), _ROWS_AT_ONCE):
-            part = array[first : first + _ROWS_AT_ONCE]
+        row_bytes = array.nbytes // len(array)
+        at_once = max(1, _MOST_BYTES // row_bytes)
+        for first in range(0, min(len(array), max(1, most_bytes // row_bytes)), at_once):
+            part = array[first : first + at_once]
             is_bad = ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
             if is_bad.any():
                 found |= {first + int(row) for row in np.flatnonzero(is_bad)[:MOST_ROWS]}
