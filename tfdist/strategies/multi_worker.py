@@ -128,9 +128,8 @@ class MultiWorker(Strategy):
             raise
         set_heartbeat_timeout(cluster, self._heartbeat_seconds(cluster))
         with kept_sigterm_handler():
-            distribution = tf.distribute.MultiWorkerMirroredStrategy(
-                communication_options=self._options(DEFAULT_PACKING)
-            )
+            # 0 here, since TensorFlow takes a 0 that a sum is given for "as the strategy has it".
+            distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options(0))
         num_local = distribution.num_replicas_in_sync // cluster.num_workers
         return distribution, Topology(cluster.worker_index, cluster.num_workers, num_local_replicas=num_local)
 
