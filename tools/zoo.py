@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,7 @@ def train_all(strategy: str, directory: pathlib.Path, keys: list[str]) -> None:
     """Trains the cases that have no result yet; those that end their processes get an error as their result."""
     left = [key for key in keys if not result_path(directory, key).exists()]
     while left:
+        shutil.rmtree(directory / "runs", ignore_errors=True)  # a case that was broken off is begun anew
         print(f"{strategy}: {len(left)} cases", flush=True)
         with open(directory / "output.txt", "ab") as output:
             command = [sys.executable, *LAUNCH[strategy], strategy, str(directory), *left]
