@@ -125,6 +125,29 @@ def embedding_model(vocabulary: int) -> keras.Model:
 
 
 @keras.saving.register_keras_serializable("tfdist_tests")
+class AddsLoss(keras.layers.Layer):
+    """Adds the mean square of its inputs to the loss."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(inputs**2))
+        return inputs
+
+
+def adding_model() -> keras.Model:
+    """Losses that are means over examples, beside a regularizer of weights."""
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(32, "tanh", kernel_regularizer="l2", activity_regularizer="l2")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(10, activity_regularizer="l1")(AddsLoss()(x)))
+
+
+def weighted_in_part() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights that are small in a batch's first half; the last batch has five examples."""
+    images, labels = digits(453)
+    rises = np.arange(453) % 64 / 32
+    return images, labels, (rises**2).astype(np.float32)
+
+
+@keras.saving.register_keras_serializable("tfdist_tests")
 class Counts(keras.layers.Layer):
     """Counts examples and keeps other values of a batch, each variable with an aggregation of its own."""
 
@@ -400,6 +423,13 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulating_optimizer": {"optimizer": accumulating_adam, "train_data": lambda: digits(501)},
     "two_optimizers": {"optimizer": two_optimizers},
     "loss_scale_factor": {"optimizer": lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0)},
+    "added_losses": {"model": adding_model, "train_data": weighted_in_part, "shuffle": False},
+    "added_losses_mean_of_weights": {
+        "model": adding_model,
+        "train_data": weighted_in_part,
+        "task": lambda: classification_by("mean_with_sample_weight")(),
+        "num_microbatches": 2,
+    },
     "counts": {"model": counting_model, "train_data": lambda: digits(453), "shuffle": False},
     "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
     "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05)},
