@@ -2,13 +2,14 @@
 
 Invariant: the batches and their order are those of the source itself, whatever the number of services. Local batch t of
 a worker is made by service t mod W, which builds the same pipeline from the same gin file and sends its share in
-order; nothing but numbers goes to it. Several tf.data workers behind one dispatcher give no order, so each service is a
-dispatcher with one worker.
+order; no code goes to it. It makes them as long as the `Served` or the dataset that asked for them lives. Several
+tf.data workers behind one dispatcher give no order, so each service is a dispatcher with one worker.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import logging
@@ -18,23 +19,27 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data import connections
 from tfdist.data.batches import BatchPlan
 from tfdist.data.failures import noted, watch
 from tfdist.data.opaque import StreamSource
 from tfdist.data.pipeline import as_source, build_pipeline
 from tfdist.data.source import Source
-from tfdist.errors import EXIT_PEER_LOST, TfdistError, UserError
+from tfdist.errors import EXIT_PEER_LOST, TfdistError, UserError, is_whole_number
 from tfdist.strategies.base import Topology
+from tfdist.telemetry.json_text import from_json
 
 CONNECT_SECONDS = 20.0
 OPENING_SECONDS = 600.0  # a service may have files to index, and a vocabulary to fit
 LOST_SECONDS = 10.0
+MOST_ANSWER_BYTES = 1 << 16
 READ_AHEAD = 4  # batches of each service on their way
 COMMAND = "python -m tfdist.data_service --gin_file=…"
 _LOG = logging.getLogger(__name__)
@@ -94,11 +99,17 @@ class Served(StreamSource):
         watch(self)
         turns = tf.data.Dataset.range(tf.int64.max).map(lambda t: t % len(links))
         streams = [link.dataset(tuple(tf.nest.flatten(spec))) for link in links]
-        awaited = turns.map(lambda turn: _told(lambda t: links[int(t)].ask(), turn))
+        # TensorFlow keeps what it calls for as long as the process lives, so that must hold no link.
+        known = [weakref.ref(link) for link in links]
+        awaited = turns.map(lambda turn: _told(lambda t: _call(known[int(t)], Link.ask), turn))
         merged = tf.data.Dataset.choose_from_datasets(streams, awaited, stop_on_empty_dataset=True)
-        return tf.data.Dataset.zip(turns, merged).map(
-            lambda turn, flat: tf.nest.pack_sequence_as(spec, _after(lambda t: links[int(t)].got(), turn, flat))
+        dataset = tf.data.Dataset.zip(turns, merged).map(
+            lambda turn, flat: tf.nest.pack_sequence_as(
+                spec, _after(lambda t: _call(known[int(t)], Link.got), turn, flat)
+            )
         )
+        dataset._tfdist_links = links  # they live as long as what is made of it, or this source
+        return dataset
 
     def diagnose(self) -> TfdistError | None:
         """What a service said before its stream failed."""
@@ -109,7 +120,8 @@ class Link:
     """A service's share of a worker's batches.
 
     The connection on which it was asked for stays open: over it the service says what went wrong, and its end tells
-    that the service is gone, of which tf.data service would say nothing and wait for ever.
+    that the service is gone, of which tf.data service would say nothing and wait for ever. It ends with this object,
+    and the service then lets its pipeline go.
 
     Raises:
       UserError: the service is not there, or refuses.
@@ -121,22 +133,24 @@ class Link:
         self._said: list[TfdistError] = []
         self._host, _, port = address.rpartition(":")
         try:
-            self._socket = socket.create_connection((self._host, int(port)), CONNECT_SECONDS)
-            self._socket.settimeout(OPENING_SECONDS)
-            self._lines = self._socket.makefile("rwb")
-            self._lines.write(json.dumps(asked).encode() + b"\n")
-            self._lines.flush()
-            answer = json.loads(self._lines.readline() or '{"error": "it ended; its output says why"}')
-        except (OSError, ValueError) as error:
+            connection = socket.create_connection((self._host, int(port)), CONNECT_SECONDS)
+            connections.keep_alive(connection)
+            connection.sendall(json.dumps(asked).encode() + b"\n")
+            self._answer = _answered(connections.read_line(connection, OPENING_SECONDS, MOST_ANSWER_BYTES))
+        except (OSError, ValueError, OverflowError) as error:
             raise UserError(
-                f"The data service {address} cannot be reached: {error}. Start it with: {COMMAND} --port={port}"
+                f"The data service {address} cannot be reached: {error}. Start it with: {COMMAND} --port={port}. "
+                "Where it runs, its output says why."
             ) from error
-        if "error" in answer:
-            raise UserError(f"The data service {address} cannot serve this data: {answer['error']}")
-        self._socket.settimeout(None)
-        self._answer = answer
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+        if "error" in self._answer:
+            connection.close()
+            raise UserError(f"The data service {address} cannot serve this data: {self._answer['error']}")
+        connection.settimeout(None)
+        ended = threading.Event()
+        threading.Thread(
+            target=_listen, args=(address, connection, self._counts, self._said, ended), daemon=True
+        ).start()
+        weakref.finalize(self, _hang_up, connection, ended)
 
     @property
     def error(self) -> TfdistError | None:
@@ -160,32 +174,64 @@ class Link:
             data_transfer_protocol="grpc",
         )
 
-    def _listen(self) -> None:
+
+def _call(known: weakref.ref[Link], method: Callable[[Link], None]) -> None:
+    if (link := known()) is not None:
+        method(link)
+
+
+def _hang_up(connection: socket.socket, ended: threading.Event) -> None:
+    ended.set()
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _listen(
+    address: str,
+    connection: socket.socket,
+    counts: collections.Counter[str],
+    said: list[TfdistError],
+    ended: threading.Event,
+) -> None:
+    """Hears the service until one of the two ends the connection. Holds no link, which would never end then."""
+    with contextlib.closing(connection), connection.makefile("rb") as lines:
         try:
-            for line in self._lines:
-                self._said.append(UserError(f"The data service {self.address}: {json.loads(line)['error']}"))
-        except OSError:
-            pass  # reset: it is gone
-        self._end_if_stuck()
+            while line := lines.readline(MOST_ANSWER_BYTES):
+                said.append(UserError(f"The data service {address}: {_answered(line).get('error', 'no reason given')}"))
+        except (OSError, ValueError):
+            pass  # reset, or what answers is no service: it is gone
+    _end_if_stuck(address, counts, ended)
 
-    def _end_if_stuck(self) -> None:
-        """Ends the process once a batch has been wanted in vain for a while from a service that is gone.
 
-        What was sent before may still be enough for the rest of the run.
-        """
-        since, last = time.monotonic(), -1
-        while time.monotonic() - since < LOST_SECONDS:
-            time.sleep(0.1)
-            got = self._counts["got"]
-            if got != last or self._counts["asked"] == got:
-                since, last = time.monotonic(), got
-        print(
-            f"error: The data service {self.address} is gone, and training waits for its batches. Start it and this "
-            "run again.",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(EXIT_PEER_LOST)  # the training is inside TensorFlow, which cannot be called back
+def _end_if_stuck(address: str, counts: collections.Counter[str], ended: threading.Event) -> None:
+    """Ends the process once a batch has been wanted in vain for a while from a service that is gone.
+
+    What was sent before may still be enough for the rest of the run.
+    """
+    since, last = time.monotonic(), -1
+    while time.monotonic() - since < LOST_SECONDS:
+        if ended.wait(0.1):  # nobody wants its batches any more
+            return
+        got = counts["got"]
+        if got != last or counts["asked"] == got:
+            since, last = time.monotonic(), got
+    print(
+        f"error: The data service {address} is gone, and training waits for its batches. Start it and this run again.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(EXIT_PEER_LOST)  # the training is inside TensorFlow, which cannot be called back
+
+
+def _answered(line: bytes) -> dict[str, Any]:
+    """What a service said; raises ValueError for what no service says."""
+    answer = from_json(line)
+    if isinstance(answer, dict) and isinstance(answer.get("error"), str):
+        return {"error": answer["error"]}
+    port, number = (answer.get("port"), answer.get("dataset_id")) if isinstance(answer, dict) else (None, None)
+    if not is_whole_number(port) or port > 65535 or not isinstance(number, str):
+        raise ValueError("what answers there is no data service")
+    return answer
 
 
 def _told(function: Callable[[np.ndarray], None], turn: tf.Tensor) -> tf.Tensor:

@@ -26,6 +26,7 @@ from tfdist.data.failures import noted
 from tfdist.data.group_cache import GroupCache
 from tfdist.data.identity import digest
 from tfdist.data.input_files import Patterns, find_files
+from tfdist.data.kept_fit import read_kept
 from tfdist.data.parquet_files import ParquetFile
 from tfdist.data.record_source import numbers_of_blocks
 from tfdist.data.source import Order, Reader, Source
@@ -154,7 +155,7 @@ class Table(Source):
         digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
         path = storage.join(directory, f"table-{digest}.json")
         if storage.exists(path):
-            self._fitted = Fitted(**json.loads(storage.read(path)))
+            self._fitted = read_kept(path, _understood)
             return
         storage.make_dirs(directory)
         storage.write_atomic(path, json.dumps(dataclasses.asdict(self.fitted), ensure_ascii=False, indent=1) + "\n")
@@ -284,3 +285,14 @@ def _with_columns(tables: Sequence[TableFile], columns: Columns) -> list[TableFi
         if table.kinds or table.num_rows:
             columns.check(list(table.kinds), table.file.path)
     return list(tables)
+
+
+def _understood(kept: dict[str, Any]) -> Fitted:
+    """What was fitted, as it was left; raises TypeError or ValueError for anything else."""
+    fitted = Fitted(**kept)
+    if not all(isinstance(each, list) for each in fitted.vocabularies.values()):
+        raise ValueError("a vocabulary is no list")
+    numbers = [*fitted.means.values(), *fitted.deviations.values()]
+    if not all(isinstance(each, int | float) for each in numbers):
+        raise ValueError("a mean or deviation is no number")
+    return fitted

@@ -20,6 +20,7 @@ from tfdist.data.block_order import BlockOrder
 from tfdist.data.failures import noted
 from tfdist.data.identity import digest
 from tfdist.data.input_files import Patterns, find_files
+from tfdist.data.kept_fit import read_kept
 from tfdist.data.length_order import LengthOrder
 from tfdist.data.record_source import RecordSource
 from tfdist.data.source import Order, Reader, Staged
@@ -115,13 +116,13 @@ class TextLines(RecordSource):
             storage.make_dirs(directory)
             storage.write_atomic(path, json.dumps(kept, ensure_ascii=False, indent=0) + "\n")
             return
-        kept = json.loads(storage.read(path))
-        if kept["labels"] != self.labels:
+        labels, vocabulary = read_kept(path, _understood)
+        if labels != self.labels:
             raise UserError(
-                f"The run was begun with the labels {kept['labels']} ({path}), but the files now give {self.labels}. "
+                f"The run was begun with the labels {labels} ({path}), but the files now give {self.labels}. "
                 "Write TextLines.labels in the run's order, or take another --run_dir."
             )
-        self._vocabulary = kept["vocabulary"]
+        self._vocabulary = vocabulary
 
     def reader(self, order: Order) -> Reader:
         fetch = self._in_order if order.seed is None else self._permuted(order)
@@ -246,3 +247,12 @@ def _check(
     for name, value, known in (("standardize", standardize, STANDARDS), ("split", split, SPLITS)):
         if value not in known:
             raise UserError(f"TextLines.{name} is {value!r}; write one of {list(known)}.")
+
+
+def _understood(kept: dict[str, Any]) -> tuple[list[str] | None, list[str]]:
+    """Labels and vocabulary as they were left; raises KeyError or ValueError for anything else."""
+    for name in ("labels", "vocabulary"):
+        texts = kept[name] if name == "vocabulary" else kept[name] or []
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            raise ValueError(f"its {name} are no list of texts")
+    return kept["labels"], kept["vocabulary"]
