@@ -18,7 +18,7 @@ from typing import Any
 from tfdist.doctor.facts import are_facts
 from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
 from tfdist.strategies import hello
-from tfdist.strategies.cluster import Cluster, split_address
+from tfdist.strategies.cluster import Cluster, is_loopback, split_address
 from tfdist.telemetry.json_text import from_json
 
 GROUP = "workers"
@@ -61,7 +61,7 @@ class _Meeting:
     async def hold(self, seconds: float) -> tuple[list[Peer], OSError | None]:
         """What was heard of each peer within the time, and why this worker could not listen, if it could not."""
         host, port = split_address(self.cluster.address)
-        everywhere = not all(is_loopback(split_address(address)[0]) for address in self.cluster.workers)
+        everywhere = not self.cluster.is_of_one_machine
         try:
             sockets = hello.listen(None if everywhere else host, port)
         except OSError as error:
@@ -136,10 +136,6 @@ def decode(line: bytes) -> dict[str, Any]:
     if not is_ours:
         raise hello.WrongPeer(line)
     return said
-
-
-def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def check_port(cluster: Cluster, cannot_listen: OSError | None) -> Finding:

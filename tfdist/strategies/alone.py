@@ -14,7 +14,10 @@ from tfdist.strategies import environment
 from tfdist.strategies.cluster import VARIABLE as TF_CONFIG
 from tfdist.strategies.cluster import read_tf_config
 
-_HOROVOD_START = "python -m tfdist.launch --workers=2 --launcher=horovod -- …, or: horovodrun -np 2 … tfdist.main …"
+_HOROVOD_START = (
+    "`python -m tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or "
+    "`horovodrun -np 2 python -m tfdist.main --gin_file=…`."
+)
 _TOGETHER = {
     TF_CONFIG: "train.strategy = @multi_worker.MultiWorker() (--gin_file=configs/strategies/multi_worker.gin)",
     environment.SLURM_TASKS: "a job that `python -m tfdist.launch --print=slurm` writes: it tells each task its place",
@@ -57,7 +60,7 @@ def refuse_without_horovodrun(variables: Mapping[str, str]) -> None:
     if environment.first_set(environment.HOROVOD_MARKS, variables) is None:
         raise UserError(
             "The strategy horovod was chosen, and horovodrun has not started this process (none of "
-            f"{', '.join(environment.HOROVOD_MARKS)} is set): it would train alone. Start it by {_HOROVOD_START} "
+            f"{', '.join(environment.HOROVOD_MARKS)} is set): it would train alone. Start it with {_HOROVOD_START} "
             "For one worker on purpose, write --workers=1, or -np 1."
         )
 
@@ -69,6 +72,6 @@ def refuse_unmet(size: int, variables: Mapping[str, str]) -> None:
         return
     raise UserError(
         f"Horovod found no other worker, and {found[0]} says that this is one of {found[1]} processes: each of them "
-        f"would train alone. Start them by {_HOROVOD_START} To train in this process alone on purpose, take the "
+        f"would train alone. Start them with {_HOROVOD_START} To train in this process alone on purpose, take the "
         f"variable away: env -u {found[0]}"
     )

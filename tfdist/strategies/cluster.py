@@ -58,7 +58,7 @@ class Cluster:
     @property
     def is_of_one_machine(self) -> bool:
         """Whether all workers are at loopback addresses, as `tfdist.launch` starts them."""
-        return all(_is_loopback(split_address(address)[0]) for address in self.workers)
+        return all(is_loopback(split_address(address)[0]) for address in self.workers)
 
     @property
     def jobs(self) -> dict[str, list[str]]:
@@ -92,7 +92,8 @@ def read_tf_config(environment: Mapping[str, str]) -> Cluster | None:
     return Cluster(workers, task_type, task_index, has_chief_task=bool(jobs.get("chief")))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, which no other machine reaches by it; other names are not looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -134,7 +134,7 @@ class _Meeting:
         something which peers cannot reach.
         """
         host, port = split_address(self.cluster.address)
-        where = host if all(_is_loopback(split_address(a)[0]) for a in self.cluster.workers) else None
+        where = host if self.cluster.is_of_one_machine else None
         give_up = time.monotonic() + BIND_PATIENCE_SECONDS
         while True:
             try:
@@ -274,7 +274,3 @@ class _Meeting:
                 said, said_at = waiting_for, time.monotonic()
             before = waiting_for
             await asyncio.sleep(1.0)
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

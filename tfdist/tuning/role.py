@@ -7,7 +7,6 @@ secret. `sweep.py` asks once, before anything is started.
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import os
 import socket
 from collections.abc import Mapping
@@ -109,21 +108,13 @@ def _with_secret(role: Role, variables: Mapping[str, str]) -> Role:
             f"{source} holds {len(secret)} characters; a sweep's secret has at least {LEAST_SECRET}. Make one with: "
             f"{_MAKE_SECRET}"
         )
-    if not secret and not _is_loopback(role.address):
+    if not secret and not cluster.is_loopback(cluster.split_address(role.address)[0]):
         raise UserError(
             f"The chief of the sweep is to be reached at {role.address} ({role.source}), where others can reach it "
             f"too, and there is no secret. Make one with: {_MAKE_SECRET}, and set {SECRET_FILE}=FILE for the chief "
             "and all workers."
         )
     return dataclasses.replace(role, secret=secret.encode())
-
-
-def _is_loopback(address: str) -> bool:
-    host, _ = cluster.split_address(address)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _named(name: str) -> str:
