@@ -19,6 +19,7 @@ REFERENCE, *OTHERS = STRATEGIES
 DRAWS = "draws random numbers: each replica its own (see “Random layers”)"
 # Why a class does not agree, or is refused, where nothing better can be had.
 REMARKS: dict[str, str] = {
+    "layers/AugMix": "chooses its augmentations with Python's `random` when it is traced, other ones in each process",
     "layers/STFTSpectrogram": "its kernels' entries are large, and a rounding of theirs is above 1e-05",
 }
 Result = Mapping[str, np.ndarray]
