@@ -12,7 +12,7 @@ def __getattr__(name: str) -> Any:
 
         return BackupAndRestore
     if name in ("TfdistFit", "fit"):
-        from tfdist import keras_fit
+        from tfdist.keras_fit import fit
 
-        return getattr(keras_fit, name)
+        return getattr(fit, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -56,6 +56,8 @@ def train(
     epochs: int | None = None,
     steps: int | None = None,
     stop_after_epochs: int | None = None,
+    steps_per_epoch: int | None = None,
+    initial_epoch: int = 0,
     seed: int = 0,
     deterministic: bool = False,
     precision: str = "float32",
@@ -64,6 +66,7 @@ def train(
     drop_remainder: bool = False,
     eval_batch_size: int | None = None,
     eval_every_steps: int | None = None,
+    eval_every_epochs: int | Sequence[int] = 1,
     log_every_steps: int | None = None,
     steps_per_call: int | None = None,
     xla: str = "off",
@@ -91,6 +94,10 @@ def train(
       steps: optimizer updates.
       stop_after_epochs: saves and leaves after so many epochs of the run, if that is not its end; a later start with a
         larger number, or without, goes on. Schedules are those of the whole run.
+      steps_per_epoch: updates that count as an epoch; None takes one pass over the training examples. The passes go on
+        through such epochs.
+      initial_epoch: epochs that the model was trained for elsewhere; they count among `epochs`, and the run begins with
+        the number after them.
       seed: of weights, order and dropout.
       deterministic: makes two runs on the same number of workers bit-identical, at some cost in speed.
       precision: "float32", "bfloat16" or "float16" (with loss scaling); variables are float32 always.
@@ -99,6 +106,8 @@ def train(
       drop_remainder: leaves out an epoch's last batch if it is smaller.
       eval_batch_size: examples of one evaluation step; None takes global_batch_size.
       eval_every_steps: None evaluates after each epoch.
+      eval_every_epochs: of every so many epochs, or of those in a list, counted from 1; the end of the run is evaluated
+        in any case.
       log_every_steps: more points in metrics.jsonl; None logs each epoch.
       steps_per_call: steps in one call of the compiled function; None finds out what takes 0.1 s.
       xla: "on", "off", or "auto", which tries both on the first batch.
@@ -129,6 +138,7 @@ def train(
             "epochs": epochs,
             "steps": steps,
             "stop_after_epochs": stop_after_epochs,
+            "steps_per_epoch": steps_per_epoch,
             "global_batch_size": global_batch_size,
             "num_microbatches": num_microbatches,
             "eval_batch_size": eval_batch_size,
@@ -149,6 +159,7 @@ def train(
             "partial_restore": partial_restore,
         },
     )
+    arguments.check_epochs("train", initial_epoch=initial_epoch, eval_every_epochs=eval_every_epochs)
     arguments.check_seed("train.seed", seed)
     arguments.check_choice("train.precision", precision, POLICIES)
     arguments.check_choice("train.xla", xla, XLA_CHOICES)
@@ -206,9 +217,9 @@ def train(
     if strategy.claims_devices():
         request.wait()
     with open_run(request, strategy, mode="train", accept_changes=accept_changes) as run:
-        if run.place.is_finished:
+        if run.place.is_finished and not request.repeats_end:
             return None
-        set_seeds(seed, deterministic=deterministic)
+        set_seeds(seed if request.seeds else None, deterministic=deterministic)
         set_precision(precision)
         source = assembly.open_source(run, train_data, "training")
         build, optimizer, task = parts_of(strategy, model, optimizer, task, source.structure)
@@ -235,12 +246,14 @@ def train(
             hypermodel.write(model, run.directory.path)
         plan = accumulation.made_up(run, learner, plan)
         assembly.note_microbatches(run, learner.model, plan)
+        steps_per_epoch = steps_per_epoch or plan.steps_per_epoch
         boundaries = Boundaries(
-            total_steps=min(limit for limit in (steps, epochs and epochs * plan.steps_per_epoch) if limit),
-            steps_per_epoch=plan.steps_per_epoch,
+            total_steps=min(limit for limit in (steps, epochs and epochs * steps_per_epoch) if limit),
+            steps_per_epoch=steps_per_epoch,
             eval_every_steps=eval_every_steps,
+            eval_every_epochs=eval_every_epochs,
             log_every_steps=log_every_steps,
-            pause_step=stop_after_epochs and stop_after_epochs * plan.steps_per_epoch,
+            pause_step=stop_after_epochs and stop_after_epochs * steps_per_epoch,
         )
         with synchronized(learner.model, strategy, wanted=synchronize_batch_norm):
             step = assembly.build_step(run, learner, task, source, plan, xla=xla, deterministic=deterministic)
@@ -251,9 +264,10 @@ def train(
                 run,
                 learner,
                 policy,
-                steps_per_epoch=plan.steps_per_epoch,
+                steps_per_epoch=steps_per_epoch,
                 start_from=start_from,
                 partial=partial_restore,
+                first_step=initial_epoch * steps_per_epoch,
             ) as (recovery, start):
                 outcome, seconds = assembly.run_loop(
                     run, learner, step, evaluator, source, plan, boundaries, callbacks, steps_per_call, recovery, start
@@ -265,7 +279,7 @@ def train(
                 evaluator.close()
         if outcome.paused:
             return _paused(run, outcome)
-        return _conclude(run, plan, outcome, seconds, start.step if start else None)
+        return _conclude(run, plan, boundaries, outcome, seconds, start.step if start else None)
 
 
 def _paused(run: Run, outcome: Outcome) -> None:
@@ -276,7 +290,14 @@ def _paused(run: Run, outcome: Outcome) -> None:
     )
 
 
-def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float, resumed_from_step: int | None) -> RunResult:
+def _conclude(
+    run: Run,
+    plan: BatchPlan,
+    boundaries: Boundaries,
+    outcome: Outcome,
+    seconds: float,
+    resumed_from_step: int | None,
+) -> RunResult:
     """Writes what a good end leaves behind; result.json last."""
     examples = plan.num_examples_until(outcome.step)
     result = RunResult(
@@ -286,7 +307,7 @@ def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float, resum
         num_replicas=run.topology.num_replicas,
         global_batch_size=plan.global_batch_size,
         steps=outcome.step,
-        epochs=outcome.step // plan.steps_per_epoch,
+        epochs=outcome.step // boundaries.steps_per_epoch,
         examples_seen=examples,
         train_metrics=outcome.train_metrics,
         eval_metrics=outcome.eval_metrics,
@@ -297,10 +318,11 @@ def _conclude(run: Run, plan: BatchPlan, outcome: Outcome, seconds: float, resum
     )
     run.write_config()
     metrics = shown(outcome.eval_metrics) or shown(outcome.train_metrics)
+    where = f"; {run.directory.model}" if run.request.keeps else ""
     run.events.info(
         "run_finished",
         step=outcome.step,
-        message=f"done: {outcome.step:,} steps in {seconds:.1f} s; {metrics}; {run.directory.model}",
+        message=f"done: {outcome.step:,} steps in {seconds:.1f} s; {metrics}{where}",
         stopped_early=outcome.stopped_early,
     )
     if run.topology.is_chief:

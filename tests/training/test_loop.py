@@ -289,3 +289,19 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
 def test_stopping_after_some_epochs_needs_backups(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"train\.backup is 'off'"):
         run(tmp_path, epochs=3, stop_after_epochs=1, backup="off")
+
+
+def test_epochs_of_so_many_steps_begin_where_they_are_told_and_are_evaluated_as_listed(tmp_path: pathlib.Path) -> None:
+    begun: list[int] = []
+    noting = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
+    settings = {"epochs": 5, "steps_per_epoch": 4, "initial_epoch": 1, "eval_every_epochs": [2, 4]}
+    trained = run(tmp_path, **settings, callbacks=[noting])
+    assert begun == [1, 2, 3, 4]
+    assert [(p["epoch"], p["step"]) for p in trained.points("train")] == [(2, 8), (3, 12), (4, 16), (5, 20)]
+    assert [p["epoch"] for p in trained.points("eval")] == [2, 4]
+    assert trained.result.epochs == 5 and trained.result.eval_metrics
+
+
+def test_evaluations_of_every_second_epoch() -> None:
+    boundaries = Boundaries(total_steps=20, steps_per_epoch=4, eval_every_epochs=2)
+    assert [step for step in range(1, 21) if boundaries.evaluates(step)] == [8, 16]

@@ -79,10 +79,23 @@ class BatchPlan:
         epoch, step_in_epoch = step // steps_per_epoch, step % steps_per_epoch
         first = step_in_epoch * self.global_batch_size
         size = tf.minimum(tf.constant(self.global_batch_size, tf.int64), self.num_examples - first)
+        microbatches = self._microbatches(first, size)
+        if self.pad:
+            return {"epoch": epoch, **self._padded(microbatches, replica)}
+        return {"epoch": epoch, **self._exact(microbatches, replica, may_be_short=self._has_short_microbatch)}
+
+    def slice_of(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The rows of `replica` in a batch of `size` examples, both int64 scalars; for batches of any size.
+
+        Returns:
+          positions, splits and shares as `replica_slice` gives them; positions are counted from the batch's first row.
+        """
+        may_be_short = self.num_replicas * self.num_microbatches > 1
+        return self._exact(self._microbatches(tf.constant(0, tf.int64), size), replica, may_be_short=may_be_short)
+
+    def _microbatches(self, first: tf.Tensor, size: tf.Tensor) -> list[Range]:
         edges = [first + size * i // self.num_microbatches for i in range(self.num_microbatches + 1)]
-        microbatches = list(itertools.pairwise(edges))
-        piece = self._padded(microbatches, replica) if self.pad else self._exact(microbatches, replica)
-        return {"epoch": epoch, **piece}
+        return list(itertools.pairwise(edges))
 
     @property
     def _has_short_microbatch(self) -> bool:
@@ -95,10 +108,10 @@ class BatchPlan:
         size = end - begin
         return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
 
-    def _exact(self, microbatches: list[Range], replica: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _exact(self, microbatches: list[Range], replica: tf.Tensor, *, may_be_short: bool) -> dict[str, tf.Tensor]:
         piece: dict[str, tf.Tensor] = {}
         parts = [self._part(begin, end, replica) for begin, end in microbatches]
-        if self._has_short_microbatch:
+        if may_be_short:
             parts, shares = zip(*(self._shared(begin, end, replica) for begin, end in microbatches), strict=True)
             sizes = [end - begin for begin, end in parts]
             piece["shares"] = tf.concat([tf.fill([n], share) for n, share in zip(sizes, shares, strict=True)], axis=0)

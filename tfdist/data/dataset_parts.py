@@ -36,6 +36,7 @@ class Parts:
       is_random: it shuffles or draws.
       unseeded: what draws without a seed, for a message; None if nothing does.
       is_batched: its elements are batches.
+      batch_size: examples of a full one, where that is known without reading.
     """
 
     num_files: int
@@ -43,6 +44,7 @@ class Parts:
     is_random: bool
     unseeded: str | None
     is_batched: bool
+    batch_size: int | None
 
 
 def parts_of(dataset: tf.data.Dataset) -> Parts:
@@ -60,6 +62,7 @@ def parts_of(dataset: tf.data.Dataset) -> Parts:
         or any(op.type in _RANDOM_OPS or op.type.startswith("ShuffleDataset") for op in ops),
         unseeded=unseeded[0] if unseeded else None,
         is_batched=_is_batched(dataset),
+        batch_size=_batch_size(dataset),
     )
 
 
@@ -124,3 +127,15 @@ def _is_batched(dataset: Any) -> bool:
         return False
     inputs = dataset._inputs()
     return bool(inputs) and name not in ("ZipDataset", "ConcatenateDataset") and _is_batched(inputs[0])
+
+
+def _batch_size(dataset: Any) -> int | None:
+    """Of the last `Dataset.batch`; None where there is none, or something took its batches apart."""
+    name = _name(dataset)
+    if name in _UNBATCHES:
+        return None
+    if name in _BATCHES:
+        size = tf.get_static_value(getattr(dataset, "_batch_size", None))
+        return None if size is None else int(size)
+    inputs = dataset._inputs()
+    return _batch_size(inputs[0]) if inputs else None

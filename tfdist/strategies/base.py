@@ -24,6 +24,7 @@ from tfdist.strategies.sparse import without_repeats
 
 Notify = Callable[[str], None]
 BROADCAST_BYTES = 1 << 24  # in one collective
+_connected: dict[int, Strategy] = {}  # by the id of what each stands on, which it keeps alive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Strategy(abc.ABC):
         """
         if self._topology is None:
             self._distribution, self._topology = self._connect(notify)
+            _connected[id(self._distribution)] = self
         return self._topology
 
     @property
@@ -111,7 +113,8 @@ class Strategy(abc.ABC):
         return self._distribution
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """The scope in which model, optimizer and metrics are made."""
+        """The scope in which model, optimizer and metrics are made; joins the run first where nothing has."""
+        self.connect()
         return self.distribution.scope()
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
@@ -234,6 +237,11 @@ class Strategy(abc.ABC):
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""
         chiefs = np.asarray(values, np.float64)
         return self.sum_over_workers(chiefs if self.topology.is_chief else np.zeros_like(chiefs))
+
+
+def connected_over(distribution: tf.distribute.Strategy) -> Strategy | None:
+    """The strategy of this process that stands on `distribution`; None for one that somebody else made."""
+    return _connected.get(id(distribution))
 
 
 def check_peer_timeout(name: str, seconds: object) -> None:

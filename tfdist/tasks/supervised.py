@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +34,16 @@ class Seen(NamedTuple):
 
     predictions: dict[str, Prediction]
     given: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Unweighted:
+    """Builds a metric that counts every example once, whatever it weighs: what `compile(metrics=…)` means."""
+
+    build: Callable[[], keras.metrics.Metric]
+
+    def __call__(self) -> keras.metrics.Metric:
+        return self.build()
 
 
 class Supervised(Task):
@@ -191,10 +202,11 @@ class Supervised(Task):
             x, y, weight = _parts(examples)
             own.update_state(x, y, outputs.given, _shared_out(weight, shares))
         targets, weights = self._targets(examples), self._weights(examples)
-        for metric, (output, _) in zip(metrics, self._metrics, strict=True):
+        for metric, (output, build) in zip(metrics, self._metrics, strict=True):
             prediction = outputs.predictions[output]
-            weight = weights[output]
-            if prediction.mask is not None:
+            counts_once = isinstance(build, Unweighted)
+            weight = None if counts_once else weights[output]
+            if prediction.mask is not None and not counts_once:
                 weight = _masked(weight, prediction.mask)
             metric.update_state(targets[output], prediction.values, sample_weight=_shared_out(weight, shares))
 
@@ -209,7 +221,13 @@ class Supervised(Task):
                 raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
             return {name: _column(given[name]) if name in given else None for name in self._losses}
         if isinstance(given, (list, tuple)):
-            raise UserError("sample_weight is a list; give one array, or a dict of arrays by output name.")
+            if len(given) != len(self._losses):
+                raise UserError(
+                    f"sample_weight is a list of {len(given)}, and there are losses for {list(self._losses)}. Give one "
+                    "array for each, one for all, or a dict of arrays by output name."
+                )
+            by_name = dict(zip(self._losses, given, strict=True))
+            return {name: None if weight is None else _column(weight) for name, weight in by_name.items()}
         return dict.fromkeys(self._names, None if given is None else _column(given))
 
     def _coefficient(self, name: str) -> float:

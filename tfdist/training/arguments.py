@@ -30,6 +30,18 @@ def check_switches(root: str, switches: Mapping[str, Any]) -> None:
             raise UserError(f"{root}.{name} is {value!r}; write True or False.")
 
 
+def check_epochs(root: str, *, initial_epoch: Any, eval_every_epochs: Any) -> None:
+    """The first is a whole number from 0 on, the second one from 1 on or a list of such."""
+    if not is_whole_number(initial_epoch, least=0):
+        raise UserError(f"{root}.initial_epoch is {initial_epoch!r}; write a whole number of at least 0.")
+    listed = eval_every_epochs if isinstance(eval_every_epochs, list | tuple | set) else [eval_every_epochs]
+    if not all(map(is_whole_number, listed)):
+        raise UserError(
+            f"{root}.eval_every_epochs is {eval_every_epochs!r}; write a whole number of at least 1, or a list of the "
+            "numbers of epochs."
+        )
+
+
 def check_choice(setting: str, value: Any, choices: Collection[str]) -> None:
     """It is one of the choices."""
     if not isinstance(value, str) or value not in choices:

@@ -185,7 +185,7 @@ def run_loop(
     start: Position | None,
 ) -> tuple[Outcome, float]:
     """Trains to the end, from `start` on if there is one, once it may; the outcome, and the seconds it took."""
-    num_epochs = -(-boundaries.total_steps // plan.steps_per_epoch)
+    num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
     iterator = stream(run, source, plan, first_step=start.step if start else 0)
     run.request.wait()
@@ -199,7 +199,7 @@ def run_loop(
             model=learner.model,
             optimizer=learner.optimizer,
             is_chief=run.topology.is_chief,
-            params={"epochs": num_epochs, "steps": plan.steps_per_epoch, "verbose": 0},
+            params={"epochs": num_epochs, "steps": boundaries.steps_per_epoch, "verbose": 0},
         ),
         reporter=RunReporter(
             console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
@@ -213,7 +213,7 @@ def run_loop(
         input_cure=cure_of(source),
     )
     run.console.start(
-        Plan(total_epochs=num_epochs, steps_per_epoch=plan.steps_per_epoch, total_steps=boundaries.total_steps)
+        Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=boundaries.total_steps)
     )
     started = time.perf_counter()
     outcome = loop.run()
@@ -242,6 +242,8 @@ def export_model(run: Run, model: keras.Model) -> None:
     """Writes export/model.keras, whole or not at all, on the chief."""
     pulse.beat(pulse.FINISHING)
     if not run.topology.is_chief:
+        return
+    if not run.request.keeps:
         return
     model.optimizer = None  # the callbacks had it there; it is no part of the model
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:

@@ -6,6 +6,7 @@ Invariant: they follow from the settings alone, so every worker meets the same o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,8 +15,9 @@ class Boundaries:
 
     Args:
       total_steps: the last step of the run.
-      steps_per_epoch: of the training data.
+      steps_per_epoch: of the training data, or as many as are to count as an epoch.
       eval_every_steps: None evaluates at the end of each epoch.
+      eval_every_epochs: evaluates at the end of every so many epochs, or of those listed, counted from 1.
       log_every_steps: None logs at the end of each epoch only.
       pause_step: the step at which the run is saved and left for another time; the end of an epoch.
     """
@@ -25,6 +27,7 @@ class Boundaries:
     eval_every_steps: int | None = None
     log_every_steps: int | None = None
     pause_step: int | None = None
+    eval_every_epochs: int | Collection[int] = 1
 
     @property
     def last_step(self) -> int:
@@ -40,8 +43,13 @@ class Boundaries:
 
     def evaluates(self, step: int) -> bool:
         if self.eval_every_steps is None:
-            return self.ends_epoch(step)
+            return self.ends_epoch(step) and self._evaluates_epoch(-(-step // self.steps_per_epoch))
         return step % self.eval_every_steps == 0 or step == self.total_steps
+
+    def _evaluates_epoch(self, number: int) -> bool:
+        if isinstance(self.eval_every_epochs, int):
+            return number % self.eval_every_epochs == 0
+        return number in self.eval_every_epochs
 
     def logs(self, step: int) -> bool:
         return bool(self.log_every_steps) and step % self.log_every_steps == 0 and not self.ends_epoch(step)

@@ -103,6 +103,10 @@ class Callbacks:
         self._list.on_test_end(logs)
 
 
+class CallbackError(UserError):
+    """What a callback raised, in one message; its cause is what was raised."""
+
+
 class _Explaining:
     """The hooks of a CallbackList, with what they raise turned into a message that names the callback."""
 
@@ -118,7 +122,8 @@ class _Explaining:
             except TfdistError:
                 raise
             except Exception as error:
-                raise user_code.failed(f"The callback {_raising(error)}, in {name},", error) from error
+                told = user_code.failed(f"The callback {_raising(error)}, in {name},", error)
+                raise CallbackError(str(told)) from error
 
         return call
 

@@ -18,7 +18,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.tasks.own_methods import overrides
-from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.supervised import Supervised, Unweighted
 
 ModelBuilder = Callable[[], keras.Model]
 OptimizerBuilder = Callable[[], keras.optimizers.Optimizer]
@@ -92,13 +92,18 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     if not model.built:
         model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure[0]))
     given = model._compile_metrics
-    metrics = None if given is None else (given._user_weighted_metrics or given._user_metrics)
-    if given is not None and given._user_weighted_metrics and given._user_metrics:
-        metrics = _joined(given._user_metrics, given._user_weighted_metrics)
+    own = (
+        []
+        if given is None
+        else [(Unweighted, given._user_metrics), (lambda build: build, given._user_weighted_metrics)]
+    )
     outputs = _outputs(model, structure[0])
     if not isinstance(outputs, Mapping):
-        own = metrics if isinstance(metrics, list | tuple) else list((metrics or {}).values())
-        builders = [functools.partial(_metric, one, targets, outputs) for one in _flat(own)]
+        builders = [
+            kind(functools.partial(_metric, one, targets, outputs))
+            for kind, metrics in own
+            for one in _flat(list(metrics.values()) if isinstance(metrics, Mapping) else metrics)
+        ]
         given_loss = (
             None if compiled is None else compile_utils.get_loss(_single(compiled._user_loss), targets, outputs)
         )
@@ -108,14 +113,15 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     losses = _by_output(compiled._user_loss, outputs, "loss", every=True)
     named_targets = _by_output(targets, outputs, "y")
     weights = _by_output(compiled._user_loss_weights, outputs, "loss_weights")
-    by_output = _by_output(metrics, outputs, "metrics")
+    builders = {name: [] for name in losses}
+    for kind, metrics in own:
+        for name, some in _by_output(metrics, outputs, "metrics").items():
+            made = [functools.partial(_metric, one, named_targets[name], outputs[name]) for one in _flat(some)]
+            builders.setdefault(name, []).extend(map(kind, made))
     return Supervised(
         loss={name: compile_utils.get_loss(one, named_targets[name], outputs[name]) for name, one in losses.items()},
         loss_weights=weights,
-        metrics={
-            name: [functools.partial(_metric, one, named_targets[name], outputs[name]) for one in _flat(some)]
-            for name, some in by_output.items()
-        },
+        metrics=builders,
     )
 
 
@@ -145,12 +151,6 @@ def _metric(given: Any, targets: Any, outputs: Any) -> keras.metrics.Metric:
     if isinstance(given, keras.metrics.Metric):
         return type(given).from_config(given.get_config())
     return compile_utils.get_metric(given, targets, outputs)
-
-
-def _joined(some: Any, more: Any) -> Any:
-    if isinstance(some, Mapping) and isinstance(more, Mapping):
-        return {name: [*_flat(some.get(name)), *_flat(more.get(name))] for name in {**some, **more}}
-    return [*_flat(some), *_flat(more)]
 
 
 def _flat(given: Any) -> list[Any]:

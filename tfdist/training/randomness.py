@@ -21,12 +21,13 @@ NUMPY_GAUSS = ("has_gauss", "gauss")
 _ours: list[str] = []  # what an earlier run of this process switched on
 
 
-def set_seeds(seed: int, *, deterministic: bool) -> None:
+def set_seeds(seed: int | None, *, deterministic: bool) -> None:
     """Seeds Python, NumPy, TensorFlow and Keras; with `deterministic` TensorFlow's kernels are made repeatable too.
 
-    Without it they stay as the user's own code has set them.
+    Without it they stay as the user's own code has set them, and so do the generators with a seed of None.
     """
-    keras.utils.set_random_seed(seed)
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
     if deterministic and not is_deterministic():
         tf.config.experimental.enable_op_determinism()
         _ours.append("determinism")

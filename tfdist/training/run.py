@@ -53,6 +53,10 @@ class Request:
       inspect: takes the function that builds the model, and that of the training data; as `serve`.
       wait: returns when the run may compute: a sweep has its next trial built while another trains.
       abort: ends the process at a second Ctrl-C, from a thread of its own; None raises KeyboardInterrupt.
+      console: makes what tells the person at the terminal, for the chief or for another worker.
+      keeps: whether the run directory outlives the run; if not, nothing is exported and no summaries are written.
+      repeats_end: puts a run that is finished back where it ended, from its last backup, and ends it again.
+      seeds: whether the process's generators of random numbers are seeded; if not, they stay as the caller has them.
     """
 
     run_dir: str
@@ -64,6 +68,10 @@ class Request:
     inspect: Callable[[Callable[[], Any], Callable[[], Any]], None] | None = None
     wait: Callable[[], object] = lambda: None
     abort: Callable[[], NoReturn] | None = None
+    console: Callable[[bool], Console] = lambda is_chief: open_console(is_chief=is_chief)
+    keeps: bool = True
+    repeats_end: bool = False
+    seeds: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +118,13 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
       UserError: the cluster or the directory cannot be used.
     """
     directory = RunDirectory(request.run_dir)
-    waiting = open_console(is_chief=True)
+    waiting = request.console(True)
     pulse.tell(run_dir=directory.path)
     pulse.beat(pulse.CONNECTING)
     strategy.check_alone()
     topology = strategy.connect(notify=waiting.message)
     pulse.beat(pulse.PREPARING)
-    console = open_console(is_chief=topology.is_chief)
+    console = request.console(topology.is_chief)
     with contextlib.ExitStack() as leaving:
         leaving.callback(console.close)
         place = take_place(
@@ -130,7 +138,7 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
         leaving.callback(place.release)
         events = EventLog(directory, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
         leaving.callback(events.close)
-        metrics = MetricsLog(directory) if topology.is_chief else NullMetricsLog()
+        metrics = MetricsLog(directory, tensorboard=request.keeps) if topology.is_chief else NullMetricsLog()
         leaving.callback(metrics.close)
         failures.forget()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, place)
@@ -179,9 +187,13 @@ def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
     )
 
 
+def _kept(run: Run) -> str:
+    return f"; {run.directory.path}" if run.request.keeps else ""
+
+
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
-    if run.place.is_finished:
+    if run.place.is_finished and not run.request.repeats_end:
         run.events.info(
             "already_finished",
             message=f"{run.directory.path} holds this run, and it is finished (result.json): nothing is left to train. "
@@ -193,7 +205,7 @@ def _announce(run: Run, mode: str) -> None:
     reason = f" ({run.strategy.reason})" if run.strategy.reason else ""
     run.events.info(
         "run_started",
-        message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}; {run.directory.path}",
+        message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}{_kept(run)}",
         mode=mode,
         strategy=run.strategy.name,
         num_workers=topology.num_workers,

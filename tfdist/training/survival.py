@@ -85,6 +85,7 @@ def open_recovery(
     steps_per_epoch: int,
     start_from: str | None = None,
     partial: bool = False,
+    first_step: int = 0,
 ) -> Iterator[tuple[Recovery | None, Position | None]]:
     """The run's recovery, and where it goes on; the variables are in place already.
 
@@ -92,9 +93,10 @@ def open_recovery(
       run: open.
       learner: built, and not trained yet.
       policy: None neither saves nor looks for backups.
-      steps_per_epoch: of the training data.
+      steps_per_epoch: updates that count as an epoch.
       start_from: weights to begin with where the run has no backup: a run directory, one backup, or a file of weights.
       partial: leaves out what does not fit.
+      first_step: where a run without a backup begins.
 
     Raises:
       UserError: the backup does not fit, or cannot be read.
@@ -106,6 +108,8 @@ def open_recovery(
         run.metrics.discard_after(0)  # of a start that came to no backup
     if start is None and start_from is not None:
         _begin_with(run, learner, state, start_from, partial=partial)
+    if start is None and first_step:
+        start = Position(first_step, {}, {})
     if policy is None:
         yield None, start
         return

@@ -1,0 +1,780 @@
+"""What `keras.Model.fit` does, as a list: each behaviour is run by Keras's fit and by `tfdist.fit` and compared.
+
+`python -m keras_fit.behaviours` prints the table of docs/fit.md. A behaviour gives what can be seen of a run: history,
+weights, what callbacks saw. A row that says that something differs or is refused has to be wrong once that ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+Fit = Callable[..., keras.callbacks.History]
+Seen = Any
+RNG = np.random.default_rng(7)
+X = RNG.normal(size=(50, 4)).astype(np.float32)
+Y = RNG.integers(0, 3, 50)
+HALVES = (X[:, :2], X[:, 2:])
+WEIGHTS = np.linspace(0.5, 2.0, 50).astype(np.float32)
+
+SAME, DIFFERS, REFUSED = "the same", "differs", "refused"
+
+
+@dataclasses.dataclass(frozen=True)
+class Behaviour:
+    """One row of the table.
+
+    Attributes:
+      area: heads a group of rows.
+      name: what a user does.
+      run: does it with a `fit(model, …)`; what it returns is compared.
+      holds: SAME, DIFFERS or REFUSED.
+      note: how it differs, or what the refusal says.
+      refusal: a regular expression of the message.
+    """
+
+    area: str
+    name: str
+    run: Callable[[Fit], Seen]
+    holds: str = SAME
+    note: str = ""
+    refusal: str = ""
+
+
+BEHAVIOURS: list[Behaviour] = []
+
+
+def behaviour(area: str, name: str, **how: str) -> Callable[[Callable[[Fit], Seen]], Callable[[Fit], Seen]]:
+    def keep(run: Callable[[Fit], Seen]) -> Callable[[Fit], Seen]:
+        BEHAVIOURS.append(Behaviour(area, name, run, **how))
+        return run
+
+    return keep
+
+
+# Models
+
+
+def classifier(**compiled: Any) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    outputs = keras.layers.Dense(3, activation="softmax")(keras.layers.Dense(5, activation="tanh")(inputs))
+    return compiled_as(keras.Model(inputs, outputs), **compiled)
+
+
+def compiled_as(model: keras.Model, **compiled: Any) -> keras.Model:
+    settings = {"optimizer": keras.optimizers.Adam(0.01), "loss": "sparse_categorical_crossentropy"}
+    model.compile(**settings | {"metrics": ["accuracy"]} | compiled)
+    return model
+
+
+@keras.saving.register_keras_serializable("behaviours")
+class Subclassed(keras.Model):
+    """Not built before it sees data."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.hidden = keras.layers.Dense(5, activation="tanh")
+        self.out = keras.layers.Dense(3, activation="softmax")
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(x))
+
+
+def two_inputs(names: bool = False) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = [keras.Input((2,), name="left"), keras.Input((2,), name="right")]
+    hidden = keras.layers.Dense(5, activation="tanh")(keras.layers.Concatenate()(inputs))
+    outputs = keras.layers.Dense(3, activation="softmax")(hidden)
+    given = dict(zip(("left", "right"), inputs, strict=True)) if names else inputs
+    return compiled_as(keras.Model(given, outputs))
+
+
+def two_outputs(names: bool = False, **compiled: Any) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    kind = keras.layers.Dense(3, activation="softmax", name="kind")(inputs)
+    size = keras.layers.Dense(1, name="size")(inputs)
+    losses = ["sparse_categorical_crossentropy", "mse"]
+    outputs = {"kind": kind, "size": size} if names else [kind, size]
+    if names:
+        losses = dict(zip(("kind", "size"), losses, strict=True))
+    model = keras.Model(inputs, outputs)
+    model.compile(**{"optimizer": keras.optimizers.SGD(0.1), "loss": losses} | compiled)
+    return model
+
+
+# What is seen
+
+
+def seen(model: keras.Model, history: keras.callbacks.History, **more: Any) -> Seen:
+    return {
+        "history": history.history,
+        "epochs": history.epoch,
+        "weights": [np.asarray(w) for w in model.get_weights()],
+        "optimizer": [np.asarray(v) for v in model.optimizer.variables],
+    } | more
+
+
+def simply(fit: Fit, *args: Any, model: keras.Model | None = None, **kwargs: Any) -> Seen:
+    model = model or classifier()
+    return seen(model, fit(model, *args, **{"shuffle": False} | kwargs))
+
+
+def batches(count: int | None = None) -> Iterator[Any]:
+    index = 0
+    while count is None or index < count:
+        begin = index % 5 * 10
+        yield X[begin : begin + 10], Y[begin : begin + 10]
+        index += 1
+
+
+def dataset(size: int = 13) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
+
+
+class Numbered(keras.utils.PyDataset):
+    """Four batches; counts what it was asked."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.order = np.arange(50)
+
+    @property
+    def num_batches(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self.order[index * 13 : index * 13 + 13]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self) -> None:
+        self.order = self.order[::-1]
+
+
+class Endless(Numbered):
+    @property
+    def num_batches(self) -> None:
+        return None
+
+    def on_epoch_end(self) -> None:
+        pass
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index % 4)
+
+
+# The data
+
+DATA = "Data"
+
+
+@behaviour(DATA, "NumPy arrays; the last batch is smaller")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=3)
+
+
+@behaviour(DATA, "TensorFlow tensors")
+def _(fit: Fit) -> Seen:
+    return simply(fit, tf.constant(X), tf.constant(Y))
+
+
+@behaviour(DATA, "arrays of float64, integers, booleans")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X.astype(np.float64) > 0, Y.astype(np.int8), batch_size=20)
+
+
+@behaviour(DATA, "several inputs, as a list")
+def _(fit: Fit) -> Seen:
+    return simply(fit, list(HALVES), Y, model=two_inputs())
+
+
+@behaviour(DATA, "several inputs, as a dict by name")
+def _(fit: Fit) -> Seen:
+    return simply(fit, dict(zip(("left", "right"), HALVES, strict=True)), Y, model=two_inputs(names=True))
+
+
+@behaviour(DATA, "several outputs, as a list")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, [Y, X[:, :1]], model=two_outputs(), batch_size=10)
+
+
+@behaviour(DATA, "several outputs, as a dict by name, with loss weights and metrics")
+def _(fit: Fit) -> Seen:
+    model = two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]})
+    return simply(fit, X, {"kind": Y, "size": X[:, :1]}, model=model, batch_size=10)
+
+
+@behaviour(
+    DATA,
+    "the losses of several outputs, where the last batch is smaller",
+    holds=DIFFERS,
+    note="each is the mean over the examples; fit's is the mean over the batches. The total is the same",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, [Y, X[:, :1]], model=two_outputs())
+
+
+@behaviour(DATA, "a batched tf.data.Dataset")
+def _(fit: Fit) -> Seen:
+    return simply(fit, dataset(), epochs=2)
+
+
+@behaviour(DATA, "a tf.data.Dataset without end, with steps_per_epoch")
+def _(fit: Fit) -> Seen:
+    return simply(fit, dataset(10).repeat(), epochs=2, steps_per_epoch=3)
+
+
+@behaviour(
+    DATA,
+    "a tf.data.Dataset that shuffles by a seed",
+    holds=DIFFERS,
+    note="epoch after epoch in the dataset's orders; fit draws a batch beforehand and begins with the second",
+)
+def _(fit: Fit) -> Seen:
+    shuffled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=3).batch(10)
+    return simply(fit, shuffled, epochs=2)
+
+
+@behaviour(
+    DATA,
+    "a tf.data.Dataset that does not know its length",
+    holds=DIFFERS,
+    note="it is read once to be counted, which a warning says; fit's optimizer counts one update too many",
+)
+def _(fit: Fit) -> Seen:
+    unknown = tf.data.Dataset.from_generator(lambda: batches(4), output_signature=dataset(10).element_spec)
+    return simply(fit, unknown, epochs=2)
+
+
+@behaviour(DATA, "a tf.data.Dataset of (x, y, sample_weight)")
+def _(fit: Fit) -> Seen:
+    weighted = tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(13)
+    return simply(fit, weighted, epochs=2)
+
+
+@behaviour(DATA, "a generator with steps_per_epoch")
+def _(fit: Fit) -> Seen:
+    return simply(fit, batches(), epochs=3, steps_per_epoch=3)
+
+
+@behaviour(
+    DATA,
+    "a generator that ends, without steps_per_epoch",
+    note="its batches are held in memory, which a warning says; the optimizer counts 5 steps (fit: 6)",
+)
+def _(fit: Fit) -> Seen:
+    found = simply(fit, batches(5))
+    return {name: found[name] for name in ("history", "weights")}
+
+
+@behaviour(
+    DATA,
+    "the same for several epochs",
+    holds=DIFFERS,
+    note="every epoch has the generator's batches; in fit those after the first have none",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, batches(5), epochs=2)
+
+
+@behaviour(DATA, "a keras.utils.PyDataset, with its on_epoch_end")
+def _(fit: Fit) -> Seen:
+    return simply(fit, Numbered(), epochs=3)
+
+
+@behaviour(DATA, "a PyDataset with several workers")
+def _(fit: Fit) -> Seen:
+    return simply(fit, Endless(workers=2), epochs=2, steps_per_epoch=3)
+
+
+@behaviour(DATA, "a PyDataset without end, with steps_per_epoch")
+def _(fit: Fit) -> Seen:
+    return simply(fit, Endless(), epochs=2, steps_per_epoch=3)
+
+
+@behaviour(
+    DATA,
+    "ragged tensors",
+    holds=REFUSED,
+    note="“dense tensors”: pad them",
+    refusal="dense tensors",
+)
+def _(fit: Fit) -> Seen:
+    ragged = tf.RaggedTensor.from_row_lengths(np.arange(100, dtype=np.float32), [2] * 50)
+    return simply(fit, tf.data.Dataset.from_tensor_slices((ragged, Y)).batch(5))
+
+
+@behaviour(
+    DATA,
+    "a tf.data.Dataset of single examples",
+    holds=REFUSED,
+    note="it has to be batched, as for fit, which fails less plainly",
+    refusal=r"fit takes batches. Write dataset\.batch\(32\)",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, tf.data.Dataset.from_tensor_slices((X, Y)))
+
+
+@behaviour(
+    DATA,
+    "x alone, for a model that adds its loss itself",
+    holds=REFUSED,
+    note="compile it with a loss, or write a task for an experiment",
+    refusal="compiled without a loss",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, model=itself())
+
+
+# The weights of examples
+
+WEIGHING = "Weights of examples"
+
+
+@behaviour(WEIGHING, "sample_weight")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, sample_weight=WEIGHTS, epochs=2)
+
+
+@behaviour(WEIGHING, "sample_weight with weighted_metrics")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, sample_weight=WEIGHTS, model=classifier(metrics=None, weighted_metrics=["accuracy"]))
+
+
+@behaviour(WEIGHING, "sample_weight, a list with one for each output")
+def _(fit: Fit) -> Seen:
+    return simply(
+        fit, X, [Y, X[:, :1]], sample_weight=[WEIGHTS, WEIGHTS[::-1].copy()], model=two_outputs(), batch_size=10
+    )
+
+
+@behaviour(WEIGHING, "class_weight")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, class_weight={0: 2.0, 1: 0.5}, epochs=2)
+
+
+@behaviour(WEIGHING, "class_weight with a tf.data.Dataset")
+def _(fit: Fit) -> Seen:
+    return simply(fit, dataset(), class_weight={0: 2.0, 1: 0.5, 2: 1.0})
+
+
+@behaviour(WEIGHING, "class_weight with a PyDataset")
+def _(fit: Fit) -> Seen:
+    return simply(fit, Numbered(), class_weight={0: 2.0, 1: 0.5})
+
+
+# Epochs, steps, validation
+
+STEPS = "Epochs, steps, validation"
+
+
+@behaviour(STEPS, "batch_size")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, batch_size=7, epochs=2)
+
+
+@behaviour(STEPS, "initial_epoch, in callbacks and history too")
+def _(fit: Fit) -> Seen:
+    told = Told()
+    return simply(fit, X, Y, epochs=4, initial_epoch=2, callbacks=[told]) | {"told": told.epochs}
+
+
+@behaviour(STEPS, "epochs not after initial_epoch: nothing is trained")
+def _(fit: Fit) -> Seen:
+    found = simply(fit, X, Y, epochs=2, initial_epoch=2)
+    return {name: found[name] for name in ("history", "epochs", "weights")}
+
+
+@behaviour(STEPS, "steps_per_epoch that divides the batches: a pass takes several epochs")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, batch_size=5, epochs=4, steps_per_epoch=5)
+
+
+@behaviour(STEPS, "steps_per_epoch without batch_size: the arrays are cut in so many batches")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, steps_per_epoch=3)
+
+
+@behaviour(STEPS, "steps_per_epoch beyond the batches: an epoch is one pass, with a warning")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, batch_size=10, epochs=2, steps_per_epoch=7)
+
+
+@behaviour(
+    STEPS,
+    "steps_per_epoch that does not divide the batches",
+    holds=DIFFERS,
+    note="each epoch has its steps, over the passes; in fit every second one ends where the pass does",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, batch_size=10, epochs=3, steps_per_epoch=4)
+
+
+@behaviour(STEPS, "keras.config.set_max_epochs and set_max_steps_per_epoch")
+def _(fit: Fit) -> Seen:
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    try:
+        return simply(fit, X, Y, batch_size=5, epochs=4)
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+
+
+@behaviour(STEPS, "validation_data: arrays")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, validation_data=(X[:20], Y[:20]))
+
+
+@behaviour(STEPS, "validation_data: arrays with weights, and validation_batch_size")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, validation_data=(X[:20], Y[:20], WEIGHTS[:20]), validation_batch_size=20)
+
+
+@behaviour(STEPS, "validation_data: a list [x, y], and validation_steps")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, batch_size=8, validation_data=[X[:20], Y[:20]], validation_steps=2)
+
+
+@behaviour(STEPS, "validation_data: a tf.data.Dataset, and validation_steps")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, validation_data=dataset(), validation_steps=2)
+
+
+@behaviour(STEPS, "validation_data: a PyDataset")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, validation_data=Numbered())
+
+
+@behaviour(STEPS, "validation_data: a generator, and validation_steps, in one epoch")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, validation_data=batches(), validation_steps=2)
+
+
+@behaviour(
+    STEPS,
+    "the same in several epochs",
+    holds=DIFFERS,
+    note="the generator goes on; fit begins each evaluation with its first two batches again",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, validation_data=batches(), validation_steps=3)
+
+
+@behaviour(STEPS, "validation_split")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, validation_split=0.3)
+
+
+@behaviour(STEPS, "validation_split of several inputs with sample_weight")
+def _(fit: Fit) -> Seen:
+    found = simply(fit, list(HALVES), Y, sample_weight=WEIGHTS, validation_split=0.2, model=two_inputs())
+    return found
+
+
+@behaviour(STEPS, "validation_freq, a number")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=5, validation_data=(X, Y), validation_freq=2)
+
+
+@behaviour(STEPS, "validation_freq, a list of epochs")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=4, validation_data=(X, Y), validation_freq=[1, 3])
+
+
+@behaviour(
+    STEPS,
+    "shuffle=True",
+    holds=DIFFERS,
+    note="another order than fit's, each example once an epoch; the same for any strategy and number of workers",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, shuffle=True)
+
+
+# Callbacks
+
+CALLBACKS = "Callbacks"
+
+
+class Told(keras.callbacks.Callback):
+    """Notes the epochs, the names of their logs, and its params."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: list[Any] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epochs.append(("begin", epoch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs.append(("end", epoch, sorted(logs), self.params["epochs"], self.params["steps"]))
+
+
+@behaviour(CALLBACKS, "one, without a list")
+def _(fit: Fit) -> Seen:
+    told = Told()
+    return simply(fit, X, Y, epochs=2, callbacks=told) | {"told": told.epochs}
+
+
+@behaviour(CALLBACKS, "a CallbackList with its own History")
+def _(fit: Fit) -> Seen:
+    stopping, model = keras.callbacks.EarlyStopping("loss", mode="max", patience=0), classifier()
+    listed = keras.callbacks.CallbackList([stopping], add_history=True, model=model)
+    history = fit(model, X, Y, epochs=5, shuffle=False, callbacks=listed)
+    return seen(model, history, own=history is model.history)
+
+
+@behaviour(CALLBACKS, "model.history is the History that is returned")
+def _(fit: Fit) -> Seen:
+    model = classifier()
+    return fit(model, X, Y) is model.history
+
+
+@behaviour(CALLBACKS, "EarlyStopping with restore_best_weights")
+def _(fit: Fit) -> Seen:
+    stopping = keras.callbacks.EarlyStopping("val_accuracy", mode="max", patience=1, restore_best_weights=True)
+    return simply(fit, X, Y, epochs=8, validation_data=(X[:9], Y[:9]), callbacks=[stopping])
+
+
+@behaviour(CALLBACKS, "ReduceLROnPlateau; the rate stays with the optimizer")
+def _(fit: Fit) -> Seen:
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)
+    return simply(fit, X, Y, epochs=4, callbacks=[plateau])
+
+
+@behaviour(CALLBACKS, "stop_training, set at the end of an epoch")
+def _(fit: Fit) -> Seen:
+    model = classifier()
+
+    def stop(epoch: int, logs: Any) -> None:
+        model.stop_training = epoch == 1
+
+    return simply(fit, X, Y, epochs=5, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=stop), model=model)
+
+
+@behaviour(CALLBACKS, "what a callback adds to the logs is in the history")
+def _(fit: Fit) -> Seen:
+    def add(epoch: int, logs: dict[str, Any]) -> None:
+        logs["mine"] = epoch * 2.0
+
+    return simply(fit, X, Y, epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=add)])
+
+
+@behaviour(CALLBACKS, "an exception of a callback comes out as it is; the model stays compiled")
+def _(fit: Fit) -> Seen:
+    return interrupted(fit, KeyError("mine"))
+
+
+@behaviour(CALLBACKS, "KeyboardInterrupt comes out; the model stays compiled")
+def _(fit: Fit) -> Seen:
+    return interrupted(fit, KeyboardInterrupt())
+
+
+@behaviour(
+    CALLBACKS,
+    "keras.callbacks.BackupAndRestore",
+    holds=REFUSED,
+    note="write run_dir in its place",
+    refusal="run_dir='runs/mine'",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, callbacks=keras.callbacks.BackupAndRestore("unused"))
+
+
+def interrupted(fit: Fit, error: BaseException) -> Seen:
+    model = classifier()
+
+    def fail(epoch: int, logs: Any) -> None:
+        if epoch == 1:
+            raise error
+
+    try:
+        fit(model, X, Y, epochs=3, shuffle=False, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=fail))
+    except type(error) as raised:
+        return {"same": raised is error, "weights": model.get_weights(), "evaluated": model.evaluate(X, Y, verbose=0)}
+    return None
+
+
+# The model afterwards
+
+MODEL = "The model"
+
+
+@behaviour(MODEL, "a second call trains on, with the optimizer's state")
+def _(fit: Fit) -> Seen:
+    model = classifier()
+    fit(model, X, Y, shuffle=False)
+    return simply(fit, X, Y, epochs=2, model=model)
+
+
+@behaviour(MODEL, "evaluate and predict afterwards, and what they give")
+def _(fit: Fit) -> Seen:
+    model = classifier()
+    fit(model, X, Y, shuffle=False, validation_data=(X, Y))
+    names = [metric.name for metric in model.metrics]
+    return [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), names, model.loss, model.compiled]
+
+
+@behaviour(MODEL, "the model's own fit afterwards goes on from there")
+def _(fit: Fit) -> Seen:
+    model = classifier()
+    fit(model, X, Y, shuffle=False)
+    return seen(model, model.fit(X, Y, shuffle=False, verbose=0))
+
+
+@behaviour(MODEL, "compiled anew between two calls")
+def _(fit: Fit) -> Seen:
+    model = classifier()
+    fit(model, X, Y, shuffle=False)
+    return simply(fit, X, Y, model=compiled_as(model, optimizer="sgd", metrics=["sparse_top_k_categorical_accuracy"]))
+
+
+@behaviour(MODEL, "a subclassed model that is not built")
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(3)
+    return simply(fit, X, Y, epochs=2, model=compiled_as(Subclassed()), validation_data=(X, Y))
+
+
+@behaviour(MODEL, "a Sequential model that is not built")
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(3)
+    model = compiled_as(keras.Sequential([keras.layers.Dense(3, activation="softmax")]))
+    return simply(fit, X, Y, epochs=2, model=model)
+
+
+@behaviour(MODEL, "names in place of optimizer, loss and metrics; a loss of one's own")
+def _(fit: Fit) -> Seen:
+    def gap(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
+
+    keras.utils.set_random_seed(3)
+    model = compiled_as(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), loss=gap, metrics=["mse", "mae"])
+    return simply(fit, X, X[:, :1], model=model)
+
+
+@behaviour(MODEL, "a schedule of the learning rate, clipping, weight decay, moving averages")
+def _(fit: Fit) -> Seen:
+    rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.5)
+    adam = keras.optimizers.AdamW(rate, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9)
+    return simply(fit, X, Y, epochs=3, model=classifier(optimizer=adam))
+
+
+@behaviour(MODEL, "dropout and batch normalization: the same draws, the same statistics")
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(5)
+    hidden = [keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.4)]
+    model = keras.Sequential([keras.Input((4,)), *hidden, keras.layers.Dense(3, activation="softmax")])
+    return simply(fit, X, Y, epochs=2, model=compiled_as(model))
+
+
+@behaviour(MODEL, "frozen layers and regularization")
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(5)
+    frozen = keras.layers.Dense(6, trainable=False)
+    out = keras.layers.Dense(3, activation="softmax", kernel_regularizer="l2")
+    return simply(fit, X, Y, epochs=2, model=compiled_as(keras.Sequential([keras.Input((4,)), frozen, out])))
+
+
+@behaviour(MODEL, "mixed_float16: computed with a loss scale", holds=DIFFERS, note="the scale is tfdist's own")
+def _(fit: Fit) -> Seen:
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = classifier()
+    finally:
+        keras.config.set_dtype_policy(policy)
+    return simply(fit, X, Y, epochs=2, model=model)
+
+
+@behaviour(MODEL, "the dtype policy and the generators of random numbers are as before")
+def _(fit: Fit) -> Seen:
+    model = classifier()
+    keras.utils.set_random_seed(11)
+    fit(model, X, Y, shuffle=False)
+    return [keras.config.dtype_policy().name, np.random.random(3)]
+
+
+@behaviour(
+    MODEL,
+    "run_eagerly=True",
+    holds=REFUSED,
+    note="steps are always compiled: look for mistakes with model.fit",
+    refusal="run_eagerly",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, model=classifier(run_eagerly=True))
+
+
+@behaviour(MODEL, "a loss that is not finite", holds=REFUSED, note="ends with DivergedError", refusal="not finite")
+def _(fit: Fit) -> Seen:
+    return simply(fit, X * np.nan, Y)
+
+
+def itself() -> keras.Model:
+    class Codes(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.code = keras.layers.Dense(4)
+
+        def call(self, x: Any) -> Any:
+            decoded = self.code(x)
+            self.add_loss(keras.ops.mean(keras.ops.square(x - decoded)))
+            return decoded
+
+    keras.utils.set_random_seed(3)
+    model = Codes()
+    model.compile("sgd")
+    return model
+
+
+# Mistakes
+
+MISTAKES = "Mistakes: a ValueError, before anything is trained"
+
+
+def mistake(name: str, refusal: str, **arguments: Any) -> None:
+    """A row; an argument that TensorFlow makes is given as a function, as importing this must not start TensorFlow."""
+
+    def run(fit: Fit) -> Seen:
+        made = {key: value() if callable(value) else value for key, value in arguments.items()}
+        return simply(fit, made.pop("x", X), made.pop("y", Y), **made)
+
+    BEHAVIOURS.append(Behaviour(MISTAKES, name, run, REFUSED, "", refusal))
+
+
+mistake("a model that is not compiled", "Call model.compile", model=lambda: keras.Sequential([keras.layers.Dense(3)]))
+mistake("a misspelt argument", "Did you mean 'batch_size'", batch_sise=3)
+mistake("x and y of different lengths", "same number of samples", y=Y[:20])
+mistake("class_weight and sample_weight", "at the same time", class_weight={0: 1.0}, sample_weight=WEIGHTS)
+mistake("class_weight with several outputs", "single output", y=[Y, Y], model=None, class_weight={0: 1.0})
+mistake("a validation_split that leaves no examples", "leaves none", validation_split=0.999)
+mistake("validation_split with a dataset", "Give validation_data", x=dataset, y=None, validation_split=0.2)
+mistake("targets beside a dataset", "should not be passed", x=dataset)
+mistake("a dataset without end, without steps_per_epoch", "has no end", x=lambda: dataset().repeat(), y=None)
+mistake("a generator that gives nothing", "no batch", x=lambda: batches(0), y=None)
+mistake("steps_per_epoch = 0", "steps_per_epoch is 0", steps_per_epoch=0)
+mistake("something that is no data", "Unrecognized data type", x=3, y=None)
+mistake("something that is no callback", "no keras.callbacks.Callback", callbacks=[3])
+
+
+def table() -> str:
+    """The table of docs/fit.md."""
+    lines = ["| | | |", "|---|---|---|"]
+    area = ""
+    for each in BEHAVIOURS:
+        if each.area != area:
+            area = each.area
+            lines.append(f"| **{area}** | | |")
+        lines.append(f"| {each.name} | {each.holds} | {each.note} |".replace("|  |", "| |"))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,86 @@
+"""Each behaviour of `keras.Model.fit` under both engines, and the table of docs/fit.md that says which hold."""
+
+from __future__ import annotations
+
+import pathlib
+import textwrap
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_fit.behaviours import BEHAVIOURS, DIFFERS, REFUSED, SAME, Behaviour, table
+from support import REPOSITORY
+
+import tfdist
+from tfdist.errors import DivergedError
+
+TOLERANCE = 1e-6
+PAGE = REPOSITORY / "docs" / "fit.md"
+
+
+def by_keras(model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+    return model.fit(*args, **{"verbose": 0} | kwargs)
+
+
+def by_tfdist(model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+    return tfdist.fit(model, *args, **{"verbose": 0} | kwargs)
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda b: b.name)
+@pytest.mark.filterwarnings("ignore")
+def test_a_behaviour_of_fit(behaviour: Behaviour) -> None:
+    if behaviour.holds == REFUSED:
+        with pytest.raises((ValueError, DivergedError), match=behaviour.refusal):
+            behaviour.run(by_tfdist)
+        return
+    different = differences(behaviour.run(by_keras), behaviour.run(by_tfdist))
+    if behaviour.holds == SAME:
+        assert not different, "\n".join(different)
+    else:
+        assert behaviour.holds == DIFFERS and different, "it does not differ any more: correct its row"
+
+
+def test_the_page_has_the_table_of_this_list() -> None:
+    assert table() in PAGE.read_text(), "python -m keras_fit.behaviours prints it"
+
+
+def test_the_example_of_the_page_runs_as_it_says(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = PAGE.read_text().split("## ")[0].splitlines()
+    code, told = (textwrap.dedent("\n".join(part)).splitlines() for part in _blocks(lines))
+    exec("\n".join(code), {})
+    found = capfd.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in found[:-1]] == [line.split()[:2] for line in told[:-1]]
+
+
+def _blocks(lines: list[str]) -> tuple[list[str], list[str]]:
+    """The code, and what it printed, of indented lines."""
+    indented = [line for line in lines if line.startswith("    ")]
+    end = next(index for index, line in enumerate(indented) if line.startswith("    print(")) + 1
+    return indented[:end], indented[end:]
+
+
+def test_the_behaviours_have_names_of_their_own() -> None:
+    names = [each.name for each in BEHAVIOURS]
+    assert len(set(names)) == len(names)
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two nests are not equal to 1e-6."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        if one.keys() != other.keys():
+            return [f"{path}: {sorted(one)} and {sorted(other)}"]
+        return [each for key in one for each in differences(one[key], other[key], f"{path}.{key}")]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            return [f"{path}: {one} and {other}"]
+        pairs = enumerate(zip(one, other, strict=True))
+        return [each for index, (a, b) in pairs for each in differences(a, b, f"{path}[{index}]")]
+    if isinstance(one, np.ndarray | np.generic | float | tf.Tensor):
+        gap = np.abs(np.asarray(one, np.float64) - np.asarray(other, np.float64)).max()
+        return [] if gap <= TOLERANCE else [f"{path}: {gap} apart"]
+    return [] if one == other else [f"{path}: {one!r} and {other!r}"]

@@ -1,0 +1,154 @@
+"""`tfdist.fit` beside what `keras.Model.fit` has: a run directory, strategies, what it tells, what it stands on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import support
+from keras_fit.behaviours import Numbered, X, Y, batches, classifier, dataset
+from keras_fit.test_behaviours import differences
+
+import tfdist
+from tfdist.keras_fit.compiled_model import COMPILED, REDUCTION
+
+WORKER = pathlib.Path(__file__).with_name("under_workers.py")
+SCRIPT = pathlib.Path(__file__).with_name("under_mirrored.py")
+
+
+def state(model: keras.Model) -> list[Any]:
+    return [np.asarray(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def fit(model: keras.Model, **changes: Any) -> keras.callbacks.History:
+    return tfdist.fit(model, X, Y, **{"validation_data": (X[:20], Y[:20]), "verbose": 0} | changes)
+
+
+def test_a_finished_run_gives_its_weights_and_history_and_goes_on_with_more_epochs(tmp_path: pathlib.Path) -> None:
+    trained, again, further, whole = (classifier() for _ in range(4))
+    once = fit(trained, epochs=2, run_dir=str(tmp_path / "run"))
+    twice = fit(again, epochs=2, run_dir=str(tmp_path / "run"))
+    assert twice.history == once.history and twice.epoch == [0, 1]
+    assert not differences(state(trained), state(again))
+    assert again.evaluate(X, Y, verbose=0) == trained.evaluate(X, Y, verbose=0)
+
+    more = fit(further, epochs=4, run_dir=str(tmp_path / "run"))
+    all_at_once = fit(whole, epochs=4, run_dir=str(tmp_path / "whole"))
+    assert more.history == all_at_once.history and more.epoch == [0, 1, 2, 3]
+    assert not differences(state(further), state(whole))
+    assert int(further.optimizer.iterations) == 8
+
+    with pytest.raises(ValueError, match="another experiment"):
+        fit(classifier(), epochs=4, batch_size=10, run_dir=str(tmp_path / "run"))
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path: pathlib.Path) -> None:
+    class Interrupts(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    model, whole = classifier(), classifier()
+    with pytest.raises(KeyboardInterrupt, match="after saving"):
+        fit(model, epochs=4, callbacks=Interrupts(), run_dir=str(tmp_path / "run"))
+    assert model.compiled and len(model.evaluate(X, Y, verbose=0)) == 2
+    resumed = classifier()
+    history = fit(resumed, epochs=4, run_dir=str(tmp_path / "run"))
+    expected = fit(whole, epochs=4, run_dir=str(tmp_path / "whole"))
+    assert history.history == expected.history
+    assert not differences(state(resumed), state(whole))
+
+
+def test_without_a_run_dir_nothing_is_kept_and_each_call_shuffles_anew(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.chdir(tmp_path)
+    one, other, same = classifier(), classifier(), classifier()
+    keras.utils.set_random_seed(3)
+    fit(one, epochs=1)
+    fit(other, epochs=1)
+    assert differences(state(one), state(other))
+    keras.utils.set_random_seed(3)
+    fit(same, epochs=1)
+    assert not differences(state(one), state(same))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_each_verbose_tells(capfd: pytest.CaptureFixture[str]) -> None:
+    says = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print("mine"))
+    lines = {}
+    for verbose in (0, 1, 2, "auto"):
+        fit(classifier(), epochs=2, verbose=verbose, callbacks=says)
+        lines[verbose] = capfd.readouterr().out.splitlines()
+    assert lines[0] == ["mine"] * 2
+    assert [line.split()[0] for line in lines[2]] == ["epoch", "mine"] * 2
+    assert len(lines[1]) > len(lines[2]) and len(lines[1]) == len(lines["auto"])
+    assert not any("tfdist-fit" in line for line in lines[1]), "no path of what is not kept"
+
+
+def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() -> None:
+    given = batches()
+    tfdist.fit(classifier(), given, epochs=2, steps_per_epoch=3, verbose=0)
+    assert np.array_equal(next(given)[0], X[10:20])  # 6 batches of 5
+    with pytest.raises(ValueError, match=r"ended after 4 batches, and 6 are needed"):
+        tfdist.fit(classifier(), batches(4), epochs=2, steps_per_epoch=3, verbose=0)
+
+
+def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
+    model = classifier()
+    assert set(COMPILED) <= set(vars(model)), "names of Keras's that compiled_model.py puts back"
+    assert hasattr(model.optimizer, REDUCTION)
+    from keras.src.trainers.data_adapters import get_data_adapter
+
+    for x in (X, dataset(), batches()):
+        adapter = get_data_adapter(x=x, batch_size=50)
+        assert all(hasattr(adapter, name) for name in ("num_batches", "batch_size", "on_epoch_begin", "on_epoch_end"))
+        assert adapter.get_tf_dataset().element_spec is not None
+        assert next(iter(adapter.get_numpy_iterator())) is not None
+
+
+@pytest.mark.slow
+def test_models_of_a_scope_train_on_its_replicas() -> None:
+    """TensorFlow's own MirroredStrategy and tfdist's, against fit on one device."""
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    finished = support.run_python([str(SCRIPT)], env={"PYTHONPATH": paths}, timeout=300).check()
+    assert finished.stdout.splitlines()[-1] == "all the same"
+
+
+@pytest.mark.slow
+def test_each_of_two_workers_ends_with_the_weights_of_one_device(tmp_path: pathlib.Path) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(tmp_path / str(index))],
+            env=support.clean_environment()
+            | {"PYTHONPATH": paths}
+            | {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})},
+        )
+        for index in range(2)
+    ]
+    try:
+        assert [worker.wait(300) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+    first, second = (pickle.loads((tmp_path / str(index)).read_bytes()) for index in range(2))
+    assert not differences(first, second)
+    assert first.pop("generator").startswith("A Python generator is read once")
+    for name, data in (("arrays", (X, Y)), ("dataset", (dataset(),)), ("numbered", (Numbered(),))):
+        model = classifier()
+        history = tfdist.fit(model, *data, epochs=2, seed=5, validation_data=(X[:20], Y[:20]), verbose=0)
+        alone = {"history": history.history, "weights": model.get_weights()}
+        assert not differences(alone, first[name]), name

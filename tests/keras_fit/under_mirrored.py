@@ -1,0 +1,63 @@
+"""What `tfdist.fit` does with models of a strategy's scope, in a process of its own: prints "all the same"."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras_fit.behaviours import Numbered, Subclassed, X, Y, batches, classifier, compiled_as, dataset, seen
+from keras_fit.test_behaviours import differences
+
+import tfdist
+from tfdist.strategies.mirrored import Mirrored
+
+
+def trained(fit: Any, *args: Any, scope: Any, model: Any = classifier, **kwargs: Any) -> Any:
+    with scope:
+        made = model()
+    found = seen(made, fit(made, *args, **{"shuffle": False, "verbose": 0, "epochs": 2} | kwargs))
+    return {"history": found["history"], "weights": found["weights"], "evaluated": made.evaluate(X, Y, verbose=0)}
+
+
+def subclassed() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    return compiled_as(Subclassed())
+
+
+CASES = (
+    lambda fit, scope: trained(fit, X, Y, scope=scope, validation_data=(X, Y)),
+    lambda fit, scope: trained(fit, dataset(7), scope=scope, validation_data=dataset()),
+    lambda fit, scope: trained(fit, Numbered(), scope=scope),
+    lambda fit, scope: trained(fit, batches(), scope=scope, steps_per_epoch=3),
+    lambda fit, scope: trained(fit, X, Y, scope=scope, model=subclassed),
+)
+
+
+def by_keras(model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+    return model.fit(*args, **kwargs)
+
+
+def main() -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    ours, theirs = Mirrored(num_cpu_devices=2), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    different = []
+    for index, case in enumerate(CASES):
+        expected = case(by_keras, contextlib.nullcontext())
+        for strategy in (ours, theirs):
+            found = case(tfdist.fit, strategy.scope())
+            different += [f"{index} {strategy}: {each}" for each in differences(expected, found)]
+    with ours.scope():
+        model = classifier()
+    tfdist.fit(model, X, Y, shuffle=False, verbose=0)
+    model.fit(X, Y, shuffle=False, verbose=0)  # Keras's optimizer sums over the replicas again
+    single = classifier()
+    single.fit(X, Y, shuffle=False, epochs=2, verbose=0)
+    different += differences([w for w in single.get_weights()], [w for w in model.get_weights()], "fit afterwards")
+    print("\n".join(different) or "all the same")
+
+
+if __name__ == "__main__":
+    main()

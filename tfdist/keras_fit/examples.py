@@ -1,0 +1,273 @@
+"""What `keras.Model.fit` takes as data, as sources that tfdist trains from.
+
+Invariant: a batch holds the examples that fit's would, with the same weights; arrays and a PyDataset come in another
+order where they are shuffled. Keras's own adapters read the data, so what they take and refuse is what fit takes and
+refuses; they are private to Keras and used here alone. tests/keras_fit/test_data.py fails when they change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.data_adapters import get_data_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+from tfdist.data.arrays import ArraySource
+from tfdist.data.dataset_parts import parts_of
+from tfdist.data.given_batches import GivenBatches
+from tfdist.data.source import Source
+from tfdist.errors import UserError, is_whole_number
+from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
+
+DEFAULT_BATCH_SIZE = 32  # Keras's
+_LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """What one side of a call trains or evaluates on.
+
+    Attributes:
+      source: of the examples; None where there is nothing to evaluate on.
+      batch_size: of a full batch.
+      steps_per_epoch: updates that count as an epoch; None is one pass over the source.
+      close: lets go what reads for it.
+    """
+
+    source: Source | None
+    batch_size: int | None
+    steps_per_epoch: int | None = None
+    close: Callable[[], None] = lambda: None
+
+
+def split(x: Any, y: Any, sample_weight: Any, share: float) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Arrays to train on, and the last of them, by `share`, to evaluate on.
+
+    Raises:
+      UserError: they are no arrays, or one part would be empty.
+    """
+    arrays = _arrays((x, y, sample_weight))
+    if not isinstance(share, int | float) or not 0 < share < 1:
+        raise UserError(f"validation_split is {share!r}; write a number between 0 and 1.")
+    if arrays is None:
+        raise UserError(
+            f"validation_split takes the end of arrays; x is a {type(x).__name__}. Give validation_data instead."
+        )
+    count = len(keras.tree.flatten(arrays)[0])
+    first = math.floor(count * (1 - share))
+    if not 0 < first < count:
+        raise UserError(
+            f"validation_split = {share} of {count} examples leaves none to "
+            f"{'train' if not first else 'evaluate'} on. Give another share, or more examples."
+        )
+
+    def part(begin: int, end: int) -> tuple[Any, Any, Any]:
+        return keras.tree.map_structure(lambda a: None if a is None else a[begin:end], arrays)
+
+    return part(0, first), part(first, count)
+
+
+def to_train(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    *,
+    class_weight: Mapping[int, float] | None,
+    batch_size: int | None,
+    steps_per_epoch: int | None,
+    seed: int | None,
+    epochs: range,
+) -> Examples:
+    """The examples to train on.
+
+    Args:
+      x: as `fit` takes it; so are `y`, `sample_weight`, `class_weight`, `batch_size` and `steps_per_epoch`.
+      seed: gives a PyDataset's batches in an order of its own each epoch; None keeps theirs.
+      epochs: numbers of the epochs, counted from 0; a stream begins for the first.
+
+    Raises:
+      UserError: it cannot be trained on.
+    """
+    _check_count("batch_size", batch_size)
+    _check_count("steps_per_epoch", steps_per_epoch)
+    if isinstance(x, Source):
+        _check_alone(x, y=y, sample_weight=sample_weight, class_weight=class_weight)
+        return Examples(x, batch_size or DEFAULT_BATCH_SIZE, steps_per_epoch)
+    given = python_kind(x, seed=seed, drain=steps_per_epoch is None)
+    adapter = _adapter(given, y, sample_weight, class_weight)
+    if isinstance(adapter, ArrayDataAdapter):
+        return _of_arrays(adapter, batch_size, steps_per_epoch)
+    num_batches, steps_per_epoch = _counted(adapter, given, steps_per_epoch, "steps_per_epoch")
+    begins_at = epochs.start * (steps_per_epoch or num_batches)
+    if isinstance(given, tf.data.Dataset):
+        dataset = adapter.get_tf_dataset()
+        stream = _repeated(dataset, None)
+        size = _batch_size(adapter, dataset)
+        source = GivenBatches(
+            stream, _as_tuple(dataset.element_spec), num_batches=num_batches, batch_size=size, begins_at=begins_at
+        )
+        return Examples(source, size, steps_per_epoch)
+    total = len(epochs) * (steps_per_epoch or num_batches)
+    return _of_python(adapter, given, num_batches, steps_per_epoch, begins_at=begins_at, total=total)
+
+
+def to_evaluate(data: Any, *, batch_size: int | None, steps: int | None) -> Examples:
+    """The examples of one evaluation, which begins with the same ones each time, a generator's aside.
+
+    Args:
+      data: as `fit` takes `validation_data`, None for none; so is `batch_size`.
+      steps: how many batches; None takes all.
+
+    Raises:
+      UserError: it cannot be evaluated on.
+    """
+    _check_count("validation_batch_size", batch_size)
+    _check_count("validation_steps", steps)
+    if data is None:
+        return Examples(None, None)
+    if isinstance(data, Source):
+        return Examples(data, batch_size or DEFAULT_BATCH_SIZE)
+    try:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    except ValueError as error:
+        raise UserError(f"validation_data: {error}") from error
+    if isinstance(x, Source):
+        return Examples(x, batch_size or DEFAULT_BATCH_SIZE)
+    given = python_kind(x, seed=None, drain=steps is None)
+    adapter = _adapter(given, y, sample_weight, None)
+    if isinstance(adapter, ArrayDataAdapter):
+        return _of_arrays(adapter, batch_size, steps, cuts=True)
+    num_batches, steps = _counted(adapter, given, steps, "validation_steps")
+    if isinstance(given, tf.data.Dataset):
+        dataset, size = adapter.get_tf_dataset(), _batch_size(adapter, adapter.get_tf_dataset())
+        stream, spec = _repeated(dataset, steps), _as_tuple(dataset.element_spec)
+        return Examples(GivenBatches(stream, spec, num_batches=steps or num_batches, batch_size=size), size)
+    return _of_python(adapter, given, num_batches, steps, cuts=True)
+
+
+def _of_arrays(adapter: ArrayDataAdapter, batch_size: int | None, steps: int | None, *, cuts: bool = False) -> Examples:
+    """Arrays; `cuts` leaves out what comes after so many steps."""
+    arrays = _as_tuple(keras.tree.lists_to_tuples(next(iter(adapter.get_numpy_iterator()))))
+    count = len(keras.tree.flatten(arrays)[0])
+    size = batch_size or (math.ceil(count / steps) if steps else DEFAULT_BATCH_SIZE)
+    steps = _at_most(steps, math.ceil(count / size))
+    if cuts and steps:
+        arrays, steps = keras.tree.map_structure(lambda a: a[: steps * size], arrays), None
+    return Examples(ArraySource(arrays), size, steps)
+
+
+def _of_python(
+    adapter: Any,
+    given: Any,
+    num_batches: int,
+    steps: int | None,
+    *,
+    begins_at: int = 0,
+    total: int | None = None,
+    cuts: bool = False,
+) -> Examples:
+    batches = PythonBatches(adapter, given, num_batches=num_batches, total=total, per_pass=steps if cuts else None)
+    spec = _as_tuple(batches.element_spec)
+    size = getattr(given, "batch_size", None) or adapter.batch_size or DEFAULT_BATCH_SIZE
+    source = GivenBatches(
+        batches.stream,
+        spec,
+        num_batches=(steps if cuts else None) or num_batches,
+        batch_size=size,
+        begins_at=begins_at,
+        parallel=not isinstance(given, Once),
+    )
+    return Examples(source, size, None if cuts else steps, batches.close)
+
+
+def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
+    """Keras's adapter; of arrays one that gives all of them in a batch."""
+    if isinstance(x, tf.distribute.DistributedDataset):
+        raise UserError("x is a dataset that is distributed already; give the tf.data.Dataset it was made of.")
+    leaves = keras.tree.flatten(x)
+    count = len(leaves[0]) if leaves and hasattr(leaves[0], "shape") and len(leaves[0].shape) else 1
+    try:
+        return get_data_adapter(
+            x=x.generator if isinstance(x, Once) else x,
+            y=y,
+            sample_weight=sample_weight,
+            class_weight=class_weight,
+            batch_size=max(1, count),
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+
+
+def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:
+    """The batches of one pass over the data, and the steps of an epoch where these are others."""
+    if isinstance(given, Once):
+        return steps, steps
+    if isinstance(given, tf.data.Dataset):
+        found = int(given.cardinality())
+        if found == tf.data.UNKNOWN_CARDINALITY and steps is None:
+            found = int(given.reduce(np.int64(0), lambda count, *_: count + 1))
+            _LOG.warning("Counted %d batches by reading the whole dataset; %s = %d spares that.", found, name, found)
+        num_batches = found if found > 0 else None
+    else:
+        num_batches = adapter.num_batches
+    if num_batches is None and steps is None:
+        raise UserError(
+            f"The {type(given).__name__} has no end, or no batch. Say how many batches to take: {name} = N."
+        )
+    return num_batches or steps, _at_most(steps, num_batches)
+
+
+def _at_most(steps: int | None, num_batches: int | None) -> int | None:
+    """The steps that one pass over the data has, where more are asked for; a warning says so."""
+    if steps is None or num_batches is None or steps <= num_batches:
+        return steps
+    _LOG.warning(
+        "%d steps were asked for, and the data holds %d batches: an epoch has %d steps.",
+        steps,
+        num_batches,
+        num_batches,
+    )
+    return num_batches
+
+
+def _repeated(dataset: tf.data.Dataset, steps: int | None) -> Callable[[int], tf.data.Dataset]:
+    """A dataset without end, of whose every pass only so many steps are taken."""
+    taken = dataset if steps is None else dataset.take(steps)
+    return lambda first: taken.repeat().skip(first) if first else taken.repeat()
+
+
+def _batch_size(adapter: Any, dataset: tf.data.Dataset) -> int:
+    known = adapter.batch_size or parts_of(dataset).batch_size
+    return known or int(keras.tree.flatten(next(iter(dataset)))[0].shape[0])
+
+
+def _as_tuple(nest: Any) -> tuple[Any, ...]:
+    return nest if isinstance(nest, tuple) else (nest,)
+
+
+def _arrays(nest: Any) -> Any:
+    """The nest with arrays that can be cut, None where it holds something else."""
+    leaves = [leaf for leaf in keras.tree.flatten(nest) if leaf is not None]
+    if not leaves or not all(hasattr(leaf, "shape") and len(leaf.shape) for leaf in leaves):
+        return None
+    if len({len(leaf) for leaf in leaves}) > 1:
+        raise UserError(f"The arrays hold {sorted({len(leaf) for leaf in leaves})} examples; give as many in each.")
+    return keras.tree.map_structure(lambda a: a if a is None or isinstance(a, np.ndarray) else np.asarray(a), nest)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if value is not None and not is_whole_number(value):
+        raise UserError(f"{name} is {value!r}; write a whole number of at least 1.")
+
+
+def _check_alone(x: Source, **others: Any) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise UserError(f"x is a {type(x).__name__}, which holds all of an example; leave {name} out.")

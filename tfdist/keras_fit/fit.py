@@ -1,0 +1,236 @@
+"""`fit` for compiled Keras models: `keras.Model.fit`, called and answering alike, with tfdist's loop as its engine.
+
+Invariant: what it is given means what it means in `keras.Model.fit`, or is refused in one message; the model comes out
+as `fit` leaves it: trained, compiled, with its optimizer where the training left it. Users' own scripts call it, and
+KerasTuner through `TfdistFit`; `tfdist.fit` is its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import keras
+
+from tfdist import experiment
+from tfdist.errors import EXIT_INTERRUPTED, PreemptedError, UserError, suggest
+from tfdist.keras_fit import examples
+from tfdist.keras_fit.callback_lists import flat_callbacks, history_among
+from tfdist.keras_fit.compiled_model import as_it_was, check_compiled, precision_of
+from tfdist.keras_fit.consoles import console_for
+from tfdist.keras_fit.trial import trial_of
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.of_tensorflow import strategy_over
+from tfdist.training.arguments import MOST_SEED, check_counts, check_epochs
+from tfdist.training.callbacks import CallbackError
+from tfdist.training.run import Request
+
+
+class FitError(UserError, ValueError):
+    """What is wrong with a call of `fit`; a ValueError, as `keras.Model.fit` raises it."""
+
+
+def fit(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: int | str = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Collection[int] = 1,
+    *,
+    run_dir: str | None = None,
+    strategy: Strategy | None = None,
+    seed: int | None = None,
+    **settings: Any,
+) -> keras.callbacks.History:
+    """Trains a compiled model; the arguments up to `validation_freq` are those of `keras.Model.fit`.
+
+    Args:
+      model: compiled; with a strategy of several replicas made in its scope.
+      x: arrays, a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, a generator, or one of tfdist's sources.
+      y: targets, where x holds none.
+      batch_size: examples of a step over all replicas; None is 32, or what x comes in.
+      epochs: the number of the last epoch.
+      verbose: 0 tells warnings only, 2 a line an epoch, 1 and "auto" all that a run tells.
+      callbacks: one, several in any nest, or a CallbackList.
+      validation_split: the share at the end of the arrays that is evaluated on and not trained.
+      validation_data: what `x` takes, or a tuple (x, y) or (x, y, sample_weight) of arrays.
+      shuffle: trains arrays and a PyDataset's batches in another order each epoch.
+      class_weight: a weight for the examples of each class.
+      sample_weight: a weight for each example.
+      initial_epoch: epochs that the model was trained for before.
+      steps_per_epoch: updates that count as an epoch.
+      validation_steps: batches of an evaluation.
+      validation_batch_size: None takes batch_size.
+      validation_freq: evaluates after every so many epochs, or after those listed, counted from 1.
+      run_dir: where the run is kept. One that was killed goes on from there, and so does one with more `epochs` than
+        before; one that has them all gives the model and the history that it ended with. None keeps nothing: every call
+        trains on from where model and optimizer stand.
+      strategy: who computes; None is that in whose scope the model was made, or one device.
+      seed: of the order of the examples; None draws one from Python's `random`, and is 0 with a run_dir.
+      settings: others of `tfdist.experiment.train`: deterministic, num_microbatches, backup, xla …
+
+    Returns:
+      The history, by epoch, as `keras.Model.fit` gives it.
+
+    Raises:
+      FitError: something given is wrong; a ValueError.
+      DivergedError: the loss or a gradient was not finite.
+      KeyboardInterrupt: of Ctrl-C; with a run_dir the run is saved before. SystemExit: the same of SIGTERM.
+    """
+    with _raising_as_fit():
+        check_compiled(model)
+        _check_settings(settings)
+        validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
+        check_counts("fit", {"epochs": epochs})
+        check_epochs("fit", initial_epoch=initial_epoch, eval_every_epochs=validation_freq)
+        epochs = _at_most(epochs, keras.config.max_epochs())
+        given, shows = flat_callbacks(callbacks)
+        history = history_among(given)
+        tuner_dir, values = trial_of(given)
+        kept = run_dir or tuner_dir
+        strategy = _strategy_of(model, strategy)
+        seed = _seed(strategy, kept is not None) if seed is None else seed
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = examples.split(x, y, sample_weight, validation_split)
+        data = examples.to_train(
+            x,
+            y,
+            sample_weight,
+            class_weight=class_weight,
+            batch_size=batch_size,
+            steps_per_epoch=_at_most(steps_per_epoch, keras.config.max_steps_per_epoch()),
+            seed=seed if shuffle else None,
+            epochs=range(initial_epoch, epochs),
+        )
+        held_out = examples.to_evaluate(
+            validation_data, batch_size=validation_batch_size or batch_size, steps=validation_steps
+        )
+        model.history = history
+        with contextlib.ExitStack() as leaving:
+            path = kept or leaving.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-fit-"))
+            leaving.enter_context(as_it_was(model))
+            leaving.callback(data.close)
+            leaving.callback(held_out.close)
+            experiment.train(
+                request=Request(
+                    run_dir=path,
+                    settings=lambda: values | _identity(data, shuffle=bool(shuffle), seed=seed),
+                    console=console_for(verbose if shows else 0),
+                    keeps=kept is not None,
+                    repeats_end=True,
+                    seeds=False,
+                ),
+                model=lambda: model,
+                train_data=lambda: data.source,
+                eval_data=None if held_out.source is None else lambda: held_out.source,
+                strategy=strategy,
+                global_batch_size=data.batch_size,
+                eval_batch_size=held_out.batch_size,
+                epochs=epochs,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=data.steps_per_epoch,
+                eval_every_epochs=validation_freq,
+                shuffle=bool(shuffle),
+                seed=seed,
+                callbacks=given if history in given else [*given, history],
+                **({"precision": precision_of(model)} | ({} if kept else {"backup": "off"}) | settings),
+            )
+    return history
+
+
+class TfdistFit:
+    """Lets KerasTuner's tuners train by tfdist: `class Mine(TfdistFit, keras_tuner.HyperModel)`, with `build` alone."""
+
+    def fit(self, hp: Any, model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """What `keras_tuner.HyperModel.fit` does."""
+        return fit(model, *args, **kwargs)
+
+
+OWN = ("request", "model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks")
+
+
+@contextlib.contextmanager
+def _raising_as_fit() -> Iterator[None]:
+    """What a training raises, as fit would raise it: a callback's own exception, a ValueError, KeyboardInterrupt."""
+    try:
+        yield
+    except CallbackError as error:
+        raise (error.__cause__ or error) from None
+    except UserError as error:
+        raise FitError(_in_words_of_fit(str(error))) from error
+    except PreemptedError as error:
+        if error.exit_status == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt(str(error)) from error
+        raise SystemExit(error.exit_status) from error
+
+
+def _in_words_of_fit(message: str) -> str:
+    """A message about a setting of an experiment, about the argument that it is here."""
+    return re.sub(r"\b(?:train|fit)\.([a-z_]+)", r"\1", message)
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    known = [name for name in inspect.signature(experiment.train).parameters if name not in OWN]
+    arguments = list(inspect.signature(fit).parameters)
+    for name in settings:
+        if name not in known:
+            raise UserError(
+                f"fit() got an argument {name!r}, which neither keras.Model.fit nor tfdist knows."
+                f"{suggest(name, [*arguments, *known])}"
+            )
+
+
+def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
+    """The strategy, connected; that of the scope which the model was made in where none was given."""
+    made_in = model.distribute_strategy
+    if strategy is None:
+        return strategy_over(made_in)
+    strategy.check_alone()
+    strategy.connect()
+    if strategy.distribution is not made_in:
+        raise UserError(
+            f"The model was not made in the scope of the strategy {strategy.name}. Write: with strategy.scope(): model "
+            "= …; model.compile(…)"
+        )
+    return strategy
+
+
+def _seed(strategy: Strategy, is_kept: bool) -> int:
+    """0 for a run that may go on in another process; else drawn, and on every worker what the chief drew."""
+    strategy.check_alone()
+    strategy.connect()
+    return 0 if is_kept else int(strategy.from_chief([random.randint(0, MOST_SEED)])[0])
+
+
+def _at_most(count: Any, most: int | None) -> Any:
+    """A count of epochs or steps, None for all of them, under a cap of `keras.config`."""
+    if most is None or not (count is None or isinstance(count, int)):
+        return count
+    return most if count is None else min(count, most)
+
+
+def _identity(data: examples.Examples, *, shuffle: bool, seed: int) -> dict[str, str]:
+    """What a run directory is known by, as settings."""
+    return {
+        "fit.batch_size": repr(data.batch_size),
+        "fit.steps_per_epoch": repr(data.steps_per_epoch),
+        "fit.shuffle": repr(shuffle),
+        "fit.seed": repr(seed),
+    }
