@@ -2,17 +2,22 @@
 
 `compute_loss` and `compute_metrics` fit sums over replicas; `train_step` and `test_step`, which reduce and update by
 themselves, do not and are refused. Invariant: a method that a model overrides is called, or refused. Called by
-`Supervised`. The private name by which `compute_loss` finds the loss of `compile` is used here.
+`Supervised`. Two private names of Keras are used here: that by which `compute_loss` finds the loss of `compile`, and
+that of the function by which Keras divides losses by the number of replicas. The case `own_methods` of
+tests/equivalence fails when they change.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.losses import loss as keras_loss
 
 from tfdist.errors import UserError
 from tfdist.tasks.base import Term
@@ -66,11 +71,37 @@ class OwnLoss:
     def term(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Term:
         """The whole loss, what layers add included."""
         given = {"training": training} if self._takes_training else {}
-        loss = self._model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **given)
+        with _undivided():
+            loss = self._model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **given)
         loss = tf.cast(loss, tf.float32)
         if loss.shape.rank == 0:
             return Term(tf.fill([_num_rows(x)], loss), reduction="sum_over_batch_size")
         return Term(loss, reduction="none")
+
+
+class _Here(threading.local):
+    """Whether this thread, of one replica perhaps, is in a model's `compute_loss`."""
+
+    is_computing = False
+
+
+_here = _Here()
+_divided = keras_loss.scale_loss_for_distribution
+
+
+def _divided_elsewhere(value: Any) -> Any:
+    return value if _here.is_computing else _divided(value)
+
+
+@contextlib.contextmanager
+def _undivided() -> Iterator[None]:
+    """Keeps Keras from dividing losses by the number of replicas, as it does for a step that sums their gradients."""
+    keras_loss.scale_loss_for_distribution = _divided_elsewhere
+    _here.is_computing = True
+    try:
+        yield
+    finally:
+        _here.is_computing = False
 
 
 class OwnMetrics(keras.metrics.Metric):
