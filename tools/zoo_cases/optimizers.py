@@ -24,7 +24,7 @@ BUILDERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "Lamb": lambda: optimizers.Lamb(0.001, epsilon=1e-3),
     "Lion": lambda: optimizers.Lion(0.0001),
     "MultiOptimizer": lambda: optimizers.MultiOptimizer(
-        [optimizers.SGD(0.1), (optimizers.Adam(0.001, epsilon=1e-3), lambda variable: "dense" in variable.path)]
+        optimizers.OptimizerMap(optimizers.SGD(0.1), {".*dense.*": optimizers.Adam(0.001, epsilon=1e-3)})
     ),
     "Muon": lambda: optimizers.Muon(0.001),
     "Nadam": lambda: optimizers.Nadam(0.001, epsilon=1e-3),
