@@ -34,6 +34,7 @@ ABSENT_PEERS = json.dumps(
 RESULT_KEYS = {
     *("status", "strategy", "num_workers", "num_replicas", "global_batch_size", "steps", "epochs", "examples_seen"),
     *("train_metrics", "eval_metrics", "resumed_from_step", "wall_seconds", "examples_per_second", "versions"),
+    *("mode", "end_reason", "stopped_by", "steps_per_epoch", "best", "starts", "backup_step", "hardware"),
 }
 
 USERS_MODULE = """\
@@ -148,6 +149,16 @@ def check_refused(answer: Answer | Finished, *words: str) -> None:
     assert not re.search(r"^(training:|epoch |done:)", answer.stdout, re.MULTILINE), answer.stdout
     for word in words:
         assert word in answer.stderr, f"{word!r} is not in: {answer.stderr}"
+
+
+def test_a_best_backup_by_a_misspelt_metric_is_refused(
+    answer: Callable[..., Answer],
+) -> None:
+    settings = ["import tfdist.backup.policy", "train.backup = @tfdist.backup.policy.BackupPolicy()"]
+    settings.append("tfdist.backup.policy.BackupPolicy.keep_best = 'val_acuracy'")
+    for mode in ("validate", "train"):
+        refused = answer(DIGITS, *map(param, settings), f"--mode={mode}", "--run_dir=run")
+        check_refused(refused, "train.backup.keep_best is 'val_acuracy'", "Did you mean 'val_accuracy'", "val_loss")
 
 
 def param(text: str) -> str:
@@ -696,6 +707,10 @@ def test_the_digits_are_learned(trained: tuple[Path, Finished]) -> None:
     assert (result["num_workers"], result["num_replicas"], result["global_batch_size"]) == (1, 1, 64)
     assert (result["steps"], result["epochs"], result["examples_seen"]) == (276, 12, 12 * 1437)
     assert result["eval_metrics"]["accuracy"] >= 0.97
+    assert (result["mode"], result["end_reason"], result["stopped_by"]) == ("train", "completed", None)
+    assert [(start["step"], start["lost_steps"]) for start in result["starts"]] == [(0, 0)]
+    assert (result["steps_per_epoch"], result["backup_step"]) == (23, 276)
+    assert result["best"]["metric"] == "val_loss" and result["best"]["step"] == 23 * result["best"]["epoch"]
     names = {file.name for file in run_dir.iterdir()}
     assert {"config.gin", "result.json", "metrics.jsonl", "events.jsonl", "tensorboard", "export"} <= names
     points = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -21,23 +21,29 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import accumulation, arguments, assembly, checks
-from tfdist.training.boundaries import Boundaries
+from tfdist.training.best import KEEP_BEST, check_metric, watched, with_validation
+from tfdist.training.boundaries import Boundaries, Length
 from tfdist.training.callbacks import check_callbacks
 from tfdist.training.compiled import parts_of
+from tfdist.training.ending import Ending
+from tfdist.training.hardware import describe_hardware
 from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_learner, build_model, check_fit
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.monitors import check_monitors
 from tfdist.training.normalization import synchronized
 from tfdist.training.optimizer import check_optimizer_builder
 from tfdist.training.outcome import Outcome
+from tfdist.training.place import Claim
 from tfdist.training.precision import POLICIES, set_precision
 from tfdist.training.randomness import set_seeds
+from tfdist.training.recovery import Opened
 from tfdist.training.run import Request, Run, open_run
+from tfdist.training.starts import read_starts
 from tfdist.training.survival import check_start_from, checked_policy, open_recovery
 from tfdist.training.tuned import XLA_CHOICES
 from tfdist.training.weights import check_choice, find_exported
 from tfdist.tuning import hypermodel
-from tfdist.tuning.objective import check_reported
+from tfdist.tuning.objective import check_reported, reported_names
 
 DataFunction = Callable[[], Any]
 
@@ -212,11 +218,14 @@ def train(
             partial=partial_restore,
         )
         check_reported(must_report, metrics, task, evaluates=eval_data is not None)
+        _check_keep_best(policy, metrics, task, evaluates=eval_data is not None)
         return None
 
     if strategy.claims_devices():
         request.wait()
-    with open_run(request, strategy, mode="train", accept_changes=accept_changes) as run:
+    length = Length(epochs, steps)
+    claim = Claim(request.settings, length, keeps_backups=policy is not None, accept_changes=accept_changes)
+    with open_run(request, strategy, mode="train", claim=claim) as run:
         if run.place.is_finished and not request.repeats_end:
             return None
         set_seeds(seed if request.seeds else None, deterministic=deterministic)
@@ -242,13 +251,14 @@ def train(
             optimizer=learner.optimizer,
             evaluates=eval_data is not None,
         )
+        _check_keep_best(policy, learner.eval_metrics, task, evaluates=eval_data is not None)
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
         plan = accumulation.made_up(run, learner, plan)
         assembly.note_microbatches(run, learner.model, plan)
         steps_per_epoch = steps_per_epoch or plan.steps_per_epoch
         boundaries = Boundaries(
-            total_steps=min(limit for limit in (steps, epochs and epochs * steps_per_epoch) if limit),
+            total_steps=length.total_steps(steps_per_epoch),
             steps_per_epoch=steps_per_epoch,
             eval_every_steps=eval_every_steps,
             eval_every_epochs=eval_every_epochs,
@@ -268,18 +278,36 @@ def train(
                 start_from=start_from,
                 partial=partial_restore,
                 first_step=initial_epoch * steps_per_epoch,
-            ) as (recovery, start):
+            ) as opened:
                 outcome, seconds = assembly.run_loop(
-                    run, learner, step, evaluator, source, plan, boundaries, callbacks, steps_per_call, recovery, start
+                    run,
+                    learner,
+                    step,
+                    evaluator,
+                    source,
+                    plan,
+                    boundaries,
+                    callbacks,
+                    steps_per_call,
+                    opened,
+                    watched(policy, callbacks, evaluates=eval_data is not None),
                 )
+                ending = assembly.tell_ending(run, callbacks, outcome, boundaries)
                 if not outcome.paused:
-                    assembly.finish_weights(learner, evaluator, outcome, recovery)
+                    assembly.finish_weights(learner, evaluator, outcome, opened.recovery)
                     assembly.export_model(run, learner.model)
             if evaluator is not None:
                 evaluator.close()
         if outcome.paused:
             return _paused(run, outcome)
-        return _conclude(run, plan, boundaries, outcome, seconds, start.step if start else None)
+        return _conclude(run, plan, boundaries, outcome, ending, seconds, opened)
+
+
+def _check_keep_best(policy: BackupPolicy | None, metrics: MetricGroup, task: Task, *, evaluates: bool) -> None:
+    """Raises UserError where the best backup is to be told by a metric that nothing reports."""
+    if policy is not None:
+        known = with_validation(reported_names(metrics, task), evaluates=evaluates)
+        check_metric(KEEP_BEST, policy.keep_best, known, evaluates=evaluates)
 
 
 def _paused(run: Run, outcome: Outcome) -> None:
@@ -295,25 +323,43 @@ def _conclude(
     plan: BatchPlan,
     boundaries: Boundaries,
     outcome: Outcome,
+    ending: Ending,
     seconds: float,
-    resumed_from_step: int | None,
+    opened: Opened,
 ) -> RunResult:
     """Writes what a good end leaves behind; result.json last."""
+    recovery, resumed_from_step = opened.recovery, opened.start.step if opened.start is not None else None
+    backup_step = recovery.newest_step if recovery is not None else None
+    if recovery is not None and run.topology.is_chief and backup_step != outcome.step:
+        newest = "there is no backup" if backup_step is None else f"the newest backup is of step {backup_step:,}"
+        run.events.warning(
+            "end_not_saved",
+            step=outcome.step,
+            message=f"The training is done, but its state at step {outcome.step:,} could not be saved: {newest}. More "
+            "epochs, should they be asked for, would begin from there.",
+        )
     examples = plan.num_examples_until(outcome.step)
     result = RunResult(
         status="done",
+        end_reason=ending.reason,
+        stopped_by=ending.stopped_by,
         strategy=run.strategy.name,
         num_workers=run.topology.num_workers,
         num_replicas=run.topology.num_replicas,
         global_batch_size=plan.global_batch_size,
         steps=outcome.step,
         epochs=outcome.step // boundaries.steps_per_epoch,
+        steps_per_epoch=boundaries.steps_per_epoch,
         examples_seen=examples,
         train_metrics=outcome.train_metrics,
         eval_metrics=outcome.eval_metrics,
+        best=outcome.best,
         resumed_from_step=resumed_from_step,
+        starts=read_starts(run.directory) if run.topology.is_chief else (),
+        backup_step=backup_step,
         wall_seconds=seconds,
         examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
+        hardware=describe_hardware(),
         notes=run.notes,
     )
     run.write_config()

@@ -14,18 +14,26 @@ from tfdist.telemetry.run_directory import RunDirectory
 
 _KEYS = [
     "status",
+    "mode",
+    "end_reason",
+    "stopped_by",
     "strategy",
     "num_workers",
     "num_replicas",
     "global_batch_size",
     "steps",
     "epochs",
+    "steps_per_epoch",
     "examples_seen",
     "train_metrics",
     "eval_metrics",
+    "best",
     "resumed_from_step",
+    "starts",
+    "backup_step",
     "wall_seconds",
     "examples_per_second",
+    "hardware",
     "versions",
 ]
 
@@ -33,18 +41,25 @@ _KEYS = [
 def _result() -> RunResult:
     return RunResult(
         status="done",
+        end_reason="completed",
+        stopped_by=None,
         strategy="mirrored",
         num_workers=1,
         num_replicas=2,
         global_batch_size=64,
         steps=230,
         epochs=10,
+        steps_per_epoch=23,
         examples_seen=14370,
         train_metrics={"loss": float("nan")},
         eval_metrics={"accuracy": 0.97},
+        best={"metric": "val_accuracy", "value": 0.97, "epoch": 9, "step": 207},
         resumed_from_step=None,
+        starts=[{"time": "2026-11-21T14:47:13.000+00:00", "step": 0, "lost_steps": 0}],
+        backup_step=230,
         wall_seconds=12.5,
         examples_per_second=1150.0,
+        hardware={"devices": {"CPU": 2}, "accelerators": {}, "cpus": 2, "memory_bytes": 2**33},
     )
 
 

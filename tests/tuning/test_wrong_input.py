@@ -123,3 +123,16 @@ def test_a_directory_that_another_sweep_uses_is_refused(
     finally:
         held.release()
     assert status == 2 and "is in use by a sweep" in said, said
+
+
+@pytest.mark.parametrize("held", ["result.json", "run.json", "metrics.jsonl"])
+def test_a_sweep_leaves_the_directory_of_a_training_alone(
+    answer: Callable[..., tuple[int, str]], tmp_path: pathlib.Path, held: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    content = '{"status": "done", "steps": 7, "epochs": 1}'
+    (tmp_path / "run" / held).write_text(content)
+    status, said = answer("tune.max_trials = 3", mode="tune")
+    assert status == 2 and f"{tmp_path / 'run'} holds a training ({held}), and this is a sweep" in said
+    assert (tmp_path / "run" / held).read_text() == content
+    assert not (tmp_path / "run" / "sweep.jsonl").exists()

@@ -6,6 +6,7 @@ a resumed run passes again stands there once. The chief makes a `MetricsLog`, ev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -30,8 +31,11 @@ class Metrics(Protocol):
     ) -> None:
         """One point, `split` being "train", "eval" or the like. Metrics are numbers or arrays of them."""
 
-    def discard_after(self, step: int) -> None:
-        """Takes back the points behind `step`, where a resumed run starts again. Call it before the first `log`."""
+    def discard_after(self, step: int) -> int | None:
+        """Takes back the points behind `step`, where a resumed run starts again; the last one's step, if any is known.
+
+        Call it before the first `log`.
+        """
 
     def close(self) -> None:
         """Leaves every point stored."""
@@ -63,9 +67,9 @@ class MetricsLog:
             rate = {} if learning_rate is None else {"learning_rate": learning_rate}
             self._summarise(int(step), split, {**metrics, **rate})
 
-    def discard_after(self, step: int) -> None:
+    def discard_after(self, step: int) -> int | None:
         if not files.exists(self._run.metrics):
-            return
+            return None
         try:
             lines = files.read(self._run.metrics).decode().split("\n")[:-1]
         except UnicodeDecodeError as error:
@@ -76,6 +80,8 @@ class MetricsLog:
         kept = [line for line in lines if _step_of(line) <= step]
         if len(kept) < len(lines):
             files.write_atomic(self._run.metrics, "".join(f"{line}\n" for line in kept))
+        gone = [found for line in lines if step < (found := _step_of(line)) < math.inf]
+        return int(max(gone)) if gone else None
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -124,8 +130,8 @@ class NullMetricsLog:
     ) -> None:
         pass
 
-    def discard_after(self, step: int) -> None:
-        pass
+    def discard_after(self, step: int) -> int | None:
+        return None
 
     def close(self) -> None:
         pass
@@ -136,4 +142,4 @@ def _step_of(line: str) -> float:
     try:
         return int(from_json(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError):
-        return float("inf")
+        return math.inf

@@ -1,45 +1,72 @@
-"""Writes result.json, the one file that says how a run ended.
+"""Writes and reads result.json, the one file that says how a run ended.
 
 Invariant: the file is written last and whole or not at all, so that a program which finds it may believe it. The chief
-calls `write_result` at the end of `experiment.train`.
+calls `write_result` at the end of `experiment.train`; whoever goes on in a run directory calls `read_result`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
+
+TRAIN, TUNE = "train", "tune"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunResult:
     """The keys of result.json, in its order.
 
-    `status` is "done", or what ended the run before; `eval_metrics` is empty where nothing was evaluated;
-    `resumed_from_step` is None for a run that started afresh; `wall_seconds` and `examples_per_second` are this
-    process's, `steps`, `epochs` and `examples_seen` the whole run's; `notes` say what the figures depend on.
+    Attributes:
+      status: "done".
+      mode: TRAIN; a sweep's result.json has TUNE here, and other keys.
+      end_reason: "completed", or "early_stopping" where a callback ended the training.
+      stopped_by: the class of that callback, where it can be told.
+      steps, epochs, examples_seen: of the whole run.
+      steps_per_epoch: of the training data.
+      train_metrics: of the last epoch.
+      eval_metrics: empty where nothing was evaluated.
+      best: `metric`, `value`, `epoch` (from 1) and `step` of the best evaluation, or of the best epoch where nothing
+        is evaluated; None where there was none.
+      resumed_from_step: None for a start that began the run.
+      starts: each start of the run with its `time`, the `step` that it went on from, and `lost_steps`: at least so many
+        had been done after that step before, and were done again.
+      backup_step: of the newest backup; None where there is none.
+      wall_seconds, examples_per_second: of this process.
+      hardware: of the chief's process, see `training/hardware.py`.
+      notes: what the figures depend on, in sentences.
     """
 
     status: str
+    mode: str = TRAIN
+    end_reason: str
+    stopped_by: str | None
     strategy: str
     num_workers: int
     num_replicas: int
     global_batch_size: int
     steps: int
     epochs: int
+    steps_per_epoch: int
     examples_seen: int
     train_metrics: Mapping[str, Any]
     eval_metrics: Mapping[str, Any]
+    best: Mapping[str, Any] | None
     resumed_from_step: int | None
+    starts: Sequence[Mapping[str, Any]]
+    backup_step: int | None
     wall_seconds: float
     examples_per_second: float
+    hardware: Mapping[str, Any]
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=lambda: versions())
 
@@ -48,6 +75,34 @@ def write_result(run: RunDirectory, result: RunResult) -> None:
     """Replaces result.json."""
     values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     files.write_atomic(run.result, to_json(values, indent=2) + "\n")
+
+
+def read_result(run: RunDirectory) -> dict[str, Any] | None:
+    """What result.json holds, its `mode` TRAIN or TUNE; None where there is none.
+
+    Raises:
+      UserError: it is no result of a run.
+    """
+    if not files.exists(run.result):
+        return None
+    try:
+        content = json.loads(files.read(run.result))
+    except ValueError:
+        content = None
+    if isinstance(content, dict) and content.get("mode", TRAIN) == TUNE:
+        return content
+    if isinstance(content, dict) and all(isinstance(content.get(name), int) for name in ("steps", "epochs")):
+        return {**content, "mode": TRAIN}
+    raise UserError(
+        f"{run.result} is not what a run writes at its end: it {_said(content)}. Remove it to go on with the run "
+        "in this directory, or give another --run_dir."
+    )
+
+
+def _said(content: object) -> str:
+    if not isinstance(content, dict):
+        return "is no JSON object"
+    return "has no 'steps' and 'epochs'" if content else "is empty"
 
 
 def versions() -> dict[str, str]:

@@ -47,6 +47,11 @@ class RunDirectory:
         return files.join(self.path, "config.gin")
 
     @property
+    def starts(self) -> str:
+        """Of which kind the run is, with which settings, and how often it was started."""
+        return files.join(self.path, "run.json")
+
+    @property
     def result(self) -> str:
         return files.join(self.path, "result.json")
 

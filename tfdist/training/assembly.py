@@ -24,8 +24,10 @@ from tfdist.telemetry import pulse
 from tfdist.telemetry.console_text import Plan
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.reporter import RunReporter
+from tfdist.training.best import Watched
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
+from tfdist.training.ending import Ending, ending_of
 from tfdist.training.evaluation import Evaluator
 from tfdist.training.examples import check_held
 from tfdist.training.gradients import LocalGradients
@@ -36,8 +38,9 @@ from tfdist.training.normalization import microbatch_note
 from tfdist.training.optimizer import keeps_average
 from tfdist.training.outcome import Outcome
 from tfdist.training.pace import Pace
-from tfdist.training.recovery import Position, Recovery, restored
+from tfdist.training.recovery import Opened, Recovery, restored
 from tfdist.training.run import Run
+from tfdist.training.starts import note_start
 from tfdist.training.state import ModelState
 from tfdist.training.step import TrainStep
 from tfdist.training.tuned import choose_packing, choose_xla
@@ -181,14 +184,18 @@ def run_loop(
     boundaries: Boundaries,
     callbacks: Sequence[keras.callbacks.Callback],
     steps_per_call: int | None,
-    recovery: Recovery | None,
-    start: Position | None,
+    opened: Opened,
+    watched: Watched,
 ) -> tuple[Outcome, float]:
-    """Trains to the end, from `start` on if there is one, once it may; the outcome, and the seconds it took."""
+    """Trains to the end, from where a backup left it if one did, once it may; the outcome, and the seconds it took."""
+    start = opened.start
     num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
     iterator = stream(run, source, plan, first_step=start.step if start else 0)
     run.request.wait()
+    if run.topology.is_chief:
+        step_now = start.step if start else 0
+        note_start(run.directory, run.request.settings(), step=step_now, lost_steps=opened.lost_steps)
     loop = Loop(
         strategy=run.strategy,
         step=step,
@@ -208,8 +215,9 @@ def run_loop(
         pace=Pace(run.strategy, steps_per_call),
         optimizer=learner.optimizer,
         loss_scale=learner.loss_scale,
-        recovery=recovery,
+        recovery=opened.recovery,
         start=start,
+        watched=watched,
         input_cure=cure_of(source),
     )
     run.console.start(
@@ -220,6 +228,22 @@ def run_loop(
     seconds = time.perf_counter() - started
     dispose(iterator)
     return outcome, seconds
+
+
+def tell_ending(
+    run: Run, callbacks: Sequence[keras.callbacks.Callback], outcome: Outcome, boundaries: Boundaries
+) -> Ending:
+    """How the loop ended; what a callback ended is said."""
+    ending = ending_of(
+        callbacks,
+        stopped=outcome.stopped_early,
+        step=outcome.step,
+        epoch=-(-outcome.step // boundaries.steps_per_epoch),
+        total_steps=boundaries.total_steps,
+    )
+    if ending.message:
+        run.events.info("stopped_early", step=outcome.step, message=ending.message, best=outcome.best)
+    return ending
 
 
 def finish_weights(
@@ -284,7 +308,7 @@ def put_weights(run: Run, model: keras.Model, found: Found) -> None:
     if found.step is None:
         load_weights(model, found.path)
     else:
-        restored(run.strategy, ModelState(model), lambda: found.state, partial=False, only_model=True)
+        restored(run.strategy, ModelState(model), lambda: found.state, partial=False, tell=run.events, only_model=True)
 
 
 def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> None:

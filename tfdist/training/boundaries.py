@@ -10,6 +10,18 @@ from collections.abc import Collection
 
 
 @dataclasses.dataclass(frozen=True)
+class Length:
+    """How long a run is to be, by passes over its data and by steps; with both, what comes first ends it."""
+
+    epochs: int | None = None
+    steps: int | None = None
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """The last step; one of the two is given."""
+        return min(limit for limit in (self.steps, self.epochs and self.epochs * steps_per_epoch) if limit)
+
+
+@dataclasses.dataclass(frozen=True)
 class Boundaries:
     """The steps at which a call has to end.
 

@@ -13,6 +13,7 @@ from tfdist.backup.entries import newest_first
 from tfdist.errors import UserError
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.starts import read_settings
 
 MAY_CHANGE = (
     "train.strategy",
@@ -42,22 +43,28 @@ def identity(settings: Mapping[str, str], *, strategy: str, num_workers: int, nu
     }
 
 
-def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str]) -> None:
-    """Raises UserError where the newest backup is of another experiment, with the settings that differ."""
+def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str], *, is_finished: bool) -> None:
+    """Raises UserError where the newest backup is of another experiment, with the settings that differ.
+
+    A finished run without a backup is known by its last start. One that came to neither may be begun with others.
+    """
     newest = next((entry.manifest for entry in newest_first(directory.backups) if entry.manifest is not None), None)
-    if newest is None:
+    if newest is not None:
+        theirs, where = newest.identity.get("settings", {}), f"at step {newest.step:,}"
+    elif is_finished:
+        theirs, where = read_settings(directory), "which is finished"
+    else:
         return
-    theirs = newest.identity.get("settings", {})
+    if newest is None and not theirs:
+        return
     changed = sorted(name for name in theirs.keys() | settings.keys() if theirs.get(name) != settings.get(name))
     lines = [_difference(name, theirs, settings) for name in changed if not _may_change(name)]
     if lines:
         more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
-        head = f"{directory.path} holds another experiment, at step {newest.step:,}; its settings differ:"
-        raise UserError(
-            "\n    ".join([head, *lines[:MOST_SHOWN], *more])
-            + "\nGive another --run_dir, or write train.accept_changes = True to go on from its newest backup with "
-            "these settings."
-        )
+        head = f"{directory.path} holds another experiment, {where}; its settings differ:"
+        change = ", or write train.accept_changes = True to go on from its newest backup with these settings"
+        told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
+        raise UserError(f"{told}\nGive another --run_dir{change if newest is not None else ''}.")
 
 
 def lasting(settings: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ import numpy as np
 from tfdist.errors import DivergedError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import pulse
+from tfdist.training.best import Watched
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
@@ -73,6 +74,7 @@ class Loop:
       loss_scale: as the step has it.
       recovery: saves, and leaves when the process has to go; None does neither.
       start: where an earlier process left the run; None begins.
+      watched: by which evaluations are compared; None compares none.
       input_cure: what would help if training waits for its input.
     """
 
@@ -91,6 +93,7 @@ class Loop:
         loss_scale: LossScale | None = None,
         recovery: Recovery | None = None,
         start: Position | None = None,
+        watched: Watched | None = None,
         input_cure: str = "",
     ) -> None:
         self._strategy = strategy
@@ -105,6 +108,7 @@ class Loop:
         self._loss_scale = loss_scale
         self._recovery = recovery
         self._start = start
+        self._watched = watched
         self._sums = EpochSums()
         self._told_unused = False
         self._outcome = Outcome()
@@ -160,10 +164,20 @@ class Loop:
             logs |= {f"val_{name}": value for name, value in self._evaluate().items()}
         if boundaries.logs(outcome.step) and not stops:
             self._point("train", outcome.train_metrics)
+        is_best = self._is_best(logs, ends_epoch=stops or boundaries.ends_epoch(outcome.step))
         if stops or boundaries.ends_epoch(outcome.step):
             self._end_epoch(logs)
-        if self._wanted.save:
-            self._save()
+        if is_best or self._wanted.save:
+            self._save(must_store=is_best)
+
+    def _is_best(self, logs: dict[str, Any], *, ends_epoch: bool) -> bool:
+        """Notes the best so far; whether it is new, and to be backed up."""
+        outcome, watched = self._outcome, self._watched
+        if watched is None or not (outcome.evaluated_at == outcome.step if watched.is_of_evaluation else ends_epoch):
+            return False
+        before = outcome.best
+        outcome.best = watched.newest(before, logs, step=outcome.step, epoch=self._epoch + 1)
+        return watched.saves and self._recovery is not None and outcome.best is not before
 
     def _save(self, *, boundary_is_due: bool = False, must_store: bool = False) -> None:
         outcome = self._outcome

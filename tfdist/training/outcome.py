@@ -16,7 +16,7 @@ from tfdist.training.step import Totals
 
 @dataclasses.dataclass
 class Outcome:
-    """Where a loop ended."""
+    """Where a loop ended; `best` as `best.Watched.newest` gives it."""
 
     step: int = 0
     stopped_early: bool = False
@@ -24,6 +24,7 @@ class Outcome:
     eval_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     evaluated_at: int = -1
     paused: bool = False
+    best: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass

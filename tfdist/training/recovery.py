@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tfdist.backup.keeper import BackupKeeper
 from tfdist.backup.preemption import Preemption
 from tfdist.backup.schedule import Schedule
 from tfdist.backup.state import State
+from tfdist.backup.teller import Teller
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import pulse
@@ -29,6 +30,7 @@ from tfdist.training.state import MODEL, SEEDS, ModelState, TrainingState
 from tfdist.training.wishes import Wanted
 
 RANDOM = "random"
+MOST_SHOWN = 20  # variables in one message
 OWN_PREFIXES = (MODEL, SEEDS, "optimizer/", "loss_scale/", "metrics/")
 
 
@@ -198,12 +200,27 @@ class Recovery:
         )
 
 
+class Opened(NamedTuple):
+    """How a start survives and where it goes on.
+
+    Attributes:
+      recovery: of the run; None saves nothing.
+      start: where it goes on, with the variables in place; None begins it.
+      lost_steps: how many steps after that are known to have been done before, on the chief.
+    """
+
+    recovery: Recovery | None
+    start: Position | None
+    lost_steps: int
+
+
 def restored(
     strategy: Strategy,
     state: TrainingState | ModelState,
     read: Callable[[], State | None],
     *,
     partial: bool,
+    tell: Teller,
     only_model: bool = False,
 ) -> Position | None:
     """Puts a backup's variables in place on every worker; where it leaves the run, None without a backup.
@@ -214,7 +231,8 @@ def restored(
       strategy: connected.
       state: of the run, or with `only_model` the model's.
       read: gives the state to restore; called on the chief.
-      partial: leaves out what does not fit, instead of refusing.
+      partial: leaves out what does not fit, instead of refusing, and says what.
+      tell: hears what was left out.
       only_model: takes the model's variables and nothing else.
 
     Raises:
@@ -224,7 +242,7 @@ def restored(
     problem: UserError | None = None
     if strategy.topology.is_chief:
         try:
-            header, arrays = _chosen(read(), state, partial=partial, only_model=only_model)
+            header, arrays = _chosen(read(), state, partial=partial, tell=tell, only_model=only_model)
         except (UserError, OSError) as error:
             problem = error if isinstance(error, UserError) else UserError(f"The backups cannot be read: {error}")
     if strategy.any_worker(problem is not None):
@@ -240,7 +258,7 @@ def restored(
 
 
 def _chosen(
-    found: State | None, state: TrainingState | ModelState, *, partial: bool, only_model: bool
+    found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: Teller, only_model: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What of a backup is to be put in place."""
     if found is None:
@@ -250,7 +268,21 @@ def _chosen(
     own = {name: array for name, array in found.tensors.items() if name.startswith(prefixes)}
     others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
     arrays = restore.match(own, wanted, partial=partial) | ({} if only_model else others)
+    if partial:
+        tell_left_out(tell, restore.differences(own, wanted), f"the backup of step {found.step:,}")
     return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
+
+
+def tell_left_out(tell: Teller, lines: Sequence[str], source: str) -> None:
+    """Says what a partial restore has left out of `source`, a line for each variable; nothing where all fitted."""
+    if not lines:
+        return
+    shown = [*lines[:MOST_SHOWN], *([f"and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else [])]
+    tell.warning(
+        "partially_restored",
+        message="\n    ".join([f"Took what fits of {source}, and left out {len(lines):,} variables:", *shown]),
+        left_out=list(lines),
+    )
 
 
 def _shared(

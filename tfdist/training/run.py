@@ -22,7 +22,7 @@ from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.place import Place, take_place
+from tfdist.training.place import Claim, Place, take_place
 
 LOST_PEER_WORDS = (
     "Socket closed",
@@ -105,14 +105,14 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes: bool = False) -> Iterator[Run]:
+def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | None = None) -> Iterator[Run]:
     """Joins the other workers and opens the run directory.
 
     Args:
       request: from the command line.
       strategy: not connected yet.
       mode: "train" begins a run or goes on with it; others add to what is there.
-      accept_changes: goes on with a run although other things are trained now.
+      claim: a training's.
 
     Raises:
       UserError: the cluster or the directory cannot be used.
@@ -127,14 +127,7 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, accept_changes:
     console = request.console(topology.is_chief)
     with contextlib.ExitStack() as leaving:
         leaving.callback(console.close)
-        place = take_place(
-            directory,
-            strategy,
-            settings=request.settings,
-            trains=mode == "train",
-            accept_changes=accept_changes,
-            notify=waiting.message,
-        )
+        place = take_place(directory, strategy, claim, notify=waiting.message)
         leaving.callback(place.release)
         events = EventLog(directory, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
         leaving.callback(events.close)
@@ -194,11 +187,8 @@ def _kept(run: Run) -> str:
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
     if run.place.is_finished and not run.request.repeats_end:
-        run.events.info(
-            "already_finished",
-            message=f"{run.directory.path} holds this run, and it is finished (result.json): nothing is left to train. "
-            "To train again give another --run_dir; train.start_from takes over the weights.",
-        )
+        again = "To train again give another --run_dir; train.start_from takes over the weights."
+        run.events.info("already_finished", message=f"{run.place.said} {again}")
         return
     workers = f"{topology.num_workers} worker{'s' if topology.num_workers > 1 else ''}"
     replicas = f"{topology.num_replicas} replica{'s' if topology.num_replicas > 1 else ''}"

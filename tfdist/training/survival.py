@@ -28,11 +28,13 @@ from tfdist.strategies import environment
 from tfdist.telemetry import pulse
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import assembly
+from tfdist.training.fitting_weights import load_fitting
 from tfdist.training.identity import identity
 from tfdist.training.in_memory import newest, open_memory
 from tfdist.training.learner import Learner
-from tfdist.training.recovery import Position, Recovery, restored
+from tfdist.training.recovery import Opened, Position, Recovery, restored, tell_left_out
 from tfdist.training.run import Run
+from tfdist.training.starts import read_starts
 from tfdist.training.state import MODEL, ModelState, TrainingState
 
 OFF, AUTO = "off", "auto"
@@ -86,8 +88,8 @@ def open_recovery(
     start_from: str | None = None,
     partial: bool = False,
     first_step: int = 0,
-) -> Iterator[tuple[Recovery | None, Position | None]]:
-    """The run's recovery, and where it goes on; the variables are in place already.
+) -> Iterator[Opened]:
+    """The run's recovery, and where it goes on.
 
     Args:
       run: open.
@@ -103,15 +105,20 @@ def open_recovery(
     """
     pulse.beat(pulse.RESTORING)
     state = TrainingState(run.strategy, learner)
-    start, source = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "")
+    start, source, lost = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "", 0)
+    if start is None and run.place.extends:
+        raise UserError(f"{run.place.said} It cannot go on: none of its backups is whole.")
     if start is None:
-        run.metrics.discard_after(0)  # of a start that came to no backup
+        lost = _begin_anew(run, keeps_backups=policy is not None)
+    if run.place.extends and run.topology.is_chief:
+        run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it goes on.")
+        files.remove(run.directory.result)  # which a run has when it is done
     if start is None and start_from is not None:
         _begin_with(run, learner, state, start_from, partial=partial)
     if start is None and first_step:
         start = Position(first_step, {}, {})
     if policy is None:
-        yield None, start
+        yield Opened(None, start, lost)
         return
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(
@@ -144,7 +151,7 @@ def open_recovery(
             start_step=start.step if start else None,
         )
         recovery.prepare()
-        yield recovery, start
+        yield Opened(recovery, start, lost)
 
 
 def _identity(run: Run) -> dict[str, object]:
@@ -156,35 +163,59 @@ def _identity(run: Run) -> dict[str, object]:
     )
 
 
-def _resumed(run: Run, state: TrainingState, policy: BackupPolicy, *, partial: bool) -> tuple[Position | None, str]:
-    """Where the run goes on, if it does, and, on the chief, the directory of that backup."""
-    source = run.directory.backups
+def _resumed(
+    run: Run, state: TrainingState, policy: BackupPolicy, *, partial: bool
+) -> tuple[Position | None, str, int]:
+    """Where the run goes on, if it does, and, on the chief, the directory of that backup, and the steps lost."""
+    source, lost = run.directory.backups, 0
 
     def read() -> State | None:
         nonlocal source
         found, source = newest(run, policy)
         return found
 
-    start = restored(run.strategy, state, read, partial=partial)
+    start = restored(run.strategy, state, read, partial=partial, tell=run.events)
     if start is not None:
         due = bool(start.values.get("boundary_is_due"))
-        run.metrics.discard_after(start.step - 1 if due else start.step)
+        lost = max(0, (run.metrics.discard_after(start.step - 1 if due else start.step) or 0) - start.step)
+        again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
         run.events.info(
             "resumed",
             step=start.step,
-            message=f"Going on at step {start.step:,}, from the backup in {source}.",
+            message=f"Going on at step {start.step:,}, from the backup in {source}.{again}",
+            lost_steps=lost,
         )
-    return start, source
+    return start, source, lost
+
+
+def _begin_anew(run: Run, *, keeps_backups: bool) -> int:
+    """Begins at step 0, and says so where an earlier start came to no backup; the steps of that, as far as known."""
+    lost = run.metrics.discard_after(0) or 0
+    if run.topology.is_chief and read_starts(run.directory):
+        why = "an earlier start of this run was not saved" if keeps_backups else "train.backup is 'off'"
+        which = f", and at least {lost:,} steps of it are lost" if lost else ""
+        run.events.info("begun_anew", step=0, message=f"Beginning anew at step 0: {why}{which}.", lost_steps=lost)
+    return lost
 
 
 def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, partial: bool) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
     path = _plain(path)
     if path.endswith(WEIGHTS):
-        assembly.load_weights(learner.model, path, partial=partial)
+        if partial:
+            tell_left_out(run.events, load_fitting(learner.model, path), path)
+        else:
+            assembly.load_weights(learner.model, path)
         found = path
     else:
-        taken = restored(run.strategy, state, lambda: _found(path, tell=run.events), partial=partial, only_model=True)
+        taken = restored(
+            run.strategy,
+            state,
+            lambda: _found(path, tell=run.events),
+            partial=partial,
+            tell=run.events,
+            only_model=True,
+        )
         found = f"step {taken.step:,} of {path}"
     run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
 

@@ -66,11 +66,15 @@ def check_reported(name: str | None, metrics: MetricGroup, task: Task, *, evalua
     objective = Objective(name, "max")
     if objective.split == "eval" and not evaluates:
         raise objective.missing({})
+    known = reported_names(metrics, task)
+    if known is not None and name.removeprefix(VALIDATION) not in known:
+        raise objective.missing(dict.fromkeys(known, 0.0))
+
+
+def reported_names(metrics: MetricGroup, task: Task) -> list[str] | None:
+    """What each split of a training reports; None where a metric does not tell before it counts."""
     names = metrics.reported_names()
-    if names is not None:
-        known = ["loss", *(f"{term}_loss" for term in task.term_names()), *names]
-        if name.removeprefix(VALIDATION) not in known:
-            raise objective.missing(dict.fromkeys(known, 0.0))
+    return None if names is None else ["loss", *(f"{term}_loss" for term in task.term_names()), *names]
 
 
 def build_objective(name: object, direction: object) -> Objective:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.chief import Chief, Plan
 
@@ -21,7 +22,7 @@ def write_result(plan: Plan, chief: Chief, text_of: Callable[[Sequence[str]], st
     counts = collections.Counter(trial.status for trial in chief.trials)
     result: dict[str, Any] = {
         "status": "done",
-        "mode": "tune",
+        "mode": TUNE,
         "objective": plan.objective.name,
         "direction": plan.objective.direction,
         "best": best and best.name,

@@ -25,9 +25,11 @@ from tfdist.storage import files, lease
 from tfdist.strategies import environment
 from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import arguments as checks
 from tfdist.training.identity import lasting
+from tfdist.training.kind import check_kind
 from tfdist.training.run import Request
 from tfdist.tuning import group
 from tfdist.tuning import journal as journals
@@ -196,6 +198,7 @@ def tune(
     RunDirectory(plan.run_dir).create()
     held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     try:
+        check_kind(RunDirectory(plan.run_dir), TUNE)
         importing = import_ahead()
         try:
             with contextlib.closing(open_table()) as table:

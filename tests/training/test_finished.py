@@ -1,0 +1,246 @@
+"""A run directory belongs to one run: what a finished one says, how it goes on, and what is refused in it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import keras
+import pytest
+from equivalence.cases import ema_sgd
+from training.test_resume import BASE, Once, assert_same, fail, memories
+from training.trainings import STEPS_PER_EPOCH, Trained, run
+
+from tfdist.backup.policy import BackupPolicy
+from tfdist.errors import UserError
+
+RARE = BackupPolicy(every_steps=1000)
+EXACT = BASE | {"deterministic": True, "backup": RARE}
+
+
+def cosine() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(4e-3, 6 * STEPS_PER_EPOCH))
+
+
+def lines(trained: Trained) -> list[tuple[int, str]]:
+    points = [*trained.points("train"), *trained.points("eval")]
+    return sorted((point["step"], point["split"]) for point in points)
+
+
+@pytest.mark.parametrize("optimizer", [cosine, ema_sgd], ids=["schedule", "average"])
+def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(tmp_path: pathlib.Path, optimizer: Any) -> None:
+    """With a schedule, and with averages, which stand in place of the weights when a run is finished."""
+    settings = EXACT | {"optimizer": optimizer}
+    whole = run(tmp_path / "whole", **settings | {"epochs": 4, "callbacks": memories()[1:]})
+    first = run(tmp_path / "run", **settings | {"epochs": 2, "callbacks": memories()[1:]})
+    assert first.result.steps == 2 * STEPS_PER_EPOCH == first.result.backup_step
+    more = run(tmp_path / "run", **settings | {"epochs": 4, "callbacks": memories()[1:]})
+    assert_same(more, whole)
+    assert lines(more) == lines(whole)
+    assert more.result.resumed_from_step == 2 * STEPS_PER_EPOCH
+    assert [(start["step"], start["lost_steps"]) for start in more.result.starts] == [(0, 0), (2 * STEPS_PER_EPOCH, 0)]
+    (extended,) = more.events("extended")
+    assert "was finished at step 14. More is asked for, and it goes on." in extended["details"]["message"]
+
+
+def test_a_run_that_goes_on_has_no_result_until_it_is_done(tmp_path: pathlib.Path) -> None:
+    run(tmp_path, **EXACT | {"epochs": 1})
+    run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 1, fail)], **EXACT | {"epochs": 3})
+    assert not (tmp_path / "result.json").exists()
+    assert run(tmp_path, **EXACT | {"epochs": 3}).result.steps == 3 * STEPS_PER_EPOCH
+
+
+def test_as_many_or_fewer_epochs_leave_nothing_to_train(tmp_path: pathlib.Path) -> None:
+    first = run(tmp_path, **EXACT | {"epochs": 2})
+    result = (tmp_path / "result.json").read_bytes()
+    for epochs, said in ((2, "14 steps, 2 epochs, as many as are asked for."), (1, "more than the 7 steps that are")):
+        again = run(tmp_path, **EXACT | {"epochs": epochs})
+        assert again.result is None and said in again.events("already_finished")[-1]["details"]["message"]
+        assert (tmp_path / "result.json").read_bytes() == result
+    assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == len(first.result.starts) == 1
+
+
+def test_without_a_backup_a_finished_run_cannot_go_on(tmp_path: pathlib.Path) -> None:
+    run(tmp_path, **EXACT | {"epochs": 1, "backup": "off"})
+    result = (tmp_path / "result.json").read_bytes()
+    for backup, why in (("off", "train.backup is 'off'"), ("auto", "it kept no backup")):
+        refused = run(tmp_path, may_fail=True, **EXACT | {"epochs": 2, "backup": backup}).error
+        assert isinstance(refused, UserError) and f"It cannot go on to step 14, because {why}." in str(refused)
+        assert "train.start_from = " in str(refused)
+    run(tmp_path / "damaged", **EXACT | {"epochs": 1})
+    for data in (tmp_path / "damaged" / "backups").glob("*/data-*"):
+        data.write_bytes(b"")
+    refused = run(tmp_path / "damaged", may_fail=True, **EXACT | {"epochs": 2}).error
+    assert isinstance(refused, UserError) and "none of its backups is whole" in str(refused)
+    assert (tmp_path / "damaged" / "result.json").exists() and (tmp_path / "result.json").read_bytes() == result
+
+
+def test_a_finished_run_of_other_settings_is_another_experiment_without_backups_too(tmp_path: pathlib.Path) -> None:
+    settings = EXACT | {"epochs": 1, "backup": "off"}
+    run(tmp_path, named={"train.seed": "1"}, **settings)
+    refused = run(tmp_path, may_fail=True, named={"train.seed": "2"}, **settings).error
+    assert isinstance(refused, UserError) and "another experiment, which is finished" in str(refused)
+    assert "train.seed: 1 there, 2 here" in str(refused) and "accept_changes" not in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{}", "is empty"), ("half a", "is no JSON object"), ('{"mode": "tune"}', "holds a sweep (result.json)")],
+)
+def test_a_result_that_is_none_of_a_training_is_one_message(tmp_path: pathlib.Path, content: str, said: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    refused = run(tmp_path, may_fail=True, **EXACT).error
+    assert (
+        isinstance(refused, UserError)
+        and said in str(refused)
+        and "Give another --run_dir" in str(refused).replace("or give another --run_dir", "Give another --run_dir")
+    )
+    assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == ["result.json"]
+
+
+def test_an_unfinished_sweep_is_no_place_for_a_training(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sweep.jsonl").write_text("")
+    refused = run(tmp_path, may_fail=True, **EXACT).error
+    assert isinstance(refused, UserError) and "holds a sweep (sweep.jsonl), and this is a training" in str(refused)
+
+
+# What a run says of its starts and of its end
+
+
+def test_a_start_before_the_first_backup_is_no_going_on(tmp_path: pathlib.Path) -> None:
+    run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 2, fail)], **EXACT)
+    trained = run(tmp_path, **EXACT | {"epochs": 1})
+    assert not trained.events("resumed")
+    (anew,) = trained.events("begun_anew")
+    assert anew["details"]["message"] == (
+        "Beginning anew at step 0: an earlier start of this run was not saved, and at least 14 steps of it are lost."
+    )
+    assert [(start["step"], start["lost_steps"]) for start in trained.result.starts] == [(0, 0), (0, 14)]
+
+
+def test_what_was_lost_is_counted_and_said(tmp_path: pathlib.Path) -> None:
+    once = EXACT | {"backup": BackupPolicy(every_steps=6)}
+    run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 1, fail)], **once)
+    trained = run(tmp_path, **once)
+    (resumed,) = trained.events("resumed")
+    assert (resumed["step"], resumed["details"]["lost_steps"]) == (6, 1)
+    assert "At least 1 steps after it were lost" in resumed["details"]["message"]
+    assert [(start["step"], start["lost_steps"]) for start in trained.result.starts] == [(0, 0), (6, 1)]
+
+
+def test_a_run_says_why_it_ended_and_what_was_best(tmp_path: pathlib.Path) -> None:
+    impatient = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, min_delta=10.0, restore_best_weights=True)
+    trained = run(tmp_path, **EXACT | {"epochs": 9, "callbacks": [impatient]})
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["mode"], result["end_reason"], result["stopped_by"]) == ("train", "early_stopping", "EarlyStopping")
+    evaluations = {point["loss"]: point for point in trained.points("eval")}
+    best = evaluations[min(evaluations)]
+    expected = {"metric": "val_loss", "value": best["loss"], "epoch": best["epoch"], "step": best["step"]}
+    assert result["best"] == expected
+    (stopped,) = trained.events("stopped_early")
+    said = stopped["details"]["message"]
+    assert said.startswith("EarlyStopping stopped the training at step 14 of 63, the end of epoch 2: val_loss has not")
+    assert "of epoch 1; the weights of that epoch are put back" in said
+    again = run(tmp_path, **EXACT | {"epochs": 20, "callbacks": [impatient]})
+    assert again.result is None
+    assert "then EarlyStopping stopped it" in again.events("already_finished")[0]["details"]["message"]
+    hardware = result["hardware"]
+    assert hardware["devices"] == {"CPU": 1} and hardware["cpus"] >= 1 and hardware["memory_bytes"] > 2**28
+
+
+def test_a_callback_of_ones_own_that_stops_is_named(tmp_path: pathlib.Path) -> None:
+    class Enough(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    trained = run(tmp_path / "one", **EXACT | {"callbacks": [Enough(), *memories()], "eval_data": None})
+    assert (trained.result.end_reason, trained.result.stopped_by) == ("early_stopping", None)
+    told = trained.events("stopped_early")[0]["details"]["message"]
+    assert told == "Enough or EarlyStopping stopped the training at step 14 of 28, the end of epoch 2."
+    whole = run(tmp_path / "whole", **EXACT | {"epochs": 1, "eval_data": None})
+    assert (whole.result.end_reason, whole.result.stopped_by) == ("completed", None)
+    assert whole.result.best == {"metric": "loss", "value": whole.result.train_metrics["loss"], "epoch": 1, "step": 7}
+
+
+# The best
+
+
+def test_each_new_best_is_backed_up_when_it_is_found(tmp_path: pathlib.Path) -> None:
+    policy = BackupPolicy(every_steps=1000, keep_last=1, keep_best="val_loss")
+    rises = keras.callbacks.LambdaCallback()
+    rises.on_epoch_end = lambda epoch, logs=None: setattr(rises.model.optimizer, "learning_rate", 1e3)
+    trained = run(tmp_path, **EXACT | {"callbacks": [rises], "backup": policy, "optimizer": keras.optimizers.SGD})
+    losses = {point["step"]: point["loss"] for point in trained.points("eval")}
+    best = min(losses, key=losses.get)
+    assert best < 4 * STEPS_PER_EPOCH == trained.result.steps
+    kept = {}
+    for path in (tmp_path / "backups").iterdir():
+        content = json.loads((path / "manifest.json").read_text())
+        kept[content["step"]] = content["metrics"]["val_loss"]
+    assert kept == {best: losses[best], trained.result.steps: losses[trained.result.steps]}
+    assert trained.result.best["step"] == best
+
+
+def test_a_best_survives_a_restart(tmp_path: pathlib.Path) -> None:
+    policy = BackupPolicy(every_steps=1000, keep_best="val_loss")
+    whole = run(tmp_path / "whole", **EXACT | {"backup": policy})
+    run(tmp_path / "parts", may_fail=True, callbacks=[Once("on_epoch_begin", 3, fail)], **EXACT | {"backup": policy})
+    trained = run(tmp_path / "parts", **EXACT | {"backup": policy})
+    assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH  # backed up for its evaluation alone
+    assert_same(trained, whole)
+    assert trained.result.best == whole.result.best
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("val_acuracy", {}, "'val_acuracy', which this training does not report. Did you mean 'val_accuracy'"),
+        ("val_accuracy", {"eval_data": None}, "this training evaluates nothing. Write train.eval_data"),
+        ("acuracy", {"eval_data": None}, "Did you mean 'accuracy'"),
+    ],
+)
+def test_a_best_by_a_metric_that_nothing_reports_is_refused(
+    tmp_path: pathlib.Path, name: str, changes: dict[str, Any], said: str
+) -> None:
+    from tfdist.tasks.supervised import Supervised
+
+    def task() -> Supervised:
+        accuracy = lambda: keras.metrics.SparseCategoricalAccuracy(name="accuracy")  # noqa: E731
+        return Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[accuracy])
+
+    policy = BackupPolicy(keep_best=name, best_mode="max")
+    refused = run(tmp_path, may_fail=True, **EXACT | {"backup": policy, "task": task} | changes).error
+    assert isinstance(refused, UserError) and said in str(refused)
+    assert "train.backup.keep_best is" in str(refused)
+
+
+# What is left out
+
+
+def test_a_partial_restore_names_what_it_left_out_both_ways(tmp_path: pathlib.Path) -> None:
+    source = run(tmp_path / "source", **EXACT | {"epochs": 1})
+
+    def other() -> keras.Model:
+        inputs = keras.Input((64,))
+        x = keras.layers.Activation("tanh")(keras.layers.Dense(16, name="body")(inputs))
+        x = keras.layers.Dense(12, name="middle")(x)
+        return keras.Model(inputs, keras.layers.Dense(10, name="head")(x))
+
+    told = {}
+    for name, path in {"backup": source.directory, "file": source.directory / "export" / "model.keras"}.items():
+        settings = EXACT | {"epochs": 1, "model": other, "start_from": str(path), "partial_restore": True}
+        (event,) = run(tmp_path / name, **settings).events("partially_restored")
+        assert event["level"] == "warning"
+        told[name] = event["details"]["left_out"]
+        assert all(line in event["details"]["message"] for line in told[name])
+    assert "model/head/kernel: float32[16, 10] in the backup, float32[12, 10] here" in told["backup"]
+    assert "model/middle/kernel float32[16, 12]: not in the backup." in told["backup"]
+    assert "model/batch_normalization/gamma float32[16]: only in the backup" in told["backup"]
+    assert not [line for lines in told.values() for line in lines if "body" in line]
+    gone = re.compile(r"batch_normalization\S*, variable 0: float32\[16\] only in the file")
+    assert any(map(gone.fullmatch, told["file"]))
+    assert "middle, variable 0: float32[16, 10] in the file, float32[16, 12] here" in told["file"]
+    fitting = {"epochs": 1, "start_from": str(source.directory), "partial_restore": True}
+    assert not run(tmp_path / "whole", **EXACT | fitting).events("partially_restored")

@@ -1,0 +1,104 @@
+"""The best that a run has come to so far, by one metric: what result.json names and what `keep_best` keeps.
+
+Invariant: it follows from reported numbers alone, which are the same on every worker, so all of them agree on it
+without a word. The loop asks after each evaluation and each epoch; a backup keeps it, as part of the outcome.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.backup.policy import BackupPolicy
+from tfdist.errors import UserError, suggest
+from tfdist.telemetry.metric_direction import larger_is_better
+
+VALIDATION = "val_"
+KEEP_BEST = "train.backup.keep_best"
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """The metric by which evaluations are compared.
+
+    Attributes:
+      metric: its name, `val_NAME` for one of the evaluation.
+      is_larger_better: which way.
+      saves: whether each new best is to be backed up.
+    """
+
+    metric: str
+    is_larger_better: bool
+    saves: bool = False
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        return self.metric.startswith(VALIDATION)
+
+    def newest(self, best: Mapping[str, Any] | None, logs: Mapping[str, Any], *, step: int, epoch: int) -> Any:
+        """What is the best now: `best` itself, or a new one out of `logs`, as result.json has it. `epoch` is from 1.
+
+        Raises:
+          UserError: `logs` do not have the metric, whose best is to be backed up.
+        """
+        value = logs.get(self.metric)
+        if not isinstance(value, int | float):
+            if self.saves:
+                raise unknown_metric(KEEP_BEST, self.metric, [n for n, v in logs.items() if isinstance(v, int | float)])
+            return best
+        known = best["value"] if best is not None and best["metric"] == self.metric else None
+        is_better = known is None or (value > known if self.is_larger_better else value < known)
+        if math.isnan(value) or not is_better:
+            return best
+        return {"metric": self.metric, "value": value, "epoch": epoch, "step": step}
+
+
+def watched(policy: BackupPolicy | None, callbacks: Sequence[keras.callbacks.Callback], *, evaluates: bool) -> Watched:
+    """By what a run's evaluations are compared: `keep_best`, else what a callback monitors, else the loss."""
+    if policy is not None and policy.keep_best is not None:
+        return Watched(policy.keep_best, policy.larger_is_better, saves=True)
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if not isinstance(monitor, str) or (monitor.startswith(VALIDATION) and not evaluates):
+            continue
+        mode = getattr(callback, "mode", "auto")
+        is_larger_better = larger_is_better(monitor) if mode not in ("min", "max") else mode == "max"
+        if is_larger_better is not None:
+            return Watched(monitor, is_larger_better)
+    return Watched("val_loss" if evaluates else "loss", False)
+
+
+def check_metric(setting: str, name: str | None, known: Sequence[str] | None, *, evaluates: bool) -> None:
+    """Raises UserError where a training will not report the metric that a setting names.
+
+    Args:
+      setting: its path.
+      name: the metric; None names none.
+      known: all that is reported, those of the evaluation with `val_`; None: a metric does not tell before it counts.
+      evaluates: whether there is evaluation data.
+    """
+    if name is None:
+        return
+    if name.startswith(VALIDATION) and not evaluates:
+        raise UserError(
+            f"{setting} is {name!r}, and this training evaluates nothing. Write train.eval_data, or a metric of the "
+            "training, such as 'loss'."
+        )
+    if known is not None and name not in known:
+        raise unknown_metric(setting, name, known)
+
+
+def unknown_metric(setting: str, name: str, known: Sequence[str]) -> UserError:
+    return UserError(
+        f"{setting} is {name!r}, which this training does not report.{suggest(name, known)} "
+        f"It reports {', '.join(known)}."
+    )
+
+
+def with_validation(names: Sequence[str] | None, *, evaluates: bool) -> list[str] | None:
+    """The names of what training reports, and those of the evaluation behind them; None stays None."""
+    return None if names is None else [*names, *(f"{VALIDATION}{name}" for name in names if evaluates)]
