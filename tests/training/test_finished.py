@@ -155,7 +155,7 @@ def test_a_callback_of_ones_own_that_stops_is_named(tmp_path: pathlib.Path) -> N
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = epoch == 1
 
-    trained = run(tmp_path / "one", **EXACT | {"callbacks": [Enough(), *memories()], "eval_data": None})
+    trained = run(tmp_path / "one", **EXACT | {"callbacks": [Enough(), *memories()]})
     assert (trained.result.end_reason, trained.result.stopped_by) == ("early_stopping", None)
     told = trained.events("stopped_early")[0]["details"]["message"]
     assert told == "Enough or EarlyStopping stopped the training at step 14 of 28, the end of epoch 2."
