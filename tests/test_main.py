@@ -34,7 +34,7 @@ ABSENT_PEERS = json.dumps(
 RESULT_KEYS = {
     *("status", "strategy", "num_workers", "num_replicas", "global_batch_size", "steps", "epochs", "examples_seen"),
     *("train_metrics", "eval_metrics", "resumed_from_step", "wall_seconds", "examples_per_second", "versions"),
-    *("mode", "end_reason", "stopped_by", "steps_per_epoch", "best", "starts", "backup_step", "hardware"),
+    *("mode", "end_reason", "stopped_by", "steps_per_epoch", "best", "starts", "backup_step", "hardware", "notes"),
 }
 
 USERS_MODULE = """\

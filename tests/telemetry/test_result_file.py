@@ -34,6 +34,7 @@ _KEYS = [
     "wall_seconds",
     "examples_per_second",
     "hardware",
+    "notes",
     "versions",
 ]
 
