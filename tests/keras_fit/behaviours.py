@@ -543,6 +543,17 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=8, validation_data=(X[:9], Y[:9]), callbacks=[stopping])
 
 
+@behaviour(
+    CALLBACKS,
+    "EarlyStopping on a metric, without mode",
+    holds=REFUSED,
+    note="by Keras's own message: write mode='max'; what self.model is compiled with is not there in callbacks",
+    refusal="automatically determine",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, X, Y, epochs=2, validation_data=(X, Y), callbacks=keras.callbacks.EarlyStopping("val_accuracy"))
+
+
 @behaviour(CALLBACKS, "ReduceLROnPlateau; the rate stays with the optimizer")
 def _(fit: Fit) -> Seen:
     plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)
