@@ -13,7 +13,8 @@ import pytest
 from equivalence.cases import digits, ema_sgd, sparse_loss
 from training.trainings import STEPS_PER_EPOCH, run
 
-from tfdist.errors import UserError
+from tfdist.errors import DivergedError, UserError
+from tfdist.training.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting
 from tfdist.training.callbacks import Callbacks, check_callbacks, writes
 
 
@@ -50,6 +51,12 @@ class BatchRecorder(Recorder):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.calls.append(("batch_end", batch, logs["loss"]))
 
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("test_begin", batch))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("test_end", batch, logs["loss"]))
+
 
 TRAIN = {"loss", "sparse_categorical_accuracy"}
 BOTH = TRAIN | {f"val_{name}" for name in TRAIN}
@@ -60,18 +67,120 @@ def test_hooks_come_in_keras_order_with_keras_logs(tmp_path: pathlib.Path) -> No
     run(tmp_path, epochs=2, callbacks=[recorder])
     of_an_epoch = [("epoch_begin", 0), ("test_begin",), ("test_end", TRAIN), ("epoch_end", 0, BOTH)]
     second = [(call[0], 1, *call[2:]) if call[0].startswith("epoch") else call for call in of_an_epoch]
-    assert recorder.calls == [("train_begin",), *of_an_epoch, *second, ("train_end", TRAIN)]
+    assert recorder.calls == [("train_begin",), *of_an_epoch, *second, ("train_end", BOTH)]
     assert recorder.params["epochs"] == 2 and recorder.params["steps"] == STEPS_PER_EPOCH
 
 
-@pytest.mark.parametrize(("steps_per_call", "begins"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (7, [0])])
-def test_batch_hooks_come_once_a_call(tmp_path: pathlib.Path, steps_per_call: int, begins: list[int]) -> None:
+@pytest.mark.parametrize("steps_per_call", [None, 3])
+def test_batch_hooks_come_for_each_batch_and_one_line_says_that_calls_are_short(
+    tmp_path: pathlib.Path, steps_per_call: int | None
+) -> None:
     recorder = BatchRecorder()
-    run(tmp_path, epochs=2, callbacks=[recorder], steps_per_call=steps_per_call)
-    assert [call[1] for call in recorder.calls if call[0] == "batch_begin"] == begins * 2
-    ends = [call[1] for call in recorder.calls if call[0] == "batch_end"]
-    assert ends == [*(begin - 1 for begin in begins[1:]), 6] * 2
-    assert all(np.isfinite(call[2]) for call in recorder.calls if call[0] == "batch_end")
+    trained = run(tmp_path, epochs=2, callbacks=[recorder], steps_per_call=steps_per_call)
+    batches = [pair for i in range(STEPS_PER_EPOCH) for pair in (("batch_begin", i), ("batch_end", i))]
+    assert [call[:2] for call in recorder.calls if call[0].startswith("batch")] == batches * 2
+    ends = [call[2] for call in recorder.calls if call[0] == "batch_end"]
+    assert [ends[6], ends[13]] == [p["loss"] for p in trained.points("train")]
+    (event,) = trained.events("calls_of_one_step")
+    assert event["details"]["callbacks"] == ["BatchRecorder"]
+    tests = [call[:2] for call in recorder.calls if call[0].startswith("test")]
+    of_one = [("test_begin", 0), ("test_end", 0), ("test_begin", 1), ("test_end", 1)]
+    assert [call for call in tests if len(call) == 2 and isinstance(call[1], int)] == of_one * 2
+    last = [call[2] for call in recorder.calls if call[0] == "test_end" and call[1] == 1]
+    assert last == [p["loss"] for p in trained.points("eval")]
+
+
+def test_what_a_batch_hook_assigns_acts_on_the_next_batch(tmp_path: pathlib.Path) -> None:
+    class Freezes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                self.model.optimizer.learning_rate = 0.0
+
+    trained = run(tmp_path / "frozen", epochs=1, callbacks=[Freezes()], eval_data=None)
+    assert trained.bits() == run(tmp_path / "short", epochs=None, steps=3, eval_data=None).bits()
+
+
+def test_callbacks_of_keras_that_do_nothing_in_a_batch_hook_shorten_no_call(tmp_path: pathlib.Path) -> None:
+    idle = [
+        keras.callbacks.ModelCheckpoint("x.keras"),
+        keras.callbacks.TensorBoard("x"),
+        keras.callbacks.TerminateOnNaN(),
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.CSVLogger("x.csv"),
+        keras.callbacks.LambdaCallback(on_epoch_end=print),
+    ]
+    assert acting(idle, TRAIN_BATCH_HOOKS) == acting(idle, TEST_BATCH_HOOKS) == []
+    busy = [
+        keras.callbacks.ModelCheckpoint("x.keras", save_freq=10),
+        keras.callbacks.TensorBoard("x", update_freq="batch"),
+        keras.callbacks.TensorBoard("x", write_steps_per_second=True),
+        keras.callbacks.LambdaCallback(on_train_batch_end=print),
+        StopsInTheMiddle(),
+    ]
+    for callback in busy:
+        assert acting([callback], TRAIN_BATCH_HOOKS) == [type(callback).__name__]
+    profiling = keras.callbacks.TensorBoard("x")
+    profiling._should_trace = True  # as profile_batch makes it, which starts a profiler at once
+    assert acting([profiling], TRAIN_BATCH_HOOKS) == ["TensorBoard"]
+    assert keras.callbacks.TensorBoard("x")._should_trace is False
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_begin"])
+def test_a_stop_asked_for_before_the_first_batch_ends_the_training_after_it(tmp_path: pathlib.Path, hook: str) -> None:
+    class Stops(keras.callbacks.Callback):
+        pass
+
+    setattr(Stops, hook, lambda self, *_: setattr(self.model, "stop_training", True))
+    assert run(tmp_path, epochs=5, steps_per_call=3, callbacks=[Stops()]).result.steps == 1
+
+
+def not_a_number(at: int) -> Any:
+    images, labels = digits()
+    images = images.copy()
+    images[at] = np.nan
+    return images, labels
+
+
+def test_terminate_on_nan_ends_the_training_as_fit_does_and_what_is_put_back_is_kept(tmp_path: pathlib.Path) -> None:
+    class Spoils(keras.callbacks.Callback):
+        """Makes the first loss of the third epoch not a number."""
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                self.model.weights[0].assign(np.full((64, 32), np.nan, np.float32))
+
+    recorder = Recorder()
+    best = keras.callbacks.EarlyStopping(restore_best_weights=True, patience=9)
+    trained = run(
+        tmp_path / "spoilt",
+        epochs=5,
+        steps_per_call=7,
+        callbacks=[Spoils(), keras.callbacks.TerminateOnNaN(), best, recorder],
+    )
+    assert trained.result.steps == 15
+    assert [call[0] for call in recorder.calls].count("epoch_end") == 3 and recorder.calls[-1][0] == "train_end"
+    assert trained.bits() == run(tmp_path / "whole", epochs=2).bits()
+    assert trained.result.eval_metrics["loss"] == trained.points("eval")[1]["loss"]
+
+
+def test_what_nobody_puts_back_has_diverged_once_all_callbacks_were_told(tmp_path: pathlib.Path) -> None:
+    for name, deterministic in (("quick", False), ("careful", True)):
+        recorder = Recorder()
+        trained = run(
+            tmp_path / name,
+            may_fail=True,
+            deterministic=deterministic,
+            train_data=lambda: not_a_number(at=70),
+            shuffle=False,
+            callbacks=[keras.callbacks.TerminateOnNaN(), recorder],
+        )
+        assert isinstance(trained.error, DivergedError) and "step 2" in str(trained.error)
+        assert [call[0] for call in recorder.calls][-2:] == ["epoch_end", "train_end"]
+        assert not list((tmp_path / name / "backups").glob("*/manifest.json"))
+    raising = [keras.callbacks.TerminateOnNaN(raise_error=True)]
+    data = {"train_data": lambda: not_a_number(at=70), "shuffle": False}
+    trained = run(tmp_path / "raises", may_fail=True, callbacks=raising, **data)
+    assert isinstance(trained.error, DivergedError)
 
 
 def test_early_stopping_puts_back_the_best_weights_and_they_are_what_is_evaluated(tmp_path: pathlib.Path) -> None:
@@ -89,6 +198,21 @@ def test_early_stopping_puts_back_the_best_weights_and_they_are_what_is_evaluate
     assert model.evaluate(*digits(101), verbose=0, return_dict=True) == pytest.approx(
         trained.result.eval_metrics, abs=1e-6
     )
+
+
+def test_the_best_weights_that_are_put_back_stay_before_the_averages(tmp_path: pathlib.Path) -> None:
+    stopping = keras.callbacks.EarlyStopping(patience=1, min_delta=100.0, restore_best_weights=True)
+    trained = run(tmp_path / "stopped", epochs=9, optimizer=ema_sgd, callbacks=[stopping])
+    kept: list[Any] = []
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(model_of(keep).get_weights()))
+    run(tmp_path / "first", epochs=1, optimizer=ema_sgd, callbacks=[keep])
+    for ours, theirs in zip(trained.exported().get_weights(), kept[0], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert trained.result.eval_metrics["loss"] == pytest.approx(trained.points("eval")[0]["loss"], abs=1e-6)
+
+
+def model_of(callback: keras.callbacks.Callback) -> keras.Model:
+    return callback.model
 
 
 def test_early_stopping_without_putting_back_keeps_the_last_weights(tmp_path: pathlib.Path) -> None:
@@ -156,7 +280,7 @@ def test_lambdas_are_called_batch_hooks_too(tmp_path: pathlib.Path) -> None:
         on_epoch_end=lambda epoch, logs: epochs.append((epoch, logs["val_loss"])),
     )
     trained = run(tmp_path, callbacks=[callback], steps_per_call=7)
-    assert batches == [6, 6]
+    assert batches == [*range(7), *range(7)]
     assert epochs == [(i, p["loss"]) for i, p in enumerate(trained.points("eval"))]
 
 
@@ -186,10 +310,10 @@ class StopsInTheMiddle(keras.callbacks.Callback):
 
 def test_a_batch_hook_stops_the_training_within_a_call_and_ends_the_epoch_there(tmp_path: pathlib.Path) -> None:
     epochs = Recorder()
-    trained = run(tmp_path, epochs=5, steps_per_call=1, callbacks=[StopsInTheMiddle(), epochs])
-    assert trained.result.steps == 10 and trained.result.epochs == 1
-    assert [point["step"] for point in trained.points("eval")] == [7, 10]
-    assert [point["step"] for point in trained.points("train")] == [7, 10]
+    trained = run(tmp_path, epochs=5, callbacks=[StopsInTheMiddle(), epochs])
+    assert trained.result.steps == 9 and trained.result.epochs == 1
+    assert [point["step"] for point in trained.points("eval")] == [7, 9]
+    assert [point["step"] for point in trained.points("train")] == [7, 9]
     assert [call[0] for call in epochs.calls].count("epoch_end") == 2
 
 

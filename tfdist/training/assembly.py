@@ -35,7 +35,6 @@ from tfdist.training.learner import Learner, check_stateful
 from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.normalization import microbatch_note
-from tfdist.training.optimizer import keeps_average
 from tfdist.training.outcome import Outcome
 from tfdist.training.pace import Pace
 from tfdist.training.recovery import Opened, Recovery, restored
@@ -193,6 +192,15 @@ def run_loop(
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
     iterator = stream(run, source, plan, first_step=start.step if start else 0)
     run.request.wait()
+    hooks = Callbacks(
+        callbacks,
+        model=learner.model,
+        optimizer=learner.optimizer,
+        is_chief=run.topology.is_chief,
+        params={"epochs": num_epochs, "steps": boundaries.steps_per_epoch, "verbose": 0},
+    )
+    if hooks.act_on_batches:
+        _tell_of_short_calls(run, hooks.act_on_batches)
     if run.topology.is_chief:
         step_now = start.step if start else 0
         note_start(run.directory, run.request.settings(), step=step_now, lost_steps=opened.lost_steps)
@@ -201,18 +209,12 @@ def run_loop(
         step=step,
         iterator=iterator,
         evaluator=evaluator,
-        callbacks=Callbacks(
-            callbacks,
-            model=learner.model,
-            optimizer=learner.optimizer,
-            is_chief=run.topology.is_chief,
-            params={"epochs": num_epochs, "steps": boundaries.steps_per_epoch, "verbose": 0},
-        ),
+        callbacks=hooks,
         reporter=RunReporter(
             console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
         ),
         boundaries=boundaries,
-        pace=Pace(run.strategy, steps_per_call),
+        pace=Pace(run.strategy, 1 if hooks.act_on_batches else steps_per_call),
         optimizer=learner.optimizer,
         loss_scale=learner.loss_scale,
         recovery=opened.recovery,
@@ -246,16 +248,22 @@ def tell_ending(
     return ending
 
 
-def finish_weights(
-    learner: Learner, evaluator: Evaluator | None, outcome: Outcome, recovery: Recovery | None = None
-) -> None:
-    """Leaves in the model what is to be kept, the moving average if the optimizer keeps one, and evaluates that.
+def _tell_of_short_calls(run: Run, names: Sequence[str]) -> None:
+    run.events.info(
+        "calls_of_one_step",
+        message=f"{', '.join(names)} {'acts' if len(names) == 1 else 'act'} on each batch: every step is a call of its "
+        "own, which costs time where steps are short.",
+        callbacks=list(names),
+    )
+
+
+def evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, recovery: Recovery | None = None) -> None:
+    """Evaluates what is kept, where its weights are not those of the last evaluation.
 
     Raises:
       PreemptedError, NotSavedError: the process was told to leave. The loop has saved all that this is made of.
     """
-    learner.optimizer.finalize_variable_values(learner.model.trainable_variables)
-    if evaluator is not None and (keeps_average(learner.optimizer) or outcome.evaluated_at != outcome.step):
+    if evaluator is not None and outcome.evaluated_at != outcome.step:
         results = evaluator.evaluate(no_wishes if recovery is None else lambda: recovery.wishes(outcome.step))
         if results is None:
             recovery.leave(outcome.step)

@@ -17,6 +17,8 @@ from tfdist import user_code
 from tfdist.backup.callback_state import Baseline
 from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files
+from tfdist.training.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting, overrides
+from tfdist.training.optimizer import keeps_average
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -24,14 +26,17 @@ WRITERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.RemoteMonitor,
 )
-BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 class Callbacks:
     """The user's callbacks, as this worker runs them.
 
     A callback runs on every worker, unless it is one of Keras's that write, or has an attribute `chief_only = True`.
-    Batch hooks are called once a call of the step function, as Keras does with `steps_per_execution`.
+
+    Attributes:
+      act_on_batches: the names of those that want every batch of the training; calls are then one step long.
+      act_on_test_batches: whether one wants every batch of an evaluation.
+      are_any: whether there are any, on whichever worker. All three are the same on every worker.
 
     Raises:
       UserError: an entry is no Keras callback, or one that cannot work here.
@@ -49,13 +54,16 @@ class Callbacks:
         check_callbacks(callbacks)
         mine = [c for c in callbacks if is_chief or not writes(c)]
         self._mine = mine
+        self.are_any = bool(callbacks)
+        self.act_on_batches = acting(callbacks, TRAIN_BATCH_HOOKS)
+        self.act_on_test_batches = bool(acting(callbacks, TEST_BATCH_HOOKS))
         self._model = model
+        self._optimizer = optimizer
         model.optimizer = optimizer  # where Keras callbacks look for the learning rate
         model.stop_training = False
         hooks = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
         self._list = _Explaining(hooks)
-        self._has_batch_hooks = _overridden(mine, BATCH_HOOKS)
-        self._has_end_hooks = _overridden(mine, ("on_train_end",))
+        self._has_end_hooks = any(overrides(callback, "on_train_end") for callback in mine)
 
     @property
     def wants_stop(self) -> bool:
@@ -74,12 +82,24 @@ class Callbacks:
         self._baseline.restore(changes, arrays)
 
     def train_end(self, logs: dict[str, Any]) -> bool:
-        """Returns whether a callback changed the model's weights, so that the last evaluation is not theirs."""
-        if not self._has_end_hooks:
-            return False
-        before = self._model.get_weights()
+        """What `fit` does after its last epoch: the optimizer's averages replace the weights, then callbacks may.
+
+        Args:
+          logs: the last epoch's, as `epoch_end` had them.
+
+        Returns:
+          Whether the model's weights changed, so that the last evaluation is not theirs.
+        """
+        may_change = self._has_end_hooks or keeps_average(self._optimizer)
+        before = self._model.get_weights() if may_change else []
+        self._optimizer.finalize_variable_values(self._model.trainable_variables)
         self._list.on_train_end(logs)
-        return any(not np.array_equal(old, new) for old, new in zip(before, self._model.get_weights(), strict=True))
+        after = self._model.get_weights() if may_change else []
+        return any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+
+    @property
+    def weights_are_finite(self) -> bool:
+        return all(np.isfinite(w).all() for w in self._model.get_weights() if w.dtype.kind == "f")
 
     def epoch_begin(self, epoch: int) -> None:
         self._list.on_epoch_begin(epoch)
@@ -89,15 +109,23 @@ class Callbacks:
         self._list.on_epoch_end(epoch, logs)
 
     def batch_begin(self, step_in_epoch: int) -> None:
-        if self._has_batch_hooks:
+        if self.act_on_batches:
             self._list.on_train_batch_begin(step_in_epoch)
 
-    def batch_end(self, step_in_epoch: int, logs: dict[str, Any]) -> None:
-        if self._has_batch_hooks:
+    def batch_end(self, step_in_epoch: int, logs: dict[str, Any], *, diverged: bool = False) -> None:
+        """`logs`: means over the epoch so far. With `diverged` those are called, too, that only wait for that."""
+        if self.act_on_batches or diverged:
             self._list.on_train_batch_end(step_in_epoch, logs)
 
     def test_begin(self) -> None:
         self._list.on_test_begin()
+
+    def test_batch_begin(self, step: int) -> None:
+        self._list.on_test_batch_begin(step)
+
+    def test_batch_end(self, step: int, logs: dict[str, Any]) -> None:
+        """`logs`: means over the evaluation so far."""
+        self._list.on_test_batch_end(step, logs)
 
     def test_end(self, logs: dict[str, Any]) -> None:
         self._list.on_test_end(logs)
@@ -139,16 +167,6 @@ def _raising(error: Exception) -> str:
 def writes(callback: keras.callbacks.Callback) -> bool:
     """Whether only the chief should run it."""
     return bool(getattr(callback, "chief_only", isinstance(callback, WRITERS)))
-
-
-def _overridden(callbacks: Sequence[keras.callbacks.Callback], hooks: Sequence[str]) -> bool:
-    """Whether one of them has a hook of its own; LambdaCallback has them on the instance."""
-
-    def is_own(callback: keras.callbacks.Callback, hook: str) -> bool:
-        method = getattr(callback, hook)
-        return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
-
-    return any(is_own(callback, hook) for callback in callbacks for hook in hooks)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
@@ -17,6 +18,14 @@ from tfdist.training.gradients import forward, quotients
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.pace import Pace
 from tfdist.training.wishes import Wanted, Wishes, no_wishes
+
+
+class BatchHooks(Protocol):
+    """Who wants every batch of an evaluation."""
+
+    def test_batch_begin(self, step: int) -> None: ...
+
+    def test_batch_end(self, step: int, logs: dict[str, Any]) -> None: ...
 
 
 class Evaluator:
@@ -60,11 +69,12 @@ class Evaluator:
         self._advance = tf.function(self._steps, reduce_retracing=True, autograph=False)
         self._end = tf.function(lambda: strategy.first_local(strategy.run(self._results)), autograph=False)
 
-    def evaluate(self, wishes: Wishes = no_wishes) -> dict[str, Any] | None:
+    def evaluate(self, wishes: Wishes = no_wishes, hooks: BatchHooks | None = None) -> dict[str, Any] | None:
         """One pass over the split; every worker calls it.
 
         Args:
           wishes: asked before each call of some steps; where any worker wants to leave, the pass ends.
+          hooks: called before and after every batch, with the results over those so far; calls are then one step long.
 
         Returns:
           The loss and every metric over all examples of the split; None for a pass that ended early, after which the
@@ -74,17 +84,26 @@ class Evaluator:
         self._begin()
         step = 0
         while step < self._num_steps:
-            count = min(self._pace.steps_per_call, self._num_steps - step)
-            started = time.perf_counter()
-            wanted = self._advance(self._iterator, tf.constant(count), wishes().tensor()).numpy()
-            self._pace.observe(count, time.perf_counter() - started)
+            count = 1 if hooks else min(self._pace.steps_per_call, self._num_steps - step)
+            if hooks:
+                hooks.test_batch_begin(step)
+            wanted = self._call(count, wishes())
+            if hooks:
+                hooks.test_batch_end(step, to_python(self._end()))
             step += count
-            if step < self._num_steps and Wanted.of(wanted).leave:
+            if step < self._num_steps and wanted.leave:
                 return None
             pulse.beat(pulse.EVALUATING)
         results = to_python(self._end())
         pulse.beat(pulse.BETWEEN)
         return results
+
+    def _call(self, count: int, wishes: Wanted) -> Wanted:
+        """The next `count` steps; what any worker wants."""
+        started = time.perf_counter()
+        wanted = self._advance(self._iterator, np.array(count, np.int32), wishes.tensor()).numpy()
+        self._pace.observe(count, time.perf_counter() - started)
+        return Wanted.of(wanted)
 
     def close(self) -> None:
         """Lets the stream go, without waiting for it. Nothing can be evaluated afterwards."""

@@ -9,6 +9,7 @@ every worker runs it and meets the same boundaries.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Protocol
@@ -16,9 +17,10 @@ from typing import Any, NoReturn, Protocol
 import keras
 import numpy as np
 
-from tfdist.errors import DivergedError
+from tfdist.errors import DivergedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import pulse
+from tfdist.training import divergence
 from tfdist.training.best import Watched
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
@@ -113,6 +115,8 @@ class Loop:
         self._told_unused = False
         self._outcome = Outcome()
         self._wanted = Wanted()
+        self._stops_after_batch = False
+        self._diverged: DivergedError | None = None
         self._input_wait = InputWait(strategy, reporter, cure=input_cure)
         self._stragglers = Stragglers(strategy, reporter)
         self._epoch_started = time.perf_counter()
@@ -131,15 +135,17 @@ class Loop:
                 self._begin_epoch()
             self._train_until(boundaries.next_after(outcome.step))
             self._at_boundary()
-        if self._recovery is not None and not self._recovery.has_saved(outcome.step):
+        if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
             self._save(must_store=True)  # what follows can be done again from here
         self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
             self._recovery.pause(outcome.step, because="train.stop_after_epochs asks for it")
             return dataclasses.replace(outcome, paused=True)
-        changed = self._callbacks.train_end(dict(outcome.train_metrics))
-        if self._strategy.any_worker(changed):  # EarlyStopping may have put back the best weights
+        changed = self._strategy.any_worker(self._callbacks.train_end(self._logs()))
+        if changed:
             outcome.evaluated_at = -1
+        if self._diverged is not None and not (changed and self._callbacks.weights_are_finite):
+            raise self._diverged  # no callback has put back weights of before
         return outcome
 
     def _continue_from(self, start: Position) -> None:
@@ -158,16 +164,16 @@ class Loop:
     def _at_boundary(self) -> None:
         """All that belongs to the step that was reached, and then a backup if one is due."""
         outcome, boundaries = self._outcome, self._boundaries
-        logs = dict(outcome.train_metrics)
+        if self._evaluator is not None and (self._wanted.stop or boundaries.evaluates(outcome.step)):
+            self._evaluate()
+            self._agree_on_stop()
         stops = self._wanted.stop
-        if self._evaluator is not None and (stops or boundaries.evaluates(outcome.step)):
-            logs |= {f"val_{name}": value for name, value in self._evaluate().items()}
         if boundaries.logs(outcome.step) and not stops:
             self._point("train", outcome.train_metrics)
-        is_best = self._is_best(logs, ends_epoch=stops or boundaries.ends_epoch(outcome.step))
+        is_best = self._is_best(self._logs(), ends_epoch=stops or boundaries.ends_epoch(outcome.step))
         if stops or boundaries.ends_epoch(outcome.step):
-            self._end_epoch(logs)
-        if is_best or self._wanted.save:
+            self._end_epoch()
+        if (is_best or self._wanted.save) and self._diverged is None:
             self._save(must_store=is_best)
 
     def _is_best(self, logs: dict[str, Any], *, ends_epoch: bool) -> bool:
@@ -179,6 +185,20 @@ class Loop:
         outcome.best = watched.newest(before, logs, step=outcome.step, epoch=self._epoch + 1)
         return watched.saves and self._recovery is not None and outcome.best is not before
 
+    def _agree_on_stop(self) -> None:
+        """Takes note where a callback of any worker has asked to stop. A collective, unless there are no callbacks."""
+        if self._callbacks.are_any:
+            pulse.beat(pulse.AGREEING)
+            stop = self._wanted.stop or self._strategy.any_worker(self._callbacks.wants_stop)
+            self._wanted = dataclasses.replace(self._wanted, stop=stop)
+            pulse.beat(pulse.BETWEEN)
+
+    def _logs(self) -> dict[str, Any]:
+        """What callbacks get of an epoch that ends here."""
+        outcome = self._outcome
+        evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
+        return outcome.train_metrics | {f"val_{name}": value for name, value in evaluated.items()}
+
     def _save(self, *, boundary_is_due: bool = False, must_store: bool = False) -> None:
         outcome = self._outcome
         callbacks, arrays = self._callbacks.changes()
@@ -189,13 +209,13 @@ class Loop:
             "boundary_is_due": boundary_is_due,
             "stop": self._wanted.stop,
         }
-        evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
-        metrics = {**outcome.train_metrics, **{f"val_{name}": value for name, value in evaluated.items()}}
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        numbers = {name: value for name, value in self._logs().items() if isinstance(value, (int, float))}
         self._recovery.save(Position(outcome.step, values, arrays), numbers, must_store=must_store)
         self._wanted = Wanted()
 
     def _leave(self, *, boundary_is_due: bool) -> NoReturn:
+        if self._diverged is not None:
+            raise self._diverged  # there is nothing to save
         self._save(boundary_is_due=boundary_is_due, must_store=True)
         self._recovery.leave(self._outcome.step)
 
@@ -221,6 +241,8 @@ class Loop:
         self._evaluation_seconds = 0.0
         self._step.reset_metrics()
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
+        self._agree_on_stop()
+        self._stops_after_batch = self._wanted.stop
         self._epoch_started = time.perf_counter()
 
     def _train_until(self, boundary: int) -> None:
@@ -235,6 +257,8 @@ class Loop:
                 self._save()
 
     def _next_stop(self, boundary: int) -> int:
+        if self._stops_after_batch:
+            return self._outcome.step + 1
         stops = [boundary, self._outcome.step + self._pace.steps_per_call]
         if self._recovery is not None and (backup := self._recovery.next_boundary(self._outcome.step)) is not None:
             stops.append(backup)
@@ -257,8 +281,6 @@ class Loop:
         self._outcome.step += done
         pulse.beat(pulse.BETWEEN, self._outcome.step)
         self._outcome.train_metrics = self._sums.means() | to_python(metrics)
-        if overflowed:
-            self._on_overflow(done, overflowed)
         if self._step.unused and not self._told_unused:
             self._told_unused = True
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
@@ -272,7 +294,7 @@ class Loop:
             peer_seconds=float(totals.peer_seconds),
             news=answers[NUM_WISHES:],
         )
-        self._callbacks.batch_end(self._steps_in_epoch - 1, self._outcome.train_metrics)
+        self._end_batch(done, overflowed)
         self._reporter.progress(
             step=self._outcome.step,
             epoch=self._epoch,
@@ -283,34 +305,40 @@ class Loop:
         if self._recovery is not None:
             self._recovery.check()
 
-    def _on_overflow(self, done: int, overflowed: int) -> None:
-        if self._loss_scale is None:
-            raise DivergedError(
-                f"Training diverged at step {self._outcome.step}: the loss or a gradient is not finite. Try a lower "
-                "learning rate, clipping (global_clipnorm = 1.0) or train.precision = 'float32', and look for examples "
-                "that are not finite."
+    def _end_batch(self, done: int, overflowed: int) -> None:
+        """Calls the batch hooks; raises DivergedError at a loss that is not finite, if none of them stops there."""
+        outcome = self._outcome
+        self._diverged = divergence.judge(
+            step=outcome.step, steps=done, overflowed=overflowed, loss_scale=self._loss_scale, reporter=self._reporter
+        )
+        if self._diverged is not None:
+            outcome.train_metrics["loss"] = math.nan
+        try:
+            self._callbacks.batch_end(
+                self._steps_in_epoch - 1, outcome.train_metrics, diverged=self._diverged is not None
             )
-        scale = float(keras.ops.convert_to_numpy(self._loss_scale.scale))
-        if overflowed == done and scale <= 1.0:
-            raise DivergedError(
-                f"Training diverged at step {self._outcome.step}: gradients overflow float16 even at loss scale 1. Try "
-                "train.precision = 'bfloat16' or 'float32', or a lower learning rate."
-            )
-        self._reporter.skipped(step=self._outcome.step, steps=overflowed, scale=scale)
+        except UserError as error:
+            if self._diverged is None:
+                raise
+            raise self._diverged from error  # as TerminateOnNaN(raise_error=True) wants it
+        if self._callbacks.act_on_batches or self._diverged is not None:
+            self._agree_on_stop()
+        if self._diverged is not None and not self._wanted.stop:
+            raise self._diverged
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self) -> None:
         started = time.perf_counter()
         self._callbacks.test_begin()
-        results = self._evaluator.evaluate(lambda: self._wishes(self._outcome.step))
+        hooks = self._callbacks if self._callbacks.act_on_test_batches else None
+        results = self._evaluator.evaluate(lambda: self._wishes(self._outcome.step), hooks)
         if results is None:
             self._leave(boundary_is_due=True)
         self._outcome.eval_metrics, self._outcome.evaluated_at = results, self._outcome.step
         self._callbacks.test_end(results)
         self._point("eval", results)
         self._evaluation_seconds += time.perf_counter() - started
-        return results
 
-    def _end_epoch(self, logs: dict[str, Any]) -> None:
+    def _end_epoch(self) -> None:
         outcome = self._outcome
         seconds = time.perf_counter() - self._epoch_started
         self._point("train", outcome.train_metrics)
@@ -325,7 +353,7 @@ class Loop:
         pulse.beat(pulse.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
         pulse.beat(pulse.BETWEEN)
-        self._callbacks.epoch_end(self._epoch, logs)
+        self._callbacks.epoch_end(self._epoch, self._logs())
         pulse.beat(pulse.AGREEING)
         outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
         pulse.beat(pulse.BETWEEN)
