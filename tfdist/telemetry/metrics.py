@@ -108,10 +108,15 @@ class MetricsLog:
                     f"No summaries for TensorBoard can be written to {directory}: {error.message}"
                 ) from error
             self._writers[split] = writer
+        summary = tf.compat.v1.Summary()
+        for name, value in metrics.items():
+            if np.ndim(value) == 0:
+                added = summary.value.add(tag=name, tensor=tf.make_tensor_proto(float(value), tf.float32))
+                added.metadata.plugin_data.plugin_name = "scalars"
+                added.metadata.data_class = 1  # DATA_CLASS_SCALAR
+        # The step is an array: TensorFlow keeps a tensor for every Python number that it is ever given, for good.
         with self._writers[split].as_default():
-            for name, value in metrics.items():
-                if np.ndim(value) == 0:
-                    tf.summary.scalar(name, float(value), step=step)
+            tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=np.array(step, np.int64))
 
     def _summary_directory(self) -> str:
         """Where TensorFlow writes; its own gs:// has other limits and credentials than ours, so that is not used."""
