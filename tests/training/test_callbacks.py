@@ -134,28 +134,26 @@ def test_a_stop_asked_for_before_the_first_batch_ends_the_training_after_it(tmp_
     assert run(tmp_path, epochs=5, steps_per_call=3, callbacks=[Stops()]).result.steps == 1
 
 
-def not_a_number(at: int) -> Any:
-    images, labels = digits()
-    images = images.copy()
-    images[at] = np.nan
-    return images, labels
+class Spoils(keras.callbacks.Callback):
+    """Makes the first loss of an epoch not a number."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self._epoch = epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self._epoch:
+            self.model.weights[0].assign(np.full((64, 32), np.nan, np.float32))
 
 
 def test_terminate_on_nan_ends_the_training_as_fit_does_and_what_is_put_back_is_kept(tmp_path: pathlib.Path) -> None:
-    class Spoils(keras.callbacks.Callback):
-        """Makes the first loss of the third epoch not a number."""
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 2:
-                self.model.weights[0].assign(np.full((64, 32), np.nan, np.float32))
-
     recorder = Recorder()
     best = keras.callbacks.EarlyStopping(restore_best_weights=True, patience=9)
     trained = run(
         tmp_path / "spoilt",
         epochs=5,
         steps_per_call=7,
-        callbacks=[Spoils(), keras.callbacks.TerminateOnNaN(), best, recorder],
+        callbacks=[Spoils(2), keras.callbacks.TerminateOnNaN(), best, recorder],
     )
     assert trained.result.steps == 15
     assert [call[0] for call in recorder.calls].count("epoch_end") == 3 and recorder.calls[-1][0] == "train_end"
@@ -170,16 +168,13 @@ def test_what_nobody_puts_back_has_diverged_once_all_callbacks_were_told(tmp_pat
             tmp_path / name,
             may_fail=True,
             deterministic=deterministic,
-            train_data=lambda: not_a_number(at=70),
-            shuffle=False,
-            callbacks=[keras.callbacks.TerminateOnNaN(), recorder],
+            callbacks=[Spoils(0), keras.callbacks.TerminateOnNaN(), recorder],
         )
-        assert isinstance(trained.error, DivergedError) and "step 2" in str(trained.error)
+        assert isinstance(trained.error, DivergedError) and "step 1" in str(trained.error)
         assert [call[0] for call in recorder.calls][-2:] == ["epoch_end", "train_end"]
         assert not list((tmp_path / name / "backups").glob("*/manifest.json"))
-    raising = [keras.callbacks.TerminateOnNaN(raise_error=True)]
-    data = {"train_data": lambda: not_a_number(at=70), "shuffle": False}
-    trained = run(tmp_path / "raises", may_fail=True, callbacks=raising, **data)
+    raising = [Spoils(0), keras.callbacks.TerminateOnNaN(raise_error=True)]
+    trained = run(tmp_path / "raises", may_fail=True, callbacks=raising)
     assert isinstance(trained.error, DivergedError)
 
 
