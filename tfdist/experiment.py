@@ -304,10 +304,11 @@ def train(
 
 
 def _check_keep_best(policy: BackupPolicy | None, metrics: MetricGroup, task: Task, *, evaluates: bool) -> None:
-    """Raises UserError where the best backup is to be told by a metric that nothing reports."""
-    if policy is not None:
+    """Raises UserError where nothing reports the metric that names the best backup, or its direction is unknown."""
+    if policy is not None and policy.keep_best is not None:
         known = with_validation(reported_names(metrics, task), evaluates=evaluates)
         check_metric(KEEP_BEST, policy.keep_best, known, evaluates=evaluates)
+        _ = policy.larger_is_better
 
 
 def _paused(run: Run, outcome: Outcome) -> None:

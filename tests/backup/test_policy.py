@@ -28,13 +28,17 @@ from tfdist.errors import UserError
         ({"on_error": None}, "on_error is None; it must be one of 'continue', 'stop'."),
         ({"best_mode": "best"}, "best_mode is 'best'"),
         ({"keep_best": ""}, "keep_best is ''; it must be a metric's name"),
-        ({"keep_best": "val_score"}, "Set train.backup.best_mode to 'min' or 'max'."),
     ],
 )
 def test_what_cannot_be_meant_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as refusal:
         BackupPolicy(**settings)
     assert message in str(refusal.value)
+
+
+def test_a_metric_whose_name_tells_no_direction_needs_one() -> None:
+    with pytest.raises(UserError, match=r"Set train.backup.best_mode to 'min' or 'max'\."):
+        _ = BackupPolicy(keep_best="val_score").larger_is_better
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def prune_command(flags: argparse.Namespace) -> int:
             keep_best=flags.keep_best,
             best_mode=flags.best_mode,
         )
+        _ = policy.keep_best and policy.larger_is_better
     except UserError as error:
         raise UserError(str(error).replace("train.backup.", "--")) from None
     entries = [entry for entry in catalog.list_backups(directory) if not entry.is_leftover]

@@ -86,10 +86,18 @@ class BackupPolicy:
 
     @property
     def larger_is_better(self) -> bool:
-        """Which way `keep_best` is read; only meaningful when it is set."""
-        if self.best_mode != "auto":
-            return self.best_mode == "max"
-        return larger_is_better(self.keep_best or "") is True
+        """Whether larger values of `keep_best`, which must be set, are better.
+
+        Raises:
+          UserError: `best_mode` is "auto", and the metric's name does not tell.
+        """
+        direction = larger_is_better(self.keep_best) if self.best_mode == "auto" else self.best_mode == "max"
+        if direction is None:
+            raise UserError(
+                f"train.backup.keep_best is {self.keep_best!r}, a name that does not tell whether small or large "
+                "values are good. Set train.backup.best_mode to 'min' or 'max'."
+            )
+        return direction
 
     def _require_whole(self, name: str, *, or_none: bool, least: int = 1) -> None:
         value = getattr(self, name)
@@ -127,9 +135,4 @@ class BackupPolicy:
             raise UserError(
                 f"train.backup.keep_best is {self.keep_best!r}; it must be a metric's name, such as "
                 "'val_accuracy', or None."
-            )
-        if self.best_mode == "auto" and larger_is_better(self.keep_best) is None:
-            raise UserError(
-                f"train.backup.keep_best is {self.keep_best!r}, a name that does not tell whether small or large "
-                "values are good. Set train.backup.best_mode to 'min' or 'max'."
             )
