@@ -150,11 +150,12 @@ def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) ->
     """
     from tfdist import config
     from tfdist.storage import gcs
-    from tfdist.telemetry import pulse
+    from tfdist.telemetry import pulse, terminal_width
 
     pulse_path = os.environ.pop(pulse.VARIABLE, None)  # not for the processes that this one starts
     pulse.begin(pulse_path if flags.mode != "tune" else None)
     begin_at = os.environ.pop(pulse.BEGIN_VARIABLE, None)
+    terminal_width.begin(os.environ.pop(terminal_width.VARIABLE, None))
     gcs.limit_retries(os.environ)
     nurseries: list[Any] = []
 

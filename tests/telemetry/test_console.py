@@ -14,8 +14,10 @@ import threading
 import pytest
 from support import clean_environment, run_python
 
+from tfdist.launch.plan import worker_environment
+from tfdist.telemetry import terminal_width
 from tfdist.telemetry.console import NullConsole, PlainConsole, open_console
-from tfdist.telemetry.console_text import EpochSummary, Plan, Progress, bar_text, number_text
+from tfdist.telemetry.console_text import EpochSummary, Plan, Progress, bar_text, epoch_line, number_text, progress_line
 from tfdist.telemetry.progress_bar import ProgressBarConsole
 
 _RUN = """
@@ -64,7 +66,7 @@ def _read_until_hangup(descriptor: int, into: bytearray) -> None:
         pass
 
 
-def test_a_terminal_shows_a_bar_and_keeps_a_line_for_each_epoch() -> None:
+def test_a_terminal_shows_a_bar_and_keeps_the_lines_of_epochs() -> None:
     shown, _ = _run_on_terminal()
     assert "epoch  1/10 " in shown
     assert "━" in shown
@@ -81,6 +83,7 @@ def test_a_narrow_terminal_keeps_the_bar_and_leaves_figures_out() -> None:
     bars = [line for line in drawn if "17/34" in line]
     assert bars
     assert all("━" in bar and "loss 0.1234" in bar and "…" not in bar and len(bar) <= 50 for bar in bars)
+    assert "epoch  1/10  loss 0.1234 | eval loss 0.1300\r\n" in shown
 
 
 def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text() -> None:
@@ -129,16 +132,108 @@ def test_a_long_epoch_gets_a_line_in_ten_seconds_with_the_time_left() -> None:
 
 
 def test_the_lines_of_several_epochs_are_aligned() -> None:
-    stdout = io.StringIO()
-    console = PlainConsole(stdout, io.StringIO())
+    clock, stdout = _Clock(), io.StringIO()
+    console = PlainConsole(stdout, io.StringIO(), clock=clock)
     console.start(Plan(total_epochs=100, total_steps=2300))
     for epoch in (9, 99):
+        clock.now += 10
         metrics = {"loss": 1.5, "per_class": [0.1, 0.2]}
         console.end_epoch(EpochSummary(step=23 * epoch, epoch=epoch, metrics=metrics, seconds=1, examples_per_second=9))
     assert stdout.getvalue().splitlines()[1:] == [
         "epoch   9/100  step  207  loss 1.5000 | 1.0 s  9 examples/s",
         "epoch  99/100  step 2277  loss 1.5000 | 1.0 s  9 examples/s",
     ]
+
+
+@pytest.mark.parametrize("make", [PlainConsole, ProgressBarConsole])
+def test_thousands_of_short_epochs_get_a_line_in_five_seconds_and_the_first_and_last_always(
+    make: type[PlainConsole] | type[ProgressBarConsole],
+) -> None:
+    clock, stdout, stderr = _Clock(), io.StringIO(), io.StringIO()
+    console = make(stdout, stderr, clock=clock)
+    console.start(Plan(total_epochs=2000, steps_per_epoch=1))
+    for epoch in range(1, 2001):
+        clock.now = 0.01 * epoch
+        console.end_epoch(EpochSummary(step=epoch, epoch=epoch, metrics={}, seconds=0.01, examples_per_second=9))
+        console.message(f"trouble in epoch {epoch}", "warning")
+    console.close()
+    assert _epochs_in(stdout) == [1, 501, 1001, 1501, 2000]
+    assert len(stderr.getvalue().splitlines()) == 2000
+
+
+@pytest.mark.parametrize("make", [PlainConsole, ProgressBarConsole])
+def test_an_epoch_is_shown_late_and_not_left_out_where_no_newer_one_ends(
+    make: type[PlainConsole] | type[ProgressBarConsole],
+) -> None:
+    clock, stdout = _Clock(), io.StringIO()
+    console = make(stdout, io.StringIO(), clock=clock)
+    console.start(Plan(total_epochs=60))
+    for epoch, ends in ((1, 0.0), (2, 1.0), (3, 2.0)):
+        clock.now = ends
+        console.end_epoch(EpochSummary(step=epoch, epoch=epoch, metrics={}, seconds=1, examples_per_second=9))
+    for now in (4.9, 5.0, 6.0):  # the fourth epoch is a long one
+        clock.now = now
+        console.update(Progress(step=4, epoch=4, step_in_epoch=1, metrics={}, examples_per_second=9))
+        assert [epoch for epoch in _epochs_in(stdout) if epoch < 4] == ([1] if now < 5 else [1, 3])
+    console.end_epoch(EpochSummary(step=4, epoch=4, metrics={}, seconds=4, examples_per_second=9))
+    assert _epochs_in(stdout) == [1, 3]
+    console.close()  # as where a callback or a signal ends the training early
+    console.close()
+    assert _epochs_in(stdout) == [1, 3, 4]
+
+
+def test_a_run_that_resumes_shows_its_first_epoch_at_once() -> None:
+    clock, stdout = _Clock(), io.StringIO()
+    console = PlainConsole(stdout, io.StringIO(), clock=clock)
+    for epoch in (1, 41):
+        console.start(Plan(total_epochs=60))
+        console.end_epoch(EpochSummary(step=epoch, epoch=epoch, metrics={}, seconds=1, examples_per_second=9))
+        assert _epochs_in(stdout)[-1] == epoch
+
+
+def _epochs_in(stdout: io.StringIO) -> list[int]:
+    """The epochs that have a line; a bar, which has no rate without a line, does not count."""
+    return [int(number) for number in re.findall(r"^epoch +(\d+)/\d+  step", stdout.getvalue(), re.MULTILINE)]
+
+
+_WHOLE = "epoch  9/12  step 207  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000 | 1.0 s  9,876 examples/s"
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (None, _WHOLE),
+        (103, _WHOLE),
+        (102, "epoch  9/12  step 207  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000 | 1.0 s"),
+        (80, "epoch  9/12  step 207  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000"),
+        (70, "epoch  9/12  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000"),
+        (60, "epoch  9/12  loss 0.5000 | eval loss 0.6000  acc 0.8000"),
+        (50, "epoch  9/12  loss 0.5000 | eval loss 0.6000"),
+        (30, "epoch  9/12  loss 0.5000"),
+        (20, "epoch  9/12"),
+        (1, "epoch  9/12"),
+    ],
+)
+def test_an_epochs_line_leaves_out_what_tells_least_and_cuts_no_number(width: int | None, line: str) -> None:
+    train, evaluation = {"loss": 0.5, "acc": 0.9}, {"loss": 0.6, "acc": 0.8}
+    summary = EpochSummary(
+        step=207, epoch=9, metrics=train, eval_metrics=evaluation, seconds=1, examples_per_second=9876
+    )
+    assert epoch_line(Plan(total_epochs=12, total_steps=276), summary, width=width) == line
+    assert width is None or width < 11 or len(line) <= width
+
+
+def test_lines_that_a_launcher_shows_on_a_terminal_have_room_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = worker_environment({terminal_width.VARIABLE: "7"}, columns=80)
+    assert variables[terminal_width.VARIABLE] == str(80 - len("[worker 0] "))
+    assert terminal_width.VARIABLE not in worker_environment(variables)
+    monkeypatch.setattr(terminal_width, "_beyond_pipe", None)
+    stdout = io.StringIO()
+    assert terminal_width.columns_of(stdout) is None
+    terminal_width.begin("30")
+    console = PlainConsole(stdout, io.StringIO())
+    console.end_epoch(EpochSummary(step=1, epoch=1, metrics={"loss": 0.5}, seconds=1, examples_per_second=9))
+    assert stdout.getvalue() == "epoch 1  step 1  loss 0.5000\n"
 
 
 def test_a_worker_that_is_not_the_chief_says_nothing_but_errors() -> None:
@@ -184,7 +279,7 @@ def test_numbers_keep_the_digits_that_tell_something(number: float, text: str) -
     assert number_text(number) == text
 
 
-def test_the_bar_drops_metrics_before_the_rate_and_the_rate_before_the_loss() -> None:
+def test_the_bar_drops_metrics_before_the_rate_and_the_rate_before_the_loss_and_cuts_none() -> None:
     plan = Plan(steps_per_epoch=68)
     metrics = {"loss": 0.5, "accuracy": 0.9, "precision": 0.8, "recall": 0.7}
     progress = Progress(step=40, epoch=1, step_in_epoch=40, metrics=metrics, examples_per_second=12345)
@@ -192,3 +287,5 @@ def test_the_bar_drops_metrics_before_the_rate_and_the_rate_before_the_loss() ->
     assert bar_text(plan, progress, 12, width=100) == everything
     assert bar_text(plan, progress, 12, width=60) == "40/68  loss 0.5000  12,345 examples/s  0:00:12 left"
     assert bar_text(plan, progress, 12, width=30) == "40/68  loss 0.5000"
+    assert [bar_text(plan, progress, 12, width=width) for width in (17, 5, 4)] == ["40/68", "40/68", ""]
+    assert progress_line(plan, progress, 12, width=40) == "epoch 1  step 40/68  loss 0.5000"

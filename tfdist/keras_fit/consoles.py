@@ -12,6 +12,7 @@ from typing import Any
 from tfdist.errors import UserError
 from tfdist.telemetry.console import Console, PlainConsole, open_console
 from tfdist.telemetry.console_text import EpochSummary, Level, Plan, Progress, epoch_line
+from tfdist.telemetry.terminal_width import columns_of
 
 KNOWN = (0, 1, 2, "auto", "0", "1", "2")
 
@@ -52,7 +53,7 @@ class WarningsOnly(PlainConsole):
 
 
 class EpochLines(WarningsOnly):
-    """`Console` that has a line for each epoch besides."""
+    """`Console` that has a line for each epoch besides, however short epochs are: that is what was asked for."""
 
     def end_epoch(self, summary: EpochSummary) -> None:
-        PlainConsole.message(self, epoch_line(self._plan, summary))
+        PlainConsole.message(self, epoch_line(self._plan, summary, width=columns_of(self._stdout)))

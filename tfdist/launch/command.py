@@ -23,6 +23,7 @@ from tfdist.launch.restarts import Rules
 from tfdist.launch.signals import ignore_signals, leave_signals_alone
 from tfdist.launch.supervision import Patience
 from tfdist.launch.supervisor import supervise
+from tfdist.telemetry.terminal_width import columns_of
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
 USAGE = "python -m tfdist.launch --workers=N [options] -- ARGUMENTS OF tfdist.main"
@@ -82,7 +83,7 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
         num_workers=options.workers,
         first_index=host.worker_index(os.environ) if on_this_host else 0,
         command=(sys.executable, "-m", options.module, *workers_own),
-        environment=worker_environment(os.environ, keep_cluster=on_this_host),
+        environment=worker_environment(os.environ, keep_cluster=on_this_host, columns=columns_of(sys.stdout)),
         pin_cpus=options.pin_cpus,
     )
     patience = Patience(

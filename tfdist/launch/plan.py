@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
 from tfdist.strategies.environment import ALL_WORKERS_VARIABLE
+from tfdist.telemetry import terminal_width
 from tfdist.telemetry.pulse import BEGIN_VARIABLE
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
@@ -62,16 +63,22 @@ class Plan:
         return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if self.left_out else {})
 
 
-def worker_environment(environment: Mapping[str, str], *, keep_cluster: bool = False) -> dict[str, str]:
+def worker_environment(
+    environment: Mapping[str, str], *, keep_cluster: bool = False, columns: int | None = None
+) -> dict[str, str]:
     """The launcher's environment as workers on this machine need it.
 
     Lines appear when they are printed, and a proxy does not stand between the workers, as gRPC else arranges it.
-    TF_CONFIG is the launcher's to make, unless it is to be kept.
+    TF_CONFIG is the launcher's to make, unless it is to be kept. On a terminal of so many `columns` a worker's lines
+    leave room for its name.
     """
     changed = {**environment, "PYTHONUNBUFFERED": "1"}
     if not keep_cluster:
         changed.pop("TF_CONFIG", None)
     changed.pop(ALL_WORKERS_VARIABLE, None)
+    changed.pop(terminal_width.VARIABLE, None)
+    if columns is not None:
+        changed[terminal_width.VARIABLE] = str(max(0, columns - len("[worker 0] ")))
     if any(environment.get(name) for name in PROXY_VARIABLES):
         direct = [h for h in (environment.get("no_proxy") or environment.get("NO_PROXY") or "").split(",") if h]
         direct += [host for host in _THIS_MACHINE if host not in direct]

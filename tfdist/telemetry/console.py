@@ -22,7 +22,9 @@ from tfdist.telemetry.console_text import (
     plan_text,
     progress_line,
 )
+from tfdist.telemetry.epoch_throttle import EpochThrottle
 from tfdist.telemetry.hangup import outliving_terminal
+from tfdist.telemetry.terminal_width import columns_of
 
 PROGRESS_LINE_SECONDS = 10.0
 
@@ -37,13 +39,13 @@ class Console(Protocol):
         """The training has come this far; most calls show nothing."""
 
     def end_epoch(self, summary: EpochSummary) -> None:
-        """An epoch is over and evaluated."""
+        """An epoch is over and evaluated; most of those that end within seconds are not shown."""
 
     def message(self, text: str, level: Level = "info") -> None:
         """A sentence; possible before `start` and after `close`, too."""
 
     def close(self) -> None:
-        """Gives the terminal back. Closing again does nothing."""
+        """The training is over: shows its last epoch and gives the terminal back. Closing again does nothing."""
 
 
 def open_console(*, is_chief: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Console:
@@ -60,7 +62,10 @@ def open_console(*, is_chief: bool, stdout: TextIO | None = None, stderr: TextIO
 
 
 class PlainConsole:
-    """`Console` in lines: one at the start, one an epoch, and one in ten seconds within a longer epoch."""
+    """`Console` in lines: one at the start, one an epoch, and one in ten seconds within a longer epoch.
+
+    Of epochs that take less than five seconds some are left out. On a terminal a line is no wider than that.
+    """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stdout = stdout
@@ -68,30 +73,37 @@ class PlainConsole:
         self._clock = clock
         self._plan = Plan()
         self._time_left = TimeLeft(None, clock)
+        self._epochs = EpochThrottle(None, clock)
         self._last_line_time = clock()
 
     def start(self, plan: Plan) -> None:
         self._plan = plan
         self._time_left = TimeLeft(plan.total_steps, self._clock)
+        self._epochs = EpochThrottle(plan.total_epochs, self._clock)
         self._last_line_time = self._clock()
         self.message(plan_text(plan))
 
     def update(self, progress: Progress) -> None:
         seconds_left = self._time_left.seconds(progress.step)
+        self._show(self._epochs.due())
         now = self._clock()
         if now - self._last_line_time >= PROGRESS_LINE_SECONDS:
             self._last_line_time = now
-            self.message(progress_line(self._plan, progress, seconds_left))
+            self.message(progress_line(self._plan, progress, seconds_left, width=columns_of(self._stdout)))
 
     def end_epoch(self, summary: EpochSummary) -> None:
-        self._last_line_time = self._clock()
-        self.message(epoch_line(self._plan, summary))
+        self._show(self._epochs.ended(summary))
 
     def message(self, text: str, level: Level = "info") -> None:
         _write_line(self._stdout if level == "info" else self._stderr, text, level)
 
     def close(self) -> None:
-        pass
+        self._show(self._epochs.rest())
+
+    def _show(self, summary: EpochSummary | None) -> None:
+        if summary is not None:
+            self._last_line_time = self._clock()
+            self.message(epoch_line(self._plan, summary, width=columns_of(self._stdout)))
 
 
 class NullConsole:

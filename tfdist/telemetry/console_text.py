@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -93,39 +93,69 @@ def step_text(plan: Plan, step_in_epoch: int) -> str:
     return f"{step_in_epoch}" if plan.steps_per_epoch is None else f"{step_in_epoch}/{plan.steps_per_epoch}"
 
 
-def epoch_line(plan: Plan, summary: EpochSummary) -> str:
-    """`epoch  3/10  step  68  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,345 examples/s`."""
+def epoch_line(plan: Plan, summary: EpochSummary, *, width: int | None = None) -> str:
+    """`epoch  3/10  step  68  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,345 examples/s`.
+
+    Beyond `width` columns the rate, the seconds, the step and then metrics from the back are left out.
+    """
+    return _fitting(_shorter_epoch_lines(plan, summary), width)
+
+
+def _shorter_epoch_lines(plan: Plan, summary: EpochSummary) -> Iterator[str]:
+    epoch = epoch_text(plan, summary.epoch)
     step = f"step {summary.step:>{len(str(plan.total_steps or summary.step))}}"
-    parts = [f"{epoch_text(plan, summary.epoch)}  {step}  {metrics_text(summary.metrics)}".rstrip()]
-    if summary.eval_metrics:
-        parts.append(f"eval {metrics_text(summary.eval_metrics)}")
-    parts.append(f"{summary.seconds:.1f} s  {rate_text(summary.examples_per_second, None)}")
-    return " | ".join(parts)
+    train, evaluation = _number_texts(summary.metrics), _number_texts(summary.eval_metrics)
+    seconds, rate = f"{summary.seconds:.1f} s", rate_text(summary.examples_per_second, None)
+    for speed in ([seconds, rate], [seconds], []):
+        yield _epoch_line([epoch, step, *train], evaluation, speed)
+    for most in range(max(len(train), len(evaluation)), 0, -1):
+        yield _epoch_line([epoch, *train[:most]], evaluation[: most + 1], [])
+        yield _epoch_line([epoch, *train[:most]], evaluation[:most], [])
+    yield _epoch_line([epoch, *train[:1]], [], [])
+    yield epoch
 
 
-def progress_line(plan: Plan, progress: Progress, seconds_left: float | None) -> str:
-    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`."""
-    step = f"step {step_text(plan, progress.step_in_epoch)}"
-    rate = rate_text(progress.examples_per_second, seconds_left)
-    parts = [epoch_text(plan, progress.epoch), step, metrics_text(progress.metrics), rate]
-    return "  ".join(part for part in parts if part)
+def _epoch_line(train: Sequence[str], evaluation: Sequence[str], speed: Sequence[str]) -> str:
+    named = [f"eval {evaluation[0]}", *evaluation[1:]] if evaluation else []
+    return " | ".join("  ".join(part) for part in (train, named, speed) if part)
+
+
+def progress_line(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int | None = None) -> str:
+    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
+    place = [epoch_text(plan, progress.epoch), f"step {step_text(plan, progress.step_in_epoch)}"]
+    return _fitting(_shorter_progress(place, progress, seconds_left, most=None), width)
 
 
 def bar_text(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int) -> str:
     """`40/68  loss 0.1234  accuracy 0.9671  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
-    steps = step_text(plan, progress.step_in_epoch)
+    place = [step_text(plan, progress.step_in_epoch)]
+    return _fitting([*_shorter_progress(place, progress, seconds_left, most=3), ""], width)
+
+
+def _shorter_progress(
+    place: Sequence[str], progress: Progress, seconds_left: float | None, *, most: int | None
+) -> Iterator[str]:
+    """Leaves metrics out from the back, then the rate, then the last metric."""
+    numbers = _number_texts(progress.metrics)[:most]
     rate = rate_text(progress.examples_per_second, seconds_left)
-    for most in (3, 2, 1):
-        text = f"{steps}  {metrics_text(progress.metrics, most=most)}  {rate}"
-        if len(text) <= width:
-            return text
-    return f"{steps}  {metrics_text(progress.metrics, most=1)}"[:width]
+    for count in range(len(numbers), min(len(numbers), 1) - 1, -1):
+        yield "  ".join([*place, *numbers[:count], rate])
+    yield "  ".join([*place, *numbers[:1]])
+    yield "  ".join(place)
 
 
-def metrics_text(metrics: Mapping[str, Any], *, most: int | None = None) -> str:
-    """`loss 0.1234  accuracy 0.9671`: the numbers among the metrics, the first `most` of them."""
-    numbers = [(name, float(value)) for name, value in metrics.items() if np.ndim(value) == 0]
-    return "  ".join(f"{name} {number_text(number)}" for name, number in numbers[:most])
+def _fitting(texts: Iterable[str], width: int | None) -> str:
+    """The first that is no longer than `width`, else the last: no word and no number is cut."""
+    text = ""
+    for text in texts:
+        if width is None or len(text) <= width:
+            break
+    return text
+
+
+def _number_texts(metrics: Mapping[str, Any]) -> list[str]:
+    """`loss 0.1234` for each number among the metrics."""
+    return [f"{name} {number_text(float(value))}" for name, value in metrics.items() if np.ndim(value) == 0]
 
 
 def number_text(number: float) -> str:

@@ -1,4 +1,4 @@
-"""The console on a terminal: a bar for the epoch that runs, and above it a line for each that is over.
+"""The console on a terminal: a bar for the epoch that runs, and above it lines for those that are over.
 
 Invariant: the terminal is drawn at most `_REDRAWS_PER_SECOND` times a second and by the calling thread, so the bar
 takes some 0.2 % of a core and no thread of its own. `console.open_console` makes it.
@@ -26,6 +26,7 @@ from tfdist.telemetry.console_text import (
     epoch_text,
     plan_text,
 )
+from tfdist.telemetry.epoch_throttle import EpochThrottle
 from tfdist.telemetry.hangup import outliving_terminal
 
 _REDRAWS_PER_SECOND = 5
@@ -48,6 +49,7 @@ class ProgressBarConsole:
         self._clock = clock
         self._plan = Plan()
         self._time_left = TimeLeft(None, clock)
+        self._epochs = EpochThrottle(None, clock)
         self._bar: rich.progress.Progress | None = None
         self._task = rich.progress.TaskID(0)
         self._last_redraw_time = -float("inf")
@@ -56,6 +58,7 @@ class ProgressBarConsole:
         self.close()
         self._plan = plan
         self._time_left = TimeLeft(plan.total_steps, self._clock)
+        self._epochs = EpochThrottle(plan.total_epochs, self._clock)
         self.message(plan_text(plan))
         self._bar = rich.progress.Progress(
             TextColumn("{task.description}", markup=False),
@@ -72,6 +75,7 @@ class ProgressBarConsole:
 
     def update(self, progress: Progress) -> None:
         seconds_left = self._time_left.seconds(progress.step)
+        self._show(self._epochs.due())
         now = self._clock()
         if self._bar is None or now - self._last_redraw_time < 1 / _REDRAWS_PER_SECOND:
             return
@@ -84,7 +88,7 @@ class ProgressBarConsole:
             self._bar.refresh()
 
     def end_epoch(self, summary: EpochSummary) -> None:
-        self.message(epoch_line(self._plan, summary))
+        self._show(self._epochs.ended(summary))
 
     def message(self, text: str, level: Level = "info") -> None:
         line = text if level == "info" else f"{level}: {text}"
@@ -96,7 +100,12 @@ class ProgressBarConsole:
                 self._stderr.flush()
 
     def close(self) -> None:
+        self._show(self._epochs.rest())
         bar, self._bar = self._bar, None
         if bar is not None:
             with outliving_terminal():
                 bar.stop()
+
+    def _show(self, summary: EpochSummary | None) -> None:
+        if summary is not None:
+            self.message(epoch_line(self._plan, summary, width=self._terminal.width))

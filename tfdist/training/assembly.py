@@ -226,7 +226,10 @@ def run_loop(
         Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=boundaries.total_steps)
     )
     started = time.perf_counter()
-    outcome = loop.run()
+    try:
+        outcome = loop.run()
+    finally:
+        run.console.close()  # the last epoch is shown before what ended the training is said
     seconds = time.perf_counter() - started
     dispose(iterator)
     return outcome, seconds
