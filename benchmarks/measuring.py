@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -134,6 +134,7 @@ def report(
     *,
     parts: Sequence[str] = (),
     has_quick: bool = False,
+    numbers: Mapping[str, int] | None = None,
 ) -> None:
     """The command of a benchmark: measures, prints the table and writes what --json asks for.
 
@@ -142,6 +143,7 @@ def report(
       measure: makes the figures; where there are `parts`, of those in the list that it is given.
       parts: of which --part chooses one.
       has_quick: whether there is --quick, which `measure` then gets as `quick`.
+      numbers: options that are whole numbers, with their defaults; `measure` gets them by these names.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="also write {figure: {value, goal, met, unit}} there")
@@ -149,9 +151,12 @@ def report(
         parser.add_argument("--part", choices=parts, help="measure this alone")
     if has_quick:
         parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: indicative at most")
+    for name, default in (numbers or {}).items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{default:,} by default")
     given = parser.parse_args()
     chosen = [[given.part] if given.part else parts] if parts else []
-    figures = measure(*chosen, **({"quick": given.quick} if has_quick else {}))
+    named = [*(numbers or {}), *(["quick"] if has_quick else [])]
+    figures = measure(*chosen, **{name: getattr(given, name) for name in named})
     print(as_table(figures))
     if given.json:
         Path(given.json).write_text(as_json(figures))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -90,3 +92,24 @@ def test_a_metric_that_takes_a_key_of_the_contract_is_refused(tmp_path: pathlib.
     log = MetricsLog(RunDirectory(str(tmp_path)), tensorboard=False)
     with pytest.raises(UserError, match="may not be called 'step'"):
         log.log(step=1, epoch=1, split="train", metrics={"step": 1.0})
+
+
+def test_memory_does_not_grow_with_the_points_that_are_logged(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(str(tmp_path)))
+
+    def log_points(steps: range) -> None:
+        for step in steps:
+            metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step}  # numbers that were never logged before
+            log.log(step=step, epoch=step, split=("eval", "train")[step % 2], metrics=metrics, learning_rate=0.1 / step)
+
+    log_points(range(1, 1001))
+    before = _resident_bytes()
+    log_points(range(1001, 2501))
+    grown = _resident_bytes() - before
+    log.close()
+    assert grown < 1500 * 500, f"{grown / 1500:.0f} bytes for each point; a run of millions of points must not grow"
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
