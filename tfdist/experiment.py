@@ -294,6 +294,7 @@ def train(
                 )
                 ending = assembly.tell_ending(run, callbacks, outcome, boundaries)
                 if not outcome.paused:
+                    assembly.note_weightless(run, outcome)
                     assembly.evaluate_at_last(evaluator, outcome, opened.recovery)
                     assembly.export_model(run, learner.model)
             if evaluator is not None:

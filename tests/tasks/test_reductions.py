@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.tasks.base import Objective, Task, Term
+from tfdist.tasks.base import Objective, Task, Term, reduce_terms
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.gradients import LocalSums, forward, quotients
 
@@ -132,4 +132,21 @@ def test_a_batch_in_which_nothing_counts_has_no_weight_and_the_loss_0() -> None:
     inputs = keras.Input((T,), dtype="int32")
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Embedding(9, 4)(inputs)))
     sums = forward(model, Supervised(loss=loss), batch, training=True)
-    assert (float(sums.weight), float(quotients(sums)[0])) == (0.0, 0.0)
+    (weight,) = sums.weight
+    assert (float(weight), float(quotients(sums)[0])) == (0.0, 0.0)
+
+
+def weight_of(values: list[float], **changes: Any) -> list[float]:
+    """What examples with these losses weigh, as the step learns it."""
+    given = {"count": tf.constant(2.0), "shares": None, "num_parts": 1, "batch_size": 2, "penalties": [], "added": []}
+    added = changes.pop("added", [])
+    terms = {"loss": Term(tf.constant(values), **{name: tf.constant(value) for name, value in changes.items()})}
+    return [float(w) for w in reduce_terms(terms, **given | {"added": added, "outputs": None}).weight]
+
+
+def test_examples_weigh_something_unless_all_weights_are_zero() -> None:
+    assert weight_of([1.0, 2.0]) == []  # without weights it is known beforehand
+    assert weight_of([1.0, 2.0], weights=[0.0, 0.5]) == [0.5]
+    assert weight_of([1.0, 2.0], weights=[1.0, -1.0]) == [2.0]
+    assert weight_of([1.0, 2.0], weights=[0.0, 1.0], mask=[True, False]) == [0.0]
+    assert weight_of([1.0, 2.0], weights=[0.0, 0.0], added=[tf.constant(1.0)]) == []

@@ -16,7 +16,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd
-from training.checks import MANY_METRICS, drawn_masks, moments, normalized, probed, probed_batch_norm
+from training.checks import (
+    MANY_METRICS,
+    WEIGHTLESS,
+    drawn_masks,
+    moments,
+    normalized,
+    probed,
+    probed_batch_norm,
+    with_weightless_batch,
+)
 from training.trainings import Trained, activity_model, constrained_model, dropout_model, run
 
 from tfdist.strategies.base import Strategy
@@ -65,6 +74,20 @@ def overflow(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
             "metrics_left_out": other.result.train_metrics,
         }
     return results
+
+
+def weightless(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
+    """The second of three batches weighs nothing; and a training without that batch."""
+    trained = run(directory / "with", strategy=strategy, **WEIGHTLESS)
+    left_out = WEIGHTLESS | {"train_data": lambda: with_weightless_batch(batches=(0, 2))}
+    other = run(directory / "without", strategy=strategy, **left_out)
+    return {
+        "copies": copies(trained),
+        "left_out": copies(other),
+        "notes": trained.result.notes,
+        "metrics": trained.result.train_metrics,
+        "metrics_left_out": other.result.train_metrics,
+    }
 
 
 def metrics(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
@@ -116,6 +139,7 @@ def callbacks(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
 CHECKS: dict[str, Check] = {
     "summed_gradients": summed_gradients,
     "overflow": overflow,
+    "weightless": weightless,
     "metrics": metrics,
     "masks": lambda strategy, directory: drawn_masks(strategy),
     "dropout_again": weights(model=dropout_model, epochs=1),

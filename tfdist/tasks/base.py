@@ -129,7 +129,8 @@ class Objective(NamedTuple):
       shown: float32 scalars; Σ shown ÷ divisor is the loss to report. It differs from the first for "none", and for a
         `WholeTerm`, which every replica differentiates whole.
       term_sums: the same for each term alone, without coefficient, by divisor and name.
-      weight: float32 scalar, what the examples weigh in all; 0 where nothing can be learned from them.
+      weight: one float32 scalar, what the examples weigh in all by absolute value; 0 where nothing can be learned from
+        them. Empty where each of them counts, whatever the batch.
       outputs: the model's, for the metrics.
     """
 
@@ -137,7 +138,7 @@ class Objective(NamedTuple):
     divisors: dict[str, tf.Tensor]
     shown: dict[str, tf.Tensor]
     term_sums: dict[str, dict[str, tf.Tensor]]
-    weight: tf.Tensor
+    weight: tuple[tf.Tensor, ...]
     outputs: Any
 
 
@@ -183,6 +184,8 @@ def reduce_terms(
         _add(shown, sums.shown_by, term.coefficient * sums.shown)
         term_sums.setdefault(sums.shown_by, {})[name] = sums.shown
         weights.append(sums.weight)
+    if added:
+        weights.append(None)
     if penalties:
         # Its own divisor adds up to itself, so any will do; one that is there already needs no gradients apart.
         by = ROWS if ROWS in numerators else next(iter(numerators))
@@ -193,7 +196,8 @@ def reduce_terms(
         mean = count * tf.add_n([tf.cast(tf.reduce_sum(a), tf.float32) for a in added])
         _add(numerators, ROWS, mean)
         _add(shown, ROWS, mean)
-    return Objective(numerators, divisors, shown, term_sums, tf.add_n(weights), outputs)
+    weight = () if any(w is None for w in weights) else (tf.add_n(weights),)
+    return Objective(numerators, divisors, shown, term_sums, weight, outputs)
 
 
 def mean_of(terms: Mapping[str, Term], count: tf.Tensor) -> tf.Tensor:
@@ -203,14 +207,17 @@ def mean_of(terms: Mapping[str, Term], count: tf.Tensor) -> tf.Tensor:
 
 
 class _Sums(NamedTuple):
-    """One term's sums, the names of the divisors of both, and the first one's value."""
+    """One term's sums, the names of the divisors of both, and the first one's value.
+
+    `weight` is that of its values, the absolute one; None where each counts once.
+    """
 
     numerator: tf.Tensor
     divided_by: str
     divisor: tf.Tensor
     shown: tf.Tensor
     shown_by: str
-    weight: tf.Tensor
+    weight: tf.Tensor | None
 
 
 def _whole_sums(
@@ -230,12 +237,14 @@ def _whole_sums(
         mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
         parts = [tf.boolean_mask(part, mine) for part in parts]
     whole = term.term(tf.nest.pack_sequence_as(term.parts, rows_of_all(parts, room=batch_size)))
+    weight = None
     if whole.values.shape.rank == 0:
         loss = whole.values
     else:
         sums = _sums(name, whole, tf.cast(tf.shape(whole.values)[0], tf.float32), None, 1)
         loss = tf.math.divide_no_nan(sums.numerator, sums.divisor)
-    return _Sums(loss, ONE, tf.constant(1.0 / num_parts), loss / num_parts, ONE, count)
+        weight = None if sums.weight is None else sums.weight / num_parts
+    return _Sums(loss, ONE, tf.constant(1.0 / num_parts), loss / num_parts, ONE, weight)
 
 
 def _divide_alike(a: Term | WholeTerm, b: Term) -> bool:
@@ -249,7 +258,8 @@ def _divide_alike(a: Term | WholeTerm, b: Term) -> bool:
 def _sums(own: str, term: Term, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int) -> _Sums:
     total = tf.reduce_sum(_times(term.values, term.weights, term.mask, shares))
     is_weighted = term.weights is not None or term.mask is not None
-    weight = tf.reduce_sum(_full(term.values, term.weights, term.mask, shares)) if is_weighted else count
+    full = _full(term.values, term.weights, term.mask, shares) if is_weighted else None
+    weight = None if full is None else tf.reduce_sum(tf.abs(full))
     if term.reduction in ("sum", "none", None):
         one = tf.constant(1.0 / num_parts)
         if term.reduction == "sum":
@@ -258,10 +268,10 @@ def _sums(own: str, term: Term, count: tf.Tensor, shares: tf.Tensor | None, num_
     if term.reduction in MEANS and term.mask is not None:
         divisor = tf.reduce_sum(_full(term.values, term.mask, shares))
         return _Sums(total, own, divisor, total, own, weight)
-    if term.reduction in MEANS or not is_weighted:
+    if term.reduction in MEANS or full is None:
         total /= _values_per_row(term.values)
         return _Sums(total, ROWS, count, total, ROWS, weight)
-    return _Sums(total, own, weight, total, own, weight)
+    return _Sums(total, own, tf.reduce_sum(full), total, own, weight)
 
 
 def _add(sums: dict[str, tf.Tensor], name: str, value: tf.Tensor) -> None:

@@ -81,6 +81,14 @@ class RunReporter:
     def skipped(self, *, step: int, steps: int, scale: float) -> None:
         self._events.info("steps_skipped", step=step, steps=steps, loss_scale=scale)
 
+    def weightless(self, *, step: int) -> None:
+        self._events.warning(
+            "weightless_step",
+            step=step,
+            message=f"Up to step {step} there was a batch whose examples weigh nothing in all (sample weights, class "
+            "weights or a mask are 0). Such a step changes nothing; how many there were is said at the end.",
+        )
+
     def unused(self, *, step: int, variables: list[str]) -> None:
         shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
         self._events.warning(

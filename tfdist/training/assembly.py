@@ -170,6 +170,7 @@ def build_evaluator(
         iterator=stream(run, source, plan),
         batch_size=plan.global_batch_size,
         num_steps=plan.steps_per_epoch,
+        note=run.note,
     )
 
 
@@ -233,6 +234,17 @@ def run_loop(
     seconds = time.perf_counter() - started
     dispose(iterator)
     return outcome, seconds
+
+
+def note_weightless(run: Run, outcome: Outcome) -> None:
+    """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""
+    if outcome.weightless:
+        had, they = ("1 step", "it") if outcome.weightless == 1 else (f"{outcome.weightless:,} steps", "they")
+        run.note(
+            "weightless_steps",
+            f"{had} had examples that weigh nothing in all; {they} changed nothing, and the logged loss leaves "
+            f"{'it' if outcome.weightless == 1 else 'them'} out.",
+        )
 
 
 def tell_ending(

@@ -43,11 +43,12 @@ class Watched:
         """What is the best now: `best` itself, or a new one out of `logs`, as result.json has it. `epoch` is from 1.
 
         Raises:
-          UserError: `logs` do not have the metric, whose best is to be backed up.
+          UserError: `logs` do not have the metric, whose best is to be backed up, though they have the loss (which is
+        left out where examples weigh nothing in all).
         """
         value = logs.get(self.metric)
         if not isinstance(value, int | float):
-            if self.saves:
+            if self.saves and (f"{VALIDATION}loss" if self.is_of_evaluation else "loss") in logs:
                 raise unknown_metric(KEEP_BEST, self.metric, [n for n, v in logs.items() if isinstance(v, int | float)])
             return best
         known = best["value"] if best is not None and best["metric"] == self.metric else None

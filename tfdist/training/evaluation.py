@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -39,6 +39,7 @@ class Evaluator:
       iterator: an endless stream of local batches in a fixed order, `num_steps` of which are the split.
       batch_size: examples of a global batch.
       num_steps: steps of one pass.
+      note: told once, by an event's name and a sentence, if the split weighs nothing in all.
       steps_per_call: steps in one call of the compiled function; None finds out what takes 0.1 s.
     """
 
@@ -52,6 +53,7 @@ class Evaluator:
         iterator: Iterator[Any],
         batch_size: int,
         num_steps: int,
+        note: Callable[[str, str], None],
         steps_per_call: int | None = None,
     ) -> None:
         self._strategy = strategy
@@ -62,6 +64,8 @@ class Evaluator:
         self._iterator = iterator
         self._batch_size = batch_size
         self._num_steps = num_steps
+        self._note = note
+        self._has_noted = False
         with strategy.scope():
             self._sums = LossSums(num_terms=len(self._term_names))
         self._pace = Pace(strategy, steps_per_call)
@@ -77,7 +81,8 @@ class Evaluator:
           hooks: called before and after every batch, with the results over those so far; calls are then one step long.
 
         Returns:
-          The loss and every metric over all examples of the split; None for a pass that ended early, after which the
+          The loss and every metric over all examples of the split, without the loss where these weigh nothing in all;
+          None for a pass that ended early, after which the
           iterator stands in its middle.
         """
         pulse.beat(pulse.EVALUATING)
@@ -89,14 +94,22 @@ class Evaluator:
                 hooks.test_batch_begin(step)
             wanted = self._call(count, wishes())
             if hooks:
-                hooks.test_batch_end(step, to_python(self._end()))
+                hooks.test_batch_end(step, self._read())
             step += count
             if step < self._num_steps and wanted.leave:
                 return None
             pulse.beat(pulse.EVALUATING)
-        results = to_python(self._end())
+        results = self._read()
         pulse.beat(pulse.BETWEEN)
+        if "loss" not in results and not self._has_noted:
+            self._has_noted = True
+            self._note("weightless_evaluation", "The examples of the evaluation weigh nothing in all: it has no loss.")
         return results
+
+    def _read(self) -> dict[str, Any]:
+        """The results over the batches so far; without losses while nothing has weighed anything."""
+        weight, losses, metrics = self._end()
+        return (to_python(losses) if float(weight) else {}) | to_python(metrics)
 
     def _call(self, count: int, wishes: Wanted) -> Wanted:
         """The next `count` steps; what any worker wants."""
@@ -129,7 +142,9 @@ class Evaluator:
         objective = forward(self._model, self._task, batch, training=False, **parts)
         self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("shares"))
         loss, terms = self._parts_of_losses(objective)
-        self._sums.update_state(tf.stack([loss, objective.divisors[ROWS], *(terms[n] for n in self._term_names)]))
+        count = objective.divisors[ROWS]
+        (weight,) = objective.weight or (count,)
+        self._sums.update_state(tf.stack([weight, loss, count, *(terms[n] for n in self._term_names)]))
 
     def _parts_of_losses(self, objective: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """This replica's parts of the loss of the global batch, and of each term's, times the batch's examples.
@@ -145,27 +160,28 @@ class Evaluator:
             return loss * divisors[ROWS], {name: value * divisors[ROWS] for name, value in terms.items()}
         return objective.shown[ROWS], objective.term_sums[ROWS]
 
-    def _results(self) -> dict[str, tf.Tensor]:
+    def _results(self) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """What all examples weigh, the losses, and the metrics."""
         (sums,) = self._strategy.sum_over_replicas([tf.convert_to_tensor(self._sums.sums.value)])
-        loss_sum, count, *terms = tf.unstack(sums)
-        results = {"loss": tf.math.divide_no_nan(loss_sum, count)}
+        weight, loss_sum, count, *terms = tf.unstack(sums)
+        losses = {"loss": tf.math.divide_no_nan(loss_sum, count)}
         for name, term in zip(self._term_names, terms, strict=True):
-            results[f"{name}_loss"] = tf.math.divide_no_nan(term, count)
-        return results | self._metrics.read(self._strategy)[0]
+            losses[f"{name}_loss"] = tf.math.divide_no_nan(term, count)
+        return weight, losses, self._metrics.read(self._strategy)[0]
 
 
 class LossSums(keras.metrics.Metric):
-    """[Σ loss · examples, Σ examples, Σ term · examples …] over the batches so far, this replica's parts of them."""
+    """[Σ weight, Σ loss · examples, Σ examples, Σ term · examples …] over the batches so far, this replica's parts."""
 
     def __init__(self, num_terms: int) -> None:
         super().__init__(name="loss_sums")
-        self.sums = self.add_variable(shape=(2 + num_terms,), initializer="zeros", name="sums")
+        self.sums = self.add_variable(shape=(3 + num_terms,), initializer="zeros", name="sums")
 
     def update_state(self, sums: tf.Tensor) -> None:
         self.sums.assign_add(sums)
 
     def result(self) -> tf.Tensor:
-        return tf.math.divide_no_nan(self.sums[0], self.sums[1])
+        return tf.math.divide_no_nan(self.sums[1], self.sums[2])
 
 
 def to_python(results: dict[str, tf.Tensor]) -> dict[str, Any]:

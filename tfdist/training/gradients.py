@@ -40,7 +40,7 @@ class LocalSums(NamedTuple):
     divisors: dict[str, tf.Tensor]
     shown: dict[str, tf.Tensor]
     term_sums: dict[str, dict[str, tf.Tensor]]
-    weight: tf.Tensor
+    weight: tuple[tf.Tensor, ...]
 
 
 class LocalGradients:

@@ -49,6 +49,8 @@ class Reporter(Protocol):
 
     def skipped(self, *, step: int, steps: int, scale: float) -> None: ...
 
+    def weightless(self, *, step: int) -> None: ...
+
     def unused(self, *, step: int, variables: list[str]) -> None: ...
 
     def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None: ...
@@ -277,8 +279,9 @@ class Loop:
         seconds = time.perf_counter() - started
         answers = answers.numpy().tolist()
         self._wanted = Wanted.of(answers)
-        self._sums = EpochSums.of(totals)
+        self._sums = self._sums.after(totals)
         self._outcome.step += done
+        self._count_weightless(int(totals.weightless))
         pulse.beat(pulse.BETWEEN, self._outcome.step)
         self._outcome.train_metrics = self._sums.means() | to_python(metrics)
         if self._step.unused and not self._told_unused:
@@ -304,6 +307,11 @@ class Loop:
         )
         if self._recovery is not None:
             self._recovery.check()
+
+    def _count_weightless(self, steps: int) -> None:
+        if steps and not self._outcome.weightless:
+            self._reporter.weightless(step=self._outcome.step)
+        self._outcome.weightless += steps
 
     def _end_batch(self, done: int, overflowed: int) -> None:
         """Calls the batch hooks; raises DivergedError at a loss that is not finite, if none of them stops there."""

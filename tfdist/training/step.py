@@ -34,6 +34,7 @@ class Totals(NamedTuple):
       term_sums: the same by loss term, where there are several.
       steps: steps done in this call, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
+      weightless: steps whose examples weigh nothing in all, which changed nothing.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
     """
@@ -43,6 +44,7 @@ class Totals(NamedTuple):
     term_sums: dict[str, tf.Tensor]
     steps: tf.Tensor
     overflowed: tf.Tensor
+    weightless: tf.Tensor
     input_seconds: tf.Tensor
     peer_seconds: tf.Tensor
 
@@ -55,7 +57,7 @@ class GlobalSums(NamedTuple):
       loss: the global batch's.
       terms: the loss of each term that is reported.
       count: its examples.
-      weight: what they weigh.
+      weight: what they weigh; empty where each counts, whatever the batch.
       finite: whether all of this is.
       peer_seconds: float64, how long this worker waited until it was there.
     """
@@ -64,7 +66,7 @@ class GlobalSums(NamedTuple):
     loss: tf.Tensor
     terms: dict[str, tf.Tensor]
     count: tf.Tensor
-    weight: tf.Tensor
+    weight: tuple[tf.Tensor, ...]
     finite: tf.Tensor
     peer_seconds: tf.Tensor
 
@@ -155,8 +157,9 @@ class TrainStep:
         """One step whose update waits for nothing but its gradients."""
         batch, waited = timed_next(self._strategy, iterator)
         sums = self._strategy.run(self.global_sums, args=(batch,))
-        self._update(sums)
-        return _advanced(totals, self._strategy.first_local(sums._replace(gradients=[])), waited)
+        seen = self._strategy.first_local(sums._replace(gradients=[]))
+        self._update_by(sums, seen.weight)
+        return _advanced(totals, seen, waited)
 
     def _step_or_skip(self, iterator: Iterator[Any], totals: Totals) -> Totals:
         """One step that changes nothing, on all replicas alike, if a gradient is not finite."""
@@ -164,7 +167,7 @@ class TrainStep:
         batch, waited = timed_next(self._strategy, iterator)
         sums = self._strategy.run(self.global_sums, args=(batch,))
         seen = self._strategy.first_local(sums._replace(gradients=[]))
-        tf.cond(seen.finite, lambda: self._update(sums), lambda: self._skip(seen.finite, before))
+        tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, before))
         return _advanced(totals, seen, waited)
 
     def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
@@ -196,6 +199,12 @@ class TrainStep:
         """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
         return tf.math.reciprocal_no_nan(divisor) / factor_of(self._loss_scale, self._scale_factor)
 
+    def _update_by(self, sums: GlobalSums, weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        """The update, unless nothing weighs anything: then momentum, weight decay and iterations would move alone."""
+        if not weight:
+            return self._update(sums)
+        return tf.cond(_weighs_nothing(weight), lambda: tf.constant(False), lambda: self._update(sums))
+
     def _update(self, sums: GlobalSums) -> tf.Tensor:
         self._apply(sums.gradients, self._learning)
         if self._loss_scale is not None:
@@ -217,14 +226,17 @@ class TrainStep:
         """Totals before a call's first step; `sums` as in `_run`."""
         loss_sum, weight, *terms = tf.unstack(sums, num=2 + len(self.term_names))
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
-        return Totals(loss_sum, weight, dict(zip(self.term_names, terms, strict=True)), none, none, seconds, seconds)
+        return Totals(
+            loss_sum, weight, dict(zip(self.term_names, terms, strict=True)), none, none, none, seconds, seconds
+        )
 
 
 def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
-    """The totals after one more step; a skipped step's loss, which may be infinite, is left out."""
+    """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
+    weightless = seen.finite & _weighs_nothing(seen.weight)
 
     def counted(value: tf.Tensor) -> tf.Tensor:
-        return tf.cast(tf.where(seen.finite, value, tf.zeros_like(value)), tf.float64)
+        return tf.cast(tf.where(seen.finite & ~weightless, value, tf.zeros_like(value)), tf.float64)
 
     return Totals(
         totals.loss_sum + counted(seen.loss) * counted(seen.count),
@@ -232,9 +244,14 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
         {name: total + counted(seen.terms[name]) * counted(seen.count) for name, total in totals.term_sums.items()},
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
+        totals.weightless + tf.cast(weightless, tf.int32),
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
     )
+
+
+def _weighs_nothing(weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    return tf.equal(weight[0], 0.0) if weight else tf.constant(False)
 
 
 def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
