@@ -66,6 +66,14 @@ def weighted_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return images, labels, np.random.default_rng(1).uniform(0.0, 3.0, len(labels)).astype(np.float32)
 
 
+def with_weightless_batch(batches: tuple[int, ...] = (0, 1, 2)) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Some of three batches of 64: the second one weighs nothing, of the first one its second half alone does."""
+    images, labels, weights = weighted_digits()
+    weights[:32] = weights[64:128] = 0.0
+    rows = np.concatenate([np.arange(64 * i, 64 * (i + 1)) for i in batches])
+    return images[rows], labels[rows], weights[rows]
+
+
 def words(vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
     """Each digit's eight brightest pixels as eight words; some words come up often in one batch."""
     images, labels = digits()
@@ -358,6 +366,7 @@ CASES: dict[str, dict[str, Any]] = {
     "uneven": {"train_data": lambda: digits(501)},
     "fewer_examples_than_replicas": {"train_data": lambda: digits(257), "model": convnet_model},
     "sample_weights": {"train_data": weighted_digits, "eval_data": weighted_digits},
+    "weightless": {"train_data": with_weightless_batch, "shuffle": False, "optimizer": clipped_adam},
     "embedding": {
         "model": lambda: embedding_model(64),
         "train_data": lambda: words(64),

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from equivalence.cases import dense_model, weighted_digits
+from equivalence.cases import dense_model, with_weightless_batch
 from training.trainings import dropout_model, one_hot_digits, run, softmax_model
 
 from tfdist.strategies.base import Strategy
@@ -37,14 +37,6 @@ MANY_METRICS: dict[str, Any] = {
         ],
     ),
 }
-
-
-def with_weightless_batch(batches: tuple[int, ...] = (0, 1, 2)) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Some of three batches of 64: the second one weighs nothing, of the first one its second half alone does."""
-    images, labels, weights = weighted_digits()
-    weights[:32] = weights[64:128] = 0.0
-    rows = np.concatenate([np.arange(64 * i, 64 * (i + 1)) for i in batches])
-    return images[rows], labels[rows], weights[rows]
 
 
 WEIGHTLESS: dict[str, Any] = {

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from equivalence.cases import dense_model, digits
-from training.checks import WEIGHTLESS, with_weightless_batch
+from equivalence.cases import dense_model, digits, with_weightless_batch
+from training.checks import WEIGHTLESS
 from training.test_precision import state
 from training.trainings import run
 

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd
+from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd, with_weightless_batch
 from training.checks import (
     MANY_METRICS,
     WEIGHTLESS,
@@ -24,7 +24,6 @@ from training.checks import (
     normalized,
     probed,
     probed_batch_norm,
-    with_weightless_batch,
 )
 from training.trainings import Trained, activity_model, constrained_model, dropout_model, run
 
