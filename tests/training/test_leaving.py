@@ -19,7 +19,7 @@ RARE = BackupPolicy(every_steps=1000)
 
 
 def left(directory: pathlib.Path, number: int, **changes: Any) -> Trained:
-    """A run that gets a signal after its fourth call; calls end at steps 2, 3, 5, 6, 7."""
+    """A run that gets a signal at the end of its fourth batch, and so leaves after the fifth."""
     callbacks = [*memories(), Once("on_train_batch_end", 4, send(number))]
     return run(directory, may_fail=True, **BASE | {"callbacks": callbacks, "backup": RARE} | changes)
 
@@ -34,7 +34,7 @@ def without_a_store(directory: pathlib.Path) -> pathlib.Path:
 def test_a_first_ctrl_c_and_a_hangup_save_as_sigterm_does(tmp_path: pathlib.Path, number: int, status: int) -> None:
     ended = left(tmp_path / "run", number)
     assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == status
-    assert f"Left at step 7 after saving, because {signal.Signals(number).name} was received" in str(ended.error)
+    assert f"Left at step 5 after saving, because {signal.Signals(number).name} was received" in str(ended.error)
     hint = "A second Ctrl-C ends at once" in ended.events("preemption_noticed")[0]["details"]["message"]
     assert hint == (number == signal.SIGINT)
     whole = run(tmp_path / "whole", **BASE | {"callbacks": memories(), "backup": RARE})
@@ -66,10 +66,10 @@ def test_leaving_without_a_store_says_that_all_is_lost(tmp_path: pathlib.Path) -
     ended = left(without_a_store(tmp_path / "run"), signal.SIGTERM)
     assert isinstance(ended.error, NotSavedError) and ended.error.exit_status == EXIT_NOT_SAVED
     assert str(ended.error) == (
-        "Left at step 7, because SIGTERM was received, and could not save. There is no backup: the work of all 7 steps "
+        "Left at step 5, because SIGTERM was received, and could not save. There is no backup: the work of all 5 steps "
         "is lost, and the same command begins anew."
     )
-    (failed,) = [event for event in ended.events("backup_failed") if event["step"] == 7]
+    (failed,) = [event for event in ended.events("backup_failed") if event["step"] == 5]
     assert "Training goes on" not in failed["details"]["message"]
     assert not ended.events("preempted") and len(ended.events("left_unsaved")) == 1
     paused = run(without_a_store(tmp_path / "paused"), may_fail=True, **BASE | {"stop_after_epochs": 1})
@@ -92,7 +92,7 @@ def test_leaving_says_from_which_backup_a_start_goes_on(
     monkeypatch.setattr(writer_thread, "write_backup", write_once)
     ended = left(tmp_path, signal.SIGTERM, backup=BackupPolicy(every_steps=3))
     assert written == [3]
-    assert "The newest backup is of step 3: the work of the 4 steps after it is lost" in str(ended.error)
+    assert "The newest backup is of step 3: the work of the 2 steps after it is lost" in str(ended.error)
     again = left(tmp_path, signal.SIGTERM, backup=BackupPolicy(every_steps=1000))  # now of an earlier process
     assert "The newest backup is of step 3" in str(again.error)
     monkeypatch.undo()
