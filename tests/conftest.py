@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from launch.programs import PRELUDE, ROOT, Run
 for name in [n for n in os.environ if n.startswith(support.CLUSTER_VARIABLES)]:
     del os.environ[name]
 os.environ.update(support.QUIET | support.THREADS)
+# A shell that starts the suite in the background has it, and all that it starts, ignore what these tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
