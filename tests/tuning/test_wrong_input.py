@@ -109,6 +109,7 @@ def test_an_address_that_is_taken_is_refused(
         status, said = answer("tune.max_trials = 3", mode="tune")
     assert status == 2 and f"cannot listen at 127.0.0.1:{port}" in said and "already in use" in said, said
     monkeypatch.setenv("KERASTUNER_ORACLE_IP", "192.0.2.1")  # of RFC 5737, nobody's
+    monkeypatch.setenv("TFDIST_SWEEP_SECRET", "a secret of this test")
     status, said = answer("tune.max_trials = 3", mode="tune")
     assert status == 2 and "it is no address of this machine" in said, said
 
