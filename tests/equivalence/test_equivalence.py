@@ -50,7 +50,7 @@ class Runs:
             program = [*launch, "--module=equivalence.cases", "--"] if launch else ["-m", "equivalence.cases"]
             paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
             names = PADDED_CASES if strategy == "padded2" else ()
-            support.run_python([*program, strategy, directory, *names], env={"PYTHONPATH": paths}, timeout=400).check()
+            support.run_python([*program, strategy, directory, *names], env={"PYTHONPATH": paths}, timeout=900).check()
         assert (directory / case / "result.json").exists(), f"{strategy} did not finish {case}"
         return directory / case
 

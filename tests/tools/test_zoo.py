@@ -78,7 +78,7 @@ def test_what_differs_has_to_be_explained(zoo: Any) -> None:
 @pytest.mark.horovod
 def test_a_sample_is_alike_under_every_strategy(tmp_path: pathlib.Path) -> None:
     only = [f"--only={name}" for name in SAMPLE]
-    found = support.run_python([TOOL, *only, f"--work_dir={tmp_path}"], timeout=400).check()
+    found = support.run_python([TOOL, *only, f"--work_dir={tmp_path}"], timeout=900).check()
     rows = {line.split("|")[1].strip(): line for line in found.stdout.splitlines() if "same bits" in line}
     assert {"BatchNormalization", "Dropout", "Huber", "AUC", "Adam"} <= set(rows)
     assert "draws random numbers" in rows["Dropout"]
