@@ -66,6 +66,16 @@ def parts_of(dataset: tf.data.Dataset) -> Parts:
     )
 
 
+def unseeded_in_both(a: tf.data.Dataset, b: tf.data.Dataset) -> str | None:
+    """What draws without a seed in the datasets that two are built of in common, for a message; None: nothing does.
+
+    Of a function's two results it is what the function did not make anew.
+    """
+    of_b = {id(each) for each in _with_inputs(b)}
+    found = (parts_of(each).unseeded for each in _with_inputs(a) if id(each) in of_b)
+    return next(filter(None, found), None)
+
+
 def _with_inputs(dataset: Any) -> Iterator[Any]:
     yield dataset
     names = getattr(dataset, "_filenames", None)  # which not every reader counts among its inputs

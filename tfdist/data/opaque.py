@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
-from tfdist.data.dataset_parts import Parts, parts_of
+from tfdist.data.dataset_parts import Parts, parts_of, unseeded_in_both
 from tfdist.data.failures import noted
 from tfdist.data.source import Order, Reader, Source
 from tfdist.errors import UserError, is_whole_number, suggest
@@ -69,9 +69,6 @@ class DatasetFunction(StreamSource):
       UserError: the function gives no such dataset.
     """
 
-    reseeds = True
-    """Whether the function makes its operations when it is called, so that they take the run's seed."""
-
     def __init__(
         self,
         function: Callable[..., tf.data.Dataset],
@@ -93,7 +90,8 @@ class DatasetFunction(StreamSource):
         with _global_seed(None):  # which would pass for a seed of the dataset's own
             dataset = self._made(0, None)
             self._parts: Parts = parts_of(dataset)
-        self._unseeded = None if self.reseeds else self._parts.unseeded
+            # What the function makes when it is called takes the run's seed; what it made before does not.
+            self._unseeded = self._parts.unseeded and unseeded_in_both(dataset, self._made(0, None))
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset, self._parts)
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
@@ -145,7 +143,7 @@ class DatasetFunction(StreamSource):
             resuming = "resumes by skipping" + (
                 " from the first epoch on" if self._parts.is_random else " in the epoch"
             )
-        if self._parts.unseeded and self.reseeds:
+        if self._parts.unseeded and not self._unseeded:
             resuming += f"; {self._parts.unseeded} has no seed and takes the run's, what Python draws in it does not"
         return [f"a tf.data.Dataset: {self.policy(1, trains=True)[1]}; {resuming}"]
 
@@ -256,8 +254,6 @@ class DatasetFunction(StreamSource):
 class GivenDataset(DatasetFunction):
     """A dataset that a data function returned by itself. It cannot be made again, so the order of one that shuffles
     goes on from stream to stream; `DatasetFunction.function = @…` makes it anew each time."""
-
-    reseeds = False
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         super().__init__(lambda: dataset)
