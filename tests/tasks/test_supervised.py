@@ -316,7 +316,7 @@ def test_a_metric_that_is_made_already_gives_a_message() -> None:
         (Supervised(loss=two_losses()), (ROWS, {"label": LABELS}), "The targets are .*'label'.*but there are losses"),
         (Supervised(loss={"digit": sparse()}), (ROWS, {"digit": LABELS}), "outputs are .*'label'.*losses for"),
         (Supervised(loss=two_losses()), (ROWS, [LABELS, LABELS, LABELS]), "targets are a list of 3"),
-        (Supervised(loss=two_losses()), (ROWS, TARGETS, [WEIGHTS, WEIGHTS]), "sample_weight is a list"),
+        (Supervised(loss=two_losses()), (ROWS, TARGETS, [WEIGHTS] * 3), "sample_weight is a list of 3, and there"),
         (Supervised(loss=two_losses()), (ROWS, TARGETS, {"lable": WEIGHTS}), r"sample weights for \['lable'\]"),
         (Supervised(loss=lambda y, p: tf.reduce_mean(p["label"])), (ROWS, LABELS), "outputs are several"),
     ],
