@@ -16,10 +16,11 @@ from tfdist.strategies.multi_worker import MultiWorker
 def main(path: str) -> None:
     strategy = MultiWorker(peer_timeout_seconds=120)
     found = {}
-    for name, data in (("arrays", (X, Y)), ("dataset", (dataset(),)), ("numbered", (Numbered(),))):
+    data = {"arrays": lambda: (X, Y), "dataset": lambda: (dataset(),), "numbered": lambda: (Numbered(),)}
+    for name, make in data.items():
         with strategy.scope():
             model = classifier()
-        history = tfdist.fit(model, *data, epochs=2, seed=5, validation_data=(X[:20], Y[:20]), verbose=0)
+        history = tfdist.fit(model, *make(), epochs=2, seed=5, validation_data=(X[:20], Y[:20]), verbose=0)
         found[name] = {"history": history.history, "weights": [np.asarray(w) for w in model.get_weights()]}
     try:
         tfdist.fit(model, batches(), steps_per_epoch=2, verbose=0)

@@ -129,7 +129,15 @@ class MultiWorker(Strategy):
         set_heartbeat_timeout(cluster, self._heartbeat_seconds(cluster))
         with kept_sigterm_handler():
             # 0 here, since TensorFlow takes a 0 that a sum is given for "as the strategy has it".
-            distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options(0))
+            try:
+                distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options(0))
+            except RuntimeError as error:
+                if "at program startup" not in str(error):
+                    raise
+                raise UserError(
+                    "The strategy multi_worker has to connect before TensorFlow computes anything, and this process "
+                    "has made a tensor or a tf.data.Dataset already. Enter strategy.scope() first, and make them then."
+                ) from error
         num_local = distribution.num_replicas_in_sync // cluster.num_workers
         return distribution, Topology(cluster.worker_index, cluster.num_workers, num_local_replicas=num_local)
 
