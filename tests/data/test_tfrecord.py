@@ -367,6 +367,7 @@ def test_a_corrupt_length_is_named_and_cannot_be_passed_over(tmp_path: pathlib.P
         (example(number=1, x=[1.0, 2.0], tags=[7]), "Record 1 of .* holds 7 .*'tags', outside 0 … 4.*SIZE 8 or more"),
         (example(number=1, x=[1.0, 2.0], tags=[-2]), "Record 1 of .* holds -2 in .* begin at 0"),
     ],
+    ids=["no_x", "one_value", "integers", "no_example", "too_large", "negative"],  # the bytes differ from run to run
 )
 def test_a_later_record_that_does_not_fit_is_explained(tmp_path: pathlib.Path, later: bytes, message: str) -> None:
     path = write_records(tmp_path / "f", [example(number=0, x=[1.0, 2.0], tags=[1]), later])

@@ -181,7 +181,8 @@ def peer_that_answers(address: str, answer: bytes) -> Iterator[None]:
 
 
 def words(cluster: Cluster, **changed: Any) -> bytes:
-    said = {"protocol": meeting.PROTOCOL, "index": 1, "workers": list(cluster.workers), "facts": {}}
+    theirs = facts.collect(versions={}, settings=None, num_devices=1)
+    said = {"protocol": meeting.PROTOCOL, "index": 1, "workers": list(cluster.workers), "facts": theirs}
     return json.dumps({**said, "time": time.time(), **changed}).encode() + b"\n"
 
 

@@ -100,7 +100,7 @@ def test_a_run_on_gs_leaves_all_that_a_local_one_does(gcs: GcsServer, tmp_path: 
     assert keras.saving.load_model(run / "export" / "model.keras").count_params() > 0
 
     again = run_python(command, cwd=REPOSITORY, timeout=300).check()
-    assert "nothing is left to train" in again.stdout
+    assert "Nothing is left to train" in again.stdout
 
 
 DIGITS = [
