@@ -60,12 +60,6 @@ def is_own(filename: str) -> bool:
     return not os.path.abspath(filename).startswith((_TFDIST, *_PYTHON))
 
 
-def raised_here(error: BaseException) -> bool:
-    """Whether a line of tfdist's own raised it, rather than the user's code or a library."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and os.path.abspath(frames[-1].filename).startswith(_TFDIST)
-
-
 def refused_values(error: BaseException) -> UserError | None:
     """The UserError for an operation of the model or the loss that refused its values in a running graph.
 

@@ -239,11 +239,12 @@ def run_loop(
 def note_weightless(run: Run, outcome: Outcome) -> None:
     """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""
     if outcome.weightless:
-        had, they = ("1 step", "it") if outcome.weightless == 1 else (f"{outcome.weightless:,} steps", "they")
+        count = outcome.weightless
+        steps, they, them = ("1 step", "it", "it") if count == 1 else (f"{count:,} steps", "they", "them")
         run.note(
             "weightless_steps",
-            f"{had} had examples that weigh nothing in all; {they} changed nothing, and the logged loss leaves "
-            f"{'it' if outcome.weightless == 1 else 'them'} out.",
+            f"{steps} had examples that weigh nothing in all; {they} changed nothing, and the logged loss leaves "
+            f"{them} out.",
         )
 
 

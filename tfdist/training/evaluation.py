@@ -81,9 +81,8 @@ class Evaluator:
           hooks: called before and after every batch, with the results over those so far; calls are then one step long.
 
         Returns:
-          The loss and every metric over all examples of the split, without the loss where these weigh nothing in all;
-          None for a pass that ended early, after which the
-          iterator stands in its middle.
+          The loss and every metric over all examples of the split, without the loss where these weigh nothing in all.
+          None for a pass that ended early, after which the iterator stands in its middle.
         """
         pulse.beat(pulse.EVALUATING)
         self._begin()

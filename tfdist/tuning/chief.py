@@ -124,11 +124,11 @@ class Chief:
     def run(self, events: Sequence[Mapping[str, Any]]) -> None:
         """From what the journal holds to the end.
 
-          Raises:
-            UserError: the first trial cannot be trained, for a reason that is the user's.
-            PreemptedError: this process was told to leave; the trials have saved.
-        KeyboardInterrupt: it was told so twice.
-            TfdistError: too many trials failed, or were interrupted without progress.
+        Raises:
+          UserError: the first trial cannot be trained, for a reason that is the user's.
+          PreemptedError: this process was told to leave; the trials have saved.
+          KeyboardInterrupt: it was told so twice.
+          TfdistError: too many trials failed, or were interrupted without progress.
         """
         self._replay(events)
         with self._leaving.noting():
