@@ -19,7 +19,8 @@ from keras_fit.behaviours import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviours import differences
 
 import tfdist
-from tfdist.keras_fit.compiled_model import COMPILED, REDUCTION
+from tfdist.keras_fit.compiled_model import COMPILED
+from tfdist.training.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
 SCRIPT = pathlib.Path(__file__).with_name("under_mirrored.py")
@@ -103,6 +104,14 @@ def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() 
     assert np.array_equal(next(given)[0], X[10:20])  # 6 batches of 5
     with pytest.raises(ValueError, match=r"ended after 4 batches, and 6 are needed"):
         tfdist.fit(classifier(), batches(4), epochs=2, steps_per_epoch=3, verbose=0)
+
+
+def test_no_optimizer_is_left_without_its_own_reduction() -> None:
+    by_path = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {".*bias": keras.optimizers.Adam()})
+    model = classifier()
+    model.compile(keras.optimizers.MultiOptimizer(by_path), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    tfdist.fit(model, X, Y, verbose=0)
+    assert not [one for one in model.optimizer.optimizers if REDUCTION in vars(one)]
 
 
 def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import keras
 
 from tfdist.errors import UserError
+from tfdist.training.optimizer import with_reduction
 
 COMPILED = ("compiled", "optimizer", "loss", "_compile_loss", "_compile_metrics", "_compile_config", "_loss_tracker")
 PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
-REDUCTION = "_all_reduce_sum_gradients"  # which training/optimizer.py replaces
 
 
 def check_compiled(model: keras.Model) -> None:
@@ -47,6 +47,5 @@ def as_it_was(model: keras.Model) -> Iterator[None]:
     finally:
         for name, value in before.items():
             object.__setattr__(model, name, value)  # Keras's own would track metrics once more
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        vars(optimizer).pop(REDUCTION, None)
+        with_reduction(getattr(model.optimizer, "inner_optimizer", model.optimizer))
         keras.config.set_dtype_policy(policy)

@@ -12,6 +12,8 @@ import keras
 
 from tfdist.errors import UserError, suggest
 
+REDUCTION = "_all_reduce_sum_gradients"
+
 
 def check_optimizer_builder(builder: object) -> None:
     """Raises UserError where `builder` is no function or class that makes an optimizer, nor the name of one."""
@@ -91,13 +93,19 @@ def without_reduction(optimizer: keras.optimizers.Optimizer) -> keras.optimizers
     The method belongs to Keras's TensorFlow optimizer and is private; tests/training/test_optimizer.py fails when a
     release of Keras changes it.
     """
-    if not callable(getattr(optimizer, "_all_reduce_sum_gradients", None)):
+    if not callable(getattr(optimizer, REDUCTION, None)):
         raise RuntimeError(
-            f"keras {keras.__version__} has no Optimizer._all_reduce_sum_gradients: gradients would be summed twice. "
-            "tfdist was written for the release that pyproject.toml names."
+            f"keras {keras.__version__} has no Optimizer.{REDUCTION}: gradients would be summed twice. tfdist was "
+            "written for the release that pyproject.toml names."
         )
-    optimizer._all_reduce_sum_gradients = _as_they_are
+    setattr(optimizer, REDUCTION, _as_they_are)
     return optimizer
+
+
+def with_reduction(optimizer: keras.optimizers.Optimizer) -> None:
+    """Takes `without_reduction` back, for an optimizer that is the user's own."""
+    for one in parts(optimizer):
+        vars(one).pop(REDUCTION, None)
 
 
 def _as_they_are(grads_and_vars: Any) -> list[Any]:
