@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.gathering import replica_index
 from tfdist.tasks.base import MetricSpec
 
 
@@ -84,7 +85,7 @@ class MetricGroup:
 
         What is summed over the replicas goes to the first one of the run, and the others begin with nothing.
         """
-        is_first = _is_first_replica()
+        is_first = tf.equal(replica_index(), 0)
         for variable, state in zip(self.variables, states, strict=True):
             is_summed = variable.aggregation == "sum" and strategy.topology.num_replicas > 1
             variable.assign(tf.where(is_first, state, tf.zeros_like(state)) if is_summed else state)
@@ -96,7 +97,7 @@ class MetricGroup:
             return value
         if variable.aggregation == "mean":
             return value / tf.cast(strategy.topology.num_replicas, value.dtype)
-        return tf.where(_is_first_replica(), value, tf.zeros_like(value))
+        return tf.where(tf.equal(replica_index(), 0), value, tf.zeros_like(value))
 
 
 def _result(metric: keras.metrics.Metric, states: Sequence[tf.Tensor]) -> Any:
@@ -109,10 +110,6 @@ def _result(metric: keras.metrics.Metric, states: Sequence[tf.Tensor]) -> Any:
         return tf.nest.map_structure(
             lambda r: tf.identity(r.value) if isinstance(r, keras.Variable) else r, metric.result()
         )
-
-
-def _is_first_replica() -> tf.Tensor:
-    return tf.equal(tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32), 0)
 
 
 def _built(spec: MetricSpec) -> keras.metrics.Metric:
