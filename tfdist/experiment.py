@@ -23,6 +23,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import accumulation, arguments, assembly, checks
 from tfdist.training.best import KEEP_BEST, check_metric, watched, with_validation
 from tfdist.training.boundaries import Boundaries, Length
+from tfdist.training.callback_model import compiled_as
 from tfdist.training.callbacks import check_callbacks
 from tfdist.training.compiled import parts_of
 from tfdist.training.ending import Ending
@@ -279,19 +280,20 @@ def train(
                 partial=partial_restore,
                 first_step=initial_epoch * steps_per_epoch,
             ) as opened:
-                outcome, seconds = assembly.run_loop(
-                    run,
-                    learner,
-                    step,
-                    evaluator,
-                    source,
-                    plan,
-                    boundaries,
-                    callbacks,
-                    steps_per_call,
-                    opened,
-                    watched(policy, callbacks, evaluates=eval_data is not None),
-                )
+                with compiled_as(learner.model, learner.optimizer, task):
+                    outcome, seconds = assembly.run_loop(
+                        run,
+                        learner,
+                        step,
+                        evaluator,
+                        source,
+                        plan,
+                        boundaries,
+                        callbacks,
+                        steps_per_call,
+                        opened,
+                        watched(policy, callbacks, evaluates=eval_data is not None),
+                    )
                 ending = assembly.tell_ending(run, callbacks, outcome, boundaries)
                 if not outcome.paused:
                     assembly.note_weightless(run, outcome)

@@ -543,15 +543,61 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=8, validation_data=(X[:9], Y[:9]), callbacks=[stopping])
 
 
+@behaviour(CALLBACKS, "EarlyStopping on a metric, without mode")
+def _(fit: Fit) -> Seen:
+    stopping = keras.callbacks.EarlyStopping("val_accuracy", patience=1, min_delta=0.5)
+    return simply(fit, X, Y, epochs=4, validation_data=(X, Y), callbacks=stopping)
+
+
+@behaviour(CALLBACKS, "self.model.loss, .metrics, evaluate and predict in a callback")
+def _(fit: Fit) -> Seen:
+    uses, model = [], classifier()
+
+    def use(epoch: int, logs: Any) -> None:
+        names = [metric.name for metric in model.metrics]
+        outputs = model.predict(X[:9], batch_size=4, verbose=0)
+        uses.append((model.loss, names, model.evaluate(X[:20], Y[:20], verbose=0), outputs))
+
+    return simply(fit, X, Y, model=model, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=use)) | {"uses": uses}
+
+
+class Batches(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int, dict[str, float]]] = []
+
+    def _keep(self, hook: str, batch: int, logs: Any) -> None:
+        self.calls.append((hook, batch, {name: float(value) for name, value in (logs or {}).items()}))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._keep("train begin", batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._keep("train end", batch, logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._keep("test begin", batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._keep("test end", batch, logs)
+
+
+@behaviour(CALLBACKS, "hooks of batches, of training and validation")
+def _(fit: Fit) -> Seen:
+    spy = Batches()
+    return simply(fit, X, Y, validation_data=(X, Y), batch_size=9, callbacks=spy) | {"calls": spy.calls}
+
+
 @behaviour(
     CALLBACKS,
-    "EarlyStopping on a metric, without mode",
-    holds=REFUSED,
-    note="by Keras's own message: write mode='max'; what self.model is compiled with is not there in callbacks",
-    refusal="automatically determine",
+    "the same with steps_per_execution",
+    holds=DIFFERS,
+    note="they come for every batch still, and tfdist decides how many steps a call has where nobody wants batches",
 )
 def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, validation_data=(X, Y), callbacks=keras.callbacks.EarlyStopping("val_accuracy"))
+    spy = Batches()
+    model = classifier(steps_per_execution=3)
+    return simply(fit, X, Y, model=model, batch_size=9, callbacks=spy) | {"calls": spy.calls}
 
 
 @behaviour(CALLBACKS, "ReduceLROnPlateau; the rate stays with the optimizer")

@@ -19,7 +19,7 @@ from keras_fit.behaviours import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviours import differences
 
 import tfdist
-from tfdist.keras_fit.compiled_model import COMPILED
+from tfdist.training.callback_model import COMPILED, FUNCTIONS
 from tfdist.training.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
@@ -109,14 +109,14 @@ def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() 
 def test_no_optimizer_is_left_without_its_own_reduction() -> None:
     by_path = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {".*bias": keras.optimizers.Adam()})
     model = classifier()
-    model.compile(keras.optimizers.MultiOptimizer(by_path), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(keras.optimizers.MultiOptimizer(by_path), "sparse_categorical_crossentropy")
     tfdist.fit(model, X, Y, verbose=0)
     assert not [one for one in model.optimizer.optimizers if REDUCTION in vars(one)]
 
 
 def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
     model = classifier()
-    assert set(COMPILED) <= set(vars(model)), "names of Keras's that compiled_model.py puts back"
+    assert {*COMPILED, *FUNCTIONS} <= set(vars(model)), "names of Keras's that compiled_model.py puts back"
     assert hasattr(model.optimizer, REDUCTION)
     from keras.src.trainers.data_adapters import get_data_adapter
 

@@ -242,6 +242,40 @@ def test_a_schedule_is_logged_at_the_optimizers_step(tmp_path: pathlib.Path, sch
     assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx(expected)
 
 
+class UsesItsModel(keras.callbacks.Callback):
+    """Computes with `self.model` what the run tells of its evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, float]] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        x, y = digits(200)
+        names = [metric.name for metric in self.model._compile_metrics.metrics]
+        assert self.model.compiled and names == ["sparse_categorical_accuracy"]
+        found = self.model.evaluate(x, y, batch_size=64, verbose=0, return_dict=True)
+        outputs = self.model.predict(x[:10], verbose=0)
+        np.testing.assert_allclose(outputs, self.model(x[:10]), atol=1e-6)
+        for name, value in found.items():
+            assert value == pytest.approx(logs[f"val_{name}"], abs=1e-6)
+        self.seen.append(found)
+
+
+def test_a_callback_finds_its_model_compiled_and_the_exported_one_is_not(tmp_path: pathlib.Path) -> None:
+    uses = UsesItsModel()
+    trained = run(tmp_path, epochs=2, callbacks=[uses], eval_data=lambda: digits(200))
+    assert [found["loss"] for found in uses.seen] == pytest.approx(
+        [p["loss"] for p in trained.points("eval")], abs=1e-6
+    )
+    assert not trained.exported().compiled
+    assert trained.bits() == run(tmp_path / "without", epochs=2, eval_data=lambda: digits(200)).bits()
+
+
+def test_early_stopping_knows_which_way_a_metric_is_better(tmp_path: pathlib.Path) -> None:
+    stops = keras.callbacks.EarlyStopping("val_sparse_categorical_accuracy", min_delta=0.9, patience=1)
+    assert run(tmp_path, epochs=5, callbacks=[stops]).result.epochs == 2
+
+
 def test_model_checkpoints_hold_the_weights_of_their_epoch(tmp_path: pathlib.Path) -> None:
     best = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}-{val_loss:.3f}.keras"), save_best_only=True)
     often = keras.callbacks.ModelCheckpoint(

@@ -1,7 +1,6 @@
 """A compiled model on its way through a training that takes its parts: what is asked of it before, what it is after.
 
-Invariant: afterwards the model is compiled with the same objects as before. The private names of Keras that say how a
-model was compiled are used here and in training/compiled.py; tests/keras_fit/test_fit.py fails when they change.
+Invariant: afterwards the model is compiled with the same objects as before.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Iterator
 import keras
 
 from tfdist.errors import UserError
+from tfdist.training.callback_model import as_it_was
 from tfdist.training.optimizer import with_reduction
 
-COMPILED = ("compiled", "optimizer", "loss", "_compile_loss", "_compile_metrics", "_compile_config", "_loss_tracker")
 PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
@@ -38,14 +37,12 @@ def precision_of(model: keras.Model) -> str:
 
 
 @contextlib.contextmanager
-def as_it_was(model: keras.Model) -> Iterator[None]:
+def given_back(model: keras.Model) -> Iterator[None]:
     """Compiled as before once this ends; the global dtype policy too, which a training sets."""
-    before = {name: vars(model)[name] for name in COMPILED if name in vars(model)}
-    policy = keras.config.dtype_policy()
+    policy, optimizer = keras.config.dtype_policy(), model.optimizer
     try:
-        yield
+        with as_it_was(model):
+            yield
     finally:
-        for name, value in before.items():
-            object.__setattr__(model, name, value)  # Keras's own would track metrics once more
-        with_reduction(getattr(model.optimizer, "inner_optimizer", model.optimizer))
+        with_reduction(getattr(optimizer, "inner_optimizer", optimizer))
         keras.config.set_dtype_policy(policy)

@@ -21,7 +21,7 @@ from tfdist import experiment
 from tfdist.errors import EXIT_INTERRUPTED, PreemptedError, UserError, suggest
 from tfdist.keras_fit import examples
 from tfdist.keras_fit.callback_lists import flat_callbacks, history_among
-from tfdist.keras_fit.compiled_model import as_it_was, check_compiled, precision_of
+from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of
 from tfdist.keras_fit.consoles import console_for
 from tfdist.keras_fit.trial import trial_of
 from tfdist.strategies.base import Strategy
@@ -125,7 +125,7 @@ def fit(
         model.history = history
         with contextlib.ExitStack() as leaving:
             path = kept or leaving.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-fit-"))
-            leaving.enter_context(as_it_was(model))
+            leaving.enter_context(given_back(model))
             leaving.callback(data.close)
             leaving.callback(held_out.close)
             experiment.train(

@@ -112,6 +112,13 @@ class Task(abc.ABC):
         """The metrics to compute beside the loss."""
         return ()
 
+    def compile_arguments(self) -> dict[str, Any] | None:
+        """The loss and metrics that `keras.Model.compile` would be given for this task, after `bind`.
+
+        Callbacks find their `self.model` compiled with them. None where `compile` has no words for the task.
+        """
+        return None
+
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
         """Updates `metrics`, built from `metric_specs` in their order.
 

@@ -59,6 +59,11 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
     return given
 
 
+def as_given(loss: keras.losses.Loss) -> Loss:
+    """What `as_loss` was given, a function if it was one."""
+    return loss.function if isinstance(loss, FunctionLoss) else loss
+
+
 def needs_whole_batch(loss: keras.losses.Loss) -> bool:
     """Whether the losses of single examples depend on the others: Circle's, or one with such an attribute."""
     return isinstance(loss, keras.losses.Circle) or bool(getattr(loss, "needs_whole_batch", False))

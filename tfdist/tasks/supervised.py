@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.errors import UserError, suggest
 from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, with_trailing_axes
 from tfdist.tasks.class_weight import checked_class_weight, weights_of
-from tfdist.tasks.losses import Loss, as_loss, keras_mask, needs_whole_batch, unreduced
+from tfdist.tasks.losses import Loss, as_given, as_loss, keras_mask, needs_whole_batch, unreduced
 from tfdist.tasks.names import check_metric_name, named_loss, named_metric
 from tfdist.tasks.own_methods import OwnLoss, OwnMetrics, overrides, refuse_own_steps
 
@@ -195,6 +195,21 @@ class Supervised(Task):
     def metric_specs(self) -> Sequence[MetricSpec]:
         specs = [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
         return [*specs, MetricSpec(lambda: OwnMetrics(self._model))] if self._has_own_metrics else specs
+
+    def compile_arguments(self) -> dict[str, Any]:
+        def by_output(unweighted: bool) -> Any:
+            built = [(name, build()) for name, build in self._metrics if isinstance(build, Unweighted) == unweighted]
+            if self._single:
+                return [metric for _, metric in built]
+            return {name: [metric for output, metric in built if output == name] for name, _ in built}
+
+        losses = {name: as_given(loss) for name, loss in self._losses.items()}
+        return {
+            "loss": losses.get(ONLY_OUTPUT) if self._single else losses,
+            "loss_weights": self._loss_weights or None,
+            "metrics": by_output(unweighted=True),
+            "weighted_metrics": by_output(unweighted=False),
+        }
 
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
         if self._has_own_metrics:

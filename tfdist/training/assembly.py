@@ -293,7 +293,6 @@ def export_model(run: Run, model: keras.Model) -> None:
         return
     if not run.request.keeps:
         return
-    model.optimizer = None  # the callbacks had it there; it is no part of the model
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
         path = os.path.join(scratch, "model.keras")
         model.save(path)

@@ -59,7 +59,6 @@ class Callbacks:
         self.act_on_test_batches = bool(acting(callbacks, TEST_BATCH_HOOKS))
         self._model = model
         self._optimizer = optimizer
-        model.optimizer = optimizer  # where Keras callbacks look for the learning rate
         model.stop_training = False
         hooks = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
         self._list = _Explaining(hooks)
@@ -68,6 +67,10 @@ class Callbacks:
     @property
     def wants_stop(self) -> bool:
         return bool(self._model.stop_training)
+
+    @property
+    def wants_evaluation_stop(self) -> bool:
+        return bool(self._model.stop_evaluating)
 
     def train_begin(self) -> None:
         self._list.on_train_begin()
@@ -118,6 +121,7 @@ class Callbacks:
             self._list.on_train_batch_end(step_in_epoch, logs)
 
     def test_begin(self) -> None:
+        self._model.stop_evaluating = False
         self._list.on_test_begin()
 
     def test_batch_begin(self, step: int) -> None:

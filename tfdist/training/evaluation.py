@@ -27,6 +27,9 @@ class BatchHooks(Protocol):
 
     def test_batch_end(self, step: int, logs: dict[str, Any]) -> None: ...
 
+    @property
+    def wants_evaluation_stop(self) -> bool: ...
+
 
 class Evaluator:
     """Evaluates a model on one split, again and again.
@@ -71,6 +74,7 @@ class Evaluator:
         self._pace = Pace(strategy, steps_per_call)
         self._begin = tf.function(lambda: strategy.run(self._reset), autograph=False)
         self._advance = tf.function(self._steps, reduce_retracing=True, autograph=False)
+        self._pass_over = tf.function(self._unused, autograph=False)
         self._end = tf.function(lambda: strategy.first_local(strategy.run(self._results)), autograph=False)
 
     def evaluate(self, wishes: Wishes = no_wishes, hooks: BatchHooks | None = None) -> dict[str, Any] | None:
@@ -97,6 +101,9 @@ class Evaluator:
             step += count
             if step < self._num_steps and wanted.leave:
                 return None
+            if hooks and self._strategy.any_worker(hooks.wants_evaluation_stop):
+                self._pass_over(self._iterator, np.array(self._num_steps - step, np.int32))
+                break
             pulse.beat(pulse.EVALUATING)
         results = self._read()
         pulse.beat(pulse.BETWEEN)
@@ -131,6 +138,15 @@ class Evaluator:
         return self._strategy.first_local(
             self._strategy.run(lambda w: self._strategy.sum_over_replicas([w])[0], args=(wishes,))
         )
+
+    def _unused(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> None:
+        """Reads on to where the next pass begins."""
+
+        def step(index: tf.Tensor) -> tuple[tf.Tensor]:
+            with tf.control_dependencies(tf.nest.flatten(next(iterator), expand_composites=True)):
+                return (index + 1,)
+
+        tf.while_loop(lambda i: i < num_steps, step, [tf.constant(0)], parallel_iterations=1)
 
     def _reset(self) -> None:
         self._metrics.reset()

@@ -1,0 +1,285 @@
+"""Trainings with Keras's callbacks and a spy among them, by Keras's own `fit` or by `tfdist.fit` on any strategy.
+
+    PYTHONPATH=.:tests python -m keras_fit.callback_cases ENGINE DIRECTORY
+
+ENGINE: fit (Keras's, on one device), or a strategy of equivalence/cases.py. Every process leaves what its callbacks saw
+in DIRECTORY/RANK.pickle, and they write their files under DIRECTORY/CASE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.server
+import json
+import math
+import os
+import pathlib
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from equivalence.cases import STRATEGIES
+from keras_fit.behaviours import X, Y, classifier
+
+import tfdist
+from tfdist.errors import DivergedError
+
+Make = Callable[[pathlib.Path], list[keras.callbacks.Callback]]
+
+
+def number(value: Any) -> float | str:
+    return float(value) if np.isfinite(value) else "not finite"
+
+
+def numbers(logs: Any) -> dict[str, float | str]:
+    return {name: number(value) for name, value in (logs or {}).items()}
+
+
+def rate_of(model: keras.Model) -> float | str:
+    return number(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+class Spy(keras.callbacks.Callback):
+    """Keeps every hook that comes once an epoch or a run, in its order, with its logs and the rate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.calls.append(("train_begin", self.params["epochs"], self.params["steps"], numbers(logs)))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.calls.append(("train_end", numbers(logs)))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch_begin", epoch, numbers(logs)))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch_end", epoch, numbers(logs), rate_of(self.model)))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.calls.append(("test_begin", numbers(logs)))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.calls.append(("test_end", numbers(logs)))
+
+
+class BatchSpy(Spy):
+    """Keeps the hooks of batches as well."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("train_batch_begin", batch, numbers(logs)))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("train_batch_end", batch, numbers(logs)))
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("test_batch_begin", batch, numbers(logs)))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("test_batch_end", batch, numbers(logs)))
+
+
+class UsesItsModel(Spy):
+    """What a callback does with `self.model` beyond its weights."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        model = self.model
+        names = [metric.name for metric in model.metrics]
+        computed = numbers(model.evaluate(X[:20], Y[:20], batch_size=7, verbose=0, return_dict=True))
+        outputs = model.predict(X[:9], batch_size=4, verbose=0)
+        self.calls.append(("model", model.compiled, str(model.loss), names, computed, outputs))
+
+
+class StopsInTheMiddle(keras.callbacks.Callback):
+    """Ends an evaluation after its first batch, and the training in its second epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_evaluating = batch == 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training = self.epoch == 1 and batch == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A training.
+
+    Attributes:
+      covers: the class of `keras.callbacks` that this is about, if one.
+      make: its callbacks, given a directory for what they write.
+      settings: of `fit`, beside those of `BASE`.
+      compiled: of `compile`, beside the classifier's own.
+      diverges: whether the loss ends as not a number, which `tfdist.fit` raises when its callbacks have seen it.
+    """
+
+    covers: str | None
+    make: Make
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    compiled: Callable[[], dict[str, Any]] = dict
+    diverges: bool = False
+
+
+BASE: dict[str, Any] = {"epochs": 3, "batch_size": 10, "shuffle": False, "verbose": 0}
+HELD_OUT = {"validation_data": (X[:20], Y[:20]), "validation_batch_size": 10}
+K = keras.callbacks
+
+CASES: dict[str, Case] = {
+    "spy": Case("Callback", lambda _: [Spy()], HELD_OUT),
+    "spy_without_validation": Case("Callback", lambda _: [Spy()], {"initial_epoch": 1}),
+    "spy_on_batches": Case("Callback", lambda _: [BatchSpy()], HELD_OUT),
+    "spy_every_second_epoch": Case("Callback", lambda _: [BatchSpy()], HELD_OUT | {"validation_freq": 2}),
+    "uses_its_model": Case("Callback", lambda _: [UsesItsModel()], HELD_OUT),
+    "stops_in_the_middle": Case("Callback", lambda _: [StopsInTheMiddle(), BatchSpy()], HELD_OUT),
+    "history": Case("History", lambda _: [K.History(), Spy()], HELD_OUT),
+    "lambda": Case(
+        "LambdaCallback",
+        lambda path: [K.LambdaCallback(on_epoch_end=lambda epoch, logs: note(path, epoch, numbers(logs))), Spy()],
+        HELD_OUT,
+    ),
+    "early_stopping": Case(
+        "EarlyStopping",
+        lambda _: [K.EarlyStopping("val_accuracy", patience=1, min_delta=0.5, restore_best_weights=True), Spy()],
+        HELD_OUT | {"epochs": 6},
+    ),
+    "early_stopping_with_averages": Case(
+        "EarlyStopping",
+        lambda _: [K.EarlyStopping("val_loss", patience=1, min_delta=9.0, restore_best_weights=True), Spy()],
+        HELD_OUT | {"epochs": 6},
+        lambda: {"optimizer": keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9)},
+    ),
+    "reduce_rate": Case(
+        "ReduceLROnPlateau",
+        lambda _: [K.ReduceLROnPlateau("val_accuracy", factor=0.5, patience=1, min_delta=0.5), Spy()],
+        HELD_OUT | {"epochs": 5},
+    ),
+    "rate_by_epoch": Case(
+        "LearningRateScheduler",
+        lambda _: [K.LearningRateScheduler(lambda epoch, rate: rate * 0.5**epoch), Spy()],
+        HELD_OUT,
+    ),
+    "rate_by_batch": Case(
+        "LambdaCallback",
+        lambda _: [RateByBatch(), Spy()],
+        HELD_OUT,
+    ),
+    "checkpoint_best": Case(
+        "ModelCheckpoint",
+        lambda path: [K.ModelCheckpoint(str(path / "{epoch}.keras"), "val_accuracy", save_best_only=True), Spy()],
+        HELD_OUT,
+    ),
+    "checkpoint_batches": Case(
+        "ModelCheckpoint",
+        lambda path: [K.ModelCheckpoint(str(path / "{epoch}-{batch}.weights.h5"), save_weights_only=True, save_freq=3)],
+        HELD_OUT,
+    ),
+    "csv": Case("CSVLogger", lambda path: [K.CSVLogger(str(path / "log.csv")), Spy()], HELD_OUT),
+    "tensorboard": Case("TensorBoard", lambda path: [K.TensorBoard(str(path), write_graph=False), Spy()], HELD_OUT),
+    "tensorboard_of_batches": Case(
+        "TensorBoard", lambda path: [K.TensorBoard(str(path), write_graph=False, update_freq=2)], HELD_OUT
+    ),
+    "remote": Case("RemoteMonitor", lambda path: [K.RemoteMonitor(root=listening(path)), Spy()], HELD_OUT),
+    "averages_swapped": Case(
+        "SwapEMAWeights",
+        lambda _: [K.SwapEMAWeights(swap_on_epoch=True), Spy()],
+        HELD_OUT,
+        lambda: {"optimizer": keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5)},
+    ),
+    "nan": Case(
+        "TerminateOnNaN",
+        lambda _: [K.TerminateOnNaN(), Spy()],
+        {"epochs": 6},
+        lambda: {"optimizer": keras.optimizers.SGD(math.inf)},
+        diverges=True,
+    ),
+    "in_a_list": Case("CallbackList", lambda _: [Spy()]),
+    "bar": Case("ProgbarLogger", lambda _: [K.ProgbarLogger(), Spy()], HELD_OUT),
+}
+NOT_COVERED = {
+    "BackupAndRestore": "is refused: our own backups do its work",
+    "OrbaxCheckpoint": "needs the package orbax-checkpoint and the JAX backend",
+}
+
+
+class RateByBatch(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.01 / (1 + batch)
+
+
+def note(path: pathlib.Path, *what: Any) -> None:
+    with (path / f"noted-{rank()}.jsonl").open("a") as lines:
+        lines.write(json.dumps(what) + "\n")
+
+
+def listening(path: pathlib.Path) -> str:
+    """The address of a server that notes what is posted to it."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            note(path, self.path, body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+def rank() -> int:
+    if "TF_CONFIG" in os.environ:
+        return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    return int(os.environ.get("HOROVOD_RANK", 0))
+
+
+def done(case: Case, path: pathlib.Path, fit: Callable[..., Any], scope: Any) -> dict[str, Any]:
+    """What can be seen of a training once it is over."""
+    with scope:
+        model = classifier(**case.compiled())
+    path.mkdir(parents=True, exist_ok=True)
+    callbacks = case.make(path)
+    is_list = case.covers == "CallbackList"
+    given = K.CallbackList(callbacks, add_history=True, model=model, epochs=3, steps=5) if is_list else callbacks
+    calls = [spy.calls for spy in callbacks if isinstance(spy, Spy)]
+    if case.diverges:
+        with contextlib.suppress(DivergedError):
+            fit(model, X, Y, callbacks=given, **BASE | case.settings)
+        return {"calls": calls}
+    history = fit(model, X, Y, callbacks=given, **BASE | case.settings)
+    return {
+        "calls": calls,
+        "history": {name: [*map(number, values)] for name, values in history.history.items()},
+        "epochs": history.epoch,
+        "weights": [np.asarray(weight) for weight in model.get_weights()],
+        "metrics": [metric.name for metric in model.metrics],
+    }
+
+
+def main(engine: str, directory: str) -> None:
+    if engine == "fit":
+        fit, scope = (lambda model, *args, **kwargs: model.fit(*args, **kwargs)), contextlib.nullcontext
+    else:
+        strategy = STRATEGIES[engine]()
+        strategy.connect()
+        fit, scope = tfdist.fit, strategy.scope
+    found = {name: done(case, pathlib.Path(directory, name), fit, scope()) for name, case in CASES.items()}
+    pathlib.Path(directory, f"{rank()}.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

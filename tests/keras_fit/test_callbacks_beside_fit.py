@@ -1,0 +1,115 @@
+"""Each of Keras's callbacks, and a spy, see and do under every strategy what they see and do in Keras's own `fit`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import pickle
+from typing import Any
+
+import keras
+import pytest
+import support
+import tensorflow as tf
+from equivalence.test_equivalence import HOROVOD, LAUNCH
+from keras_fit.callback_cases import CASES, NOT_COVERED
+from keras_fit.test_behaviours import differences
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+WORKERS = {"one_device": 1, "mirrored2": 1, "multi_worker": 2, "horovod": 2}
+STRATEGIES = ("one_device", "mirrored2", "multi_worker", HOROVOD)
+
+pytestmark = pytest.mark.slow
+
+
+class Trained:
+    """What the trainings of each engine left, which does all of them when it is first asked for."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        self._found: dict[str, list[dict[str, Any]]] = {}
+
+    def of(self, engine: str) -> list[dict[str, Any]]:
+        """By worker."""
+        if engine not in self._found:
+            module = "keras_fit.callback_cases"
+            launch = LAUNCH.get(engine)
+            program = [*launch, f"--module={module}", "--"] if launch else ["-m", module]
+            paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+            directory = self.root / engine
+            support.run_python([*program, engine, directory], env={"PYTHONPATH": paths}, timeout=900).check()
+            ranks = range(WORKERS.get(engine, 1))
+            self._found[engine] = [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in ranks]
+        return self._found[engine]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("callbacks"))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_hooks_logs_and_weights_are_those_of_fit(trained: Trained, strategy: str, case: str) -> None:
+    (expected,) = (found[case] for found in trained.of("fit"))
+    for found in trained.of(strategy):
+        different = differences(expected, found[case])
+        assert not different, "\n".join(different)
+    assert expected["calls"] or case in ("checkpoint_batches", "tensorboard_of_batches")
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if CASES[name].covers in ("ModelCheckpoint", "CSVLogger")])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_files_are_those_of_fit(trained: Trained, strategy: str, case: str) -> None:
+    trained.of("fit"), trained.of(strategy)
+    expected, found = (held(trained.root / engine / case) for engine in ("fit", strategy))
+    assert expected and not differences(expected, found), "\n".join(differences(expected, found))
+
+
+def held(directory: pathlib.Path) -> dict[str, Any]:
+    """What Keras's callbacks wrote, by file."""
+    found: dict[str, Any] = {}
+    for path in directory.iterdir():
+        if path.suffix == ".keras":
+            found[path.name] = keras.models.load_model(path).get_weights()
+        elif path.suffix == ".h5":
+            found[path.name] = "weights"
+        else:
+            rows = csv.DictReader(path.read_text().splitlines())
+            found[path.name] = [{name: float(value) for name, value in row.items()} for row in rows]
+    return found
+
+
+@pytest.mark.parametrize("case", ["tensorboard", "tensorboard_of_batches"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_summaries_are_those_of_fit(trained: Trained, strategy: str, case: str) -> None:
+    trained.of("fit"), trained.of(strategy)
+    expected, found = (scalars(trained.root / engine / case) for engine in ("fit", strategy))
+    assert expected and not differences(expected, found), "\n".join(differences(expected, found))
+
+
+def scalars(directory: pathlib.Path) -> dict[str, Any]:
+    found = {}
+    for part in ("train", "validation"):
+        events = EventAccumulator(str(directory / part)).Reload()
+        for tag in events.Tags()["tensors"]:
+            found[f"{part}/{tag}"] = [(e.step, tf.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)]
+    return found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_posted_is_that_of_fit_and_by_the_chief_alone(trained: Trained, strategy: str) -> None:
+    trained.of("fit"), trained.of(strategy)
+    expected, found = (posted(trained.root / engine / "remote") for engine in ("fit", strategy))
+    assert len(expected) == 3 and not differences(expected, found)
+
+
+def posted(directory: pathlib.Path) -> list[Any]:
+    assert [path.name for path in directory.iterdir()] == ["noted-0.jsonl"]
+    return [json.loads(line)[0] for line in (directory / "noted-0.jsonl").read_text().splitlines()]
+
+
+def test_every_callback_of_keras_is_in_a_case_or_named_as_left_out() -> None:
+    public = {name for name in dir(keras.callbacks) if isinstance(getattr(keras.callbacks, name), type)}
+    assert public == {case.covers for case in CASES.values()} | set(NOT_COVERED)
