@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import pathlib
@@ -49,6 +50,15 @@ def nothing_of_another_test() -> Iterator[None]:
 
         sys.modules["tensorflow"].random.set_seed(None)
         config.disable_op_determinism()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_of_another_module() -> Iterator[None]:
+    """Lets go of files and threads: TensorFlow keeps what every tf.numpy_function refers to in its default graph."""
+    yield
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].compat.v1.reset_default_graph()
+        gc.collect()
 
 
 @pytest.fixture
