@@ -11,7 +11,7 @@ import support
 from tfdist.strategies.base import Topology
 from tfdist.training.stragglers import SLOW_CALLS, Stragglers, WorkerTimes
 
-SLOW_SECONDS = 0.1
+SLOW_SECONDS = 0.4  # that a busy machine does not make the other worker seem slow too
 MODULE = f"""\
 import json, os, time
 import numpy as np
@@ -46,7 +46,7 @@ class UnevenSource(RandomAccessSource):
 def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pathlib.Path, launcher: str) -> None:
     (tmp_path / "uneven.py").write_text(MODULE)
     settings = ["import uneven", "train.train_data = @uneven.UnevenSource", "train.eval_data = None"]
-    settings += ["train.steps = 50", "train.epochs = None", "train.steps_per_call = 1", "train.global_batch_size = 16"]
+    settings += ["train.steps = 25", "train.epochs = None", "train.steps_per_call = 1", "train.global_batch_size = 16"]
     finished = support.run_python(
         [
             *("-m", "tfdist.launch", "--workers=2", f"--launcher={launcher}", "--"),
@@ -60,7 +60,7 @@ def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pat
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     (named,) = [event for event in events if event["event"] == "straggler"]
     assert named["details"]["slow_worker"] == 1
-    assert named["step"] < 50  # while it happens
+    assert named["step"] < 25  # while it happens
     assert "worker 1 holds up the others" in finished.stderr
     (told,) = [event["details"] for event in events if event["event"] == "workers"]
     quick, slow = told["step_seconds"]
