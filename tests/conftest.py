@@ -26,6 +26,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# What takes minutes begins first, so that no process of a parallel run is left alone with it at the end.
+LONG = (
+    *("equivalence/test_equivalence", "backup/test_keras_callback", "keras_fit/test_callbacks_beside_fit"),
+    *("tuning/test_sweep", "launch/test_recovery", "crashes/test_crash", "launch/test_elastic", "launch/test_launch"),
+    *("data/test_service", "storage/test_gcs_kills", "tuning/test_cluster", "training/test_callbacks"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {f"tests/{name}.py": rank for rank, name in enumerate(LONG)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("horovod") is None:
         return

@@ -2,7 +2,9 @@
 # Makes what the tests need in .venv (Horovod included), then runs ruff and pytest. Arguments go to pytest.
 #
 #     tools/test.sh                          # everything, as in CI
+#     tools/test.sh --quick                  # without the slow ones
 #     tools/test.sh -m 'not slow' tests/data
+#     tools/test.sh -n 0 -x tests/data       # in one process
 #     TFDIST_SKIP_HOROVOD=1 tools/test.sh    # on a machine that cannot build Horovod
 #
 # Ends with pytest's closing line, and with pytest's status, or ruff's if pytest passed.
@@ -17,6 +19,11 @@ ruff_status=0
 "$python" -m ruff check --quiet . || ruff_status=$?
 ((ruff_status == 0)) || echo "test.sh: ruff found the above; the tests run all the same, and the end will be status $ruff_status"
 
+# Two processes, each with whole files: more would fight for the processors with the workers that tests start.
+arguments=(-n 2 --dist loadfile --no-loadscope-reorder)
+for argument; do
+  [[ "$argument" == --quick ]] && arguments+=(-m "not slow") || arguments+=("$argument")
+done
 pytest_status=0
-"$python" -m pytest "$@" </dev/null || pytest_status=$?
+"$python" -m pytest "${arguments[@]}" </dev/null || pytest_status=$?
 exit $((pytest_status ? pytest_status : ruff_status))
