@@ -21,7 +21,7 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import accumulation, arguments, assembly, checks
-from tfdist.training.best import KEEP_BEST, check_metric, watched, with_validation
+from tfdist.training.best import check_keep_best, watched
 from tfdist.training.boundaries import Boundaries, Length
 from tfdist.training.callback_model import compiled_as
 from tfdist.training.callbacks import check_callbacks
@@ -38,13 +38,13 @@ from tfdist.training.place import Claim
 from tfdist.training.precision import POLICIES, set_precision
 from tfdist.training.randomness import set_seeds
 from tfdist.training.recovery import Opened
+from tfdist.training.reported import OBJECTIVE, reported_by
 from tfdist.training.run import Request, Run, open_run
 from tfdist.training.starts import read_starts
 from tfdist.training.survival import check_start_from, checked_policy, open_recovery
 from tfdist.training.tuned import XLA_CHOICES
 from tfdist.training.weights import check_choice, find_exported
 from tfdist.tuning import hypermodel
-from tfdist.tuning.objective import check_reported, reported_names
 
 DataFunction = Callable[[], Any]
 
@@ -173,7 +173,9 @@ def train(
     arguments.check_text("train.must_report", must_report, "val_accuracy")
     arguments.check_objects("train", strategy=strategy, task=task)
     model = hypermodel.as_builder(model, hyperparameters)
-    arguments.check_functions("train", {"model": model, "train_data": train_data, "eval_data": eval_data})
+    arguments.check_functions(
+        "train", {"model": model, "train_data": train_data, "eval_data": eval_data}, optional="eval_data"
+    )
     if request.serve is not None:
         request.serve(train_data)
         return None
@@ -204,7 +206,7 @@ def train(
 
     if request.check_only:
         set_precision(precision)
-        metrics, task = checks.check_training(
+        reported = checks.check_training(
             request.tell,
             strategy=strategy,
             model=model,
@@ -218,8 +220,8 @@ def train(
             start_from=start_from,
             partial=partial_restore,
         )
-        check_reported(must_report, metrics, task, evaluates=eval_data is not None)
-        _check_keep_best(policy, metrics, task, evaluates=eval_data is not None)
+        reported.check(OBJECTIVE, must_report)
+        check_keep_best(policy, reported)
         return None
 
     if strategy.claims_devices():
@@ -244,15 +246,10 @@ def train(
             precision=precision,
             batch_size=global_batch_size,
         )
-        check_reported(must_report, learner.eval_metrics, task, evaluates=eval_data is not None)
-        check_monitors(
-            callbacks,
-            metrics=learner.eval_metrics,
-            task=task,
-            optimizer=learner.optimizer,
-            evaluates=eval_data is not None,
-        )
-        _check_keep_best(policy, learner.eval_metrics, task, evaluates=eval_data is not None)
+        reported = reported_by(learner.eval_metrics, task, evaluates=eval_data is not None)
+        reported.check(OBJECTIVE, must_report)
+        check_monitors(callbacks, reported, learner.optimizer)
+        check_keep_best(policy, reported)
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
         plan = accumulation.made_up(run, learner, plan)
@@ -280,7 +277,7 @@ def train(
                 partial=partial_restore,
                 first_step=initial_epoch * steps_per_epoch,
             ) as opened:
-                with compiled_as(learner.model, learner.optimizer, task):
+                with compiled_as(learner, task):
                     outcome, seconds = assembly.run_loop(
                         run,
                         learner,
@@ -304,14 +301,6 @@ def train(
         if outcome.paused:
             return _paused(run, outcome)
         return _conclude(run, plan, boundaries, outcome, ending, seconds, opened)
-
-
-def _check_keep_best(policy: BackupPolicy | None, metrics: MetricGroup, task: Task, *, evaluates: bool) -> None:
-    """Raises UserError where nothing reports the metric that names the best backup, or its direction is unknown."""
-    if policy is not None and policy.keep_best is not None:
-        known = with_validation(reported_names(metrics, task), evaluates=evaluates)
-        check_metric(KEEP_BEST, policy.keep_best, known, evaluates=evaluates)
-        _ = policy.larger_is_better
 
 
 def _paused(run: Run, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from equivalence.cases import digits, ema_sgd, sparse_loss
+from equivalence.cases import digits, ema_sgd, sparse_loss, two_output_model, two_output_task, two_outputs
 from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.errors import DivergedError, UserError
@@ -269,6 +269,26 @@ def test_a_callback_finds_its_model_compiled_and_the_exported_one_is_not(tmp_pat
     )
     assert not trained.exported().compiled
     assert trained.bits() == run(tmp_path / "without", epochs=2, eval_data=lambda: digits(200)).bits()
+
+
+def test_a_callback_evaluates_a_model_of_several_named_outputs(tmp_path: pathlib.Path) -> None:
+    data, seen = two_outputs()[:2], []
+
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            found = self.model.evaluate(*data, batch_size=64, verbose=0, return_dict=True)
+            seen.append((found, {name: logs[f"val_{name}"] for name in found}))
+
+    parts = {
+        "model": two_output_model,
+        "task": two_output_task,
+        "train_data": lambda: data,
+        "eval_data": lambda: data,
+    }
+    run(tmp_path, epochs=1, callbacks=[Evaluates()], **parts)
+    ((found, expected),) = seen
+    assert set(found) >= {"loss", "digit_sparse_categorical_accuracy", "odd_auc"}
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_early_stopping_knows_which_way_a_metric_is_better(tmp_path: pathlib.Path) -> None:

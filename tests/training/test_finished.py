@@ -196,8 +196,8 @@ def test_a_best_survives_a_restart(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("val_acuracy", {}, "'val_acuracy', which this training does not report. Did you mean 'val_accuracy'"),
-        ("val_accuracy", {"eval_data": None}, "this training evaluates nothing. Write train.eval_data"),
+        ("val_acuracy", {}, "'val_acuracy', which is not reported. Did you mean 'val_accuracy'"),
+        ("val_accuracy", {"eval_data": None}, "and nothing is evaluated. Write train.eval_data"),
         ("acuracy", {"eval_data": None}, "Did you mean 'accuracy'"),
     ],
 )

@@ -10,6 +10,7 @@ from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.monitors import check_monitors
+from tfdist.training.reported import reported_by
 
 callbacks = keras.callbacks
 
@@ -20,13 +21,9 @@ class AddsToTheLogs(keras.callbacks.Callback):
 
 
 def check(*given: keras.callbacks.Callback, evaluates: bool = True, learning_rate=0.1) -> None:
-    check_monitors(
-        given,
-        metrics=MetricGroup([MetricSpec(keras.metrics.SparseCategoricalAccuracy, None)]),
-        task=Supervised(loss=keras.losses.SparseCategoricalCrossentropy()),
-        optimizer=keras.optimizers.SGD(learning_rate),
-        evaluates=evaluates,
-    )
+    metrics = MetricGroup([MetricSpec(keras.metrics.SparseCategoricalAccuracy, None)])
+    task = Supervised(loss=keras.losses.SparseCategoricalCrossentropy())
+    check_monitors(given, reported_by(metrics, task, evaluates=evaluates), keras.optimizers.SGD(learning_rate))
 
 
 def test_monitors_that_are_reported_pass(tmp_path) -> None:

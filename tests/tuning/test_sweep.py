@@ -341,9 +341,9 @@ def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message(
     ]
     finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
     assert finished.stdout.count("status 2") == 3, finished.outputs()
-    assert "tune.objective is 'val_acuracy', which the trials do not report" in finished.stderr
-    assert "They report val_loss, val_sparse_categorical_accuracy." in finished.stderr
-    assert "tune.objective is 'val_loss', and the trials evaluate nothing. Write train.eval_data" in finished.stderr
+    assert "tune.objective is 'val_acuracy', which is not reported" in finished.stderr
+    assert "Reported: loss, sparse_categorical_accuracy, val_loss, val_sparse_categorical_accuracy." in finished.stderr
+    assert "tune.objective is 'val_loss', and nothing is evaluated. Write train.eval_data" in finished.stderr
     assert "The first trial cannot be trained: tiny.linear() failed" in finished.stderr
     assert "tiny.linear.units = 'wide'" in finished.stderr
     assert Sweep(tmp_path / "model").ends == []

@@ -128,7 +128,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path) -> None:
 
 def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathlib.Path) -> None:
     run = seed_run(tmp_path, points=1)
-    with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*They report val_loss, val_accuracy"):
+    with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*Reported: val_loss, val_accuracy"):
         list(run.new_reports(Objective("val_acuracy", "max")))
 
 

@@ -112,10 +112,11 @@ class Task(abc.ABC):
         """The metrics to compute beside the loss."""
         return ()
 
-    def compile_arguments(self) -> dict[str, Any] | None:
+    def compile_arguments(self, metrics: Sequence[keras.metrics.Metric]) -> dict[str, Any] | None:
         """The loss and metrics that `keras.Model.compile` would be given for this task, after `bind`.
 
-        Callbacks find their `self.model` compiled with them. None where `compile` has no words for the task.
+        Callbacks find their `self.model` compiled with them. `metrics` are built from `metric_specs` in their order.
+        None where `compile` has no words for the task.
         """
         return None
 

@@ -196,17 +196,21 @@ class Supervised(Task):
         specs = [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
         return [*specs, MetricSpec(lambda: OwnMetrics(self._model))] if self._has_own_metrics else specs
 
-    def compile_arguments(self) -> dict[str, Any]:
+    def compile_arguments(self, metrics: Sequence[keras.metrics.Metric]) -> dict[str, Any]:
+        given = [
+            (metric, *spec) for metric, spec in zip(metrics, self._metrics, strict=False)
+        ]  # the model's own is last
+
         def by_output(unweighted: bool) -> Any:
-            built = [(name, build()) for name, build in self._metrics if isinstance(build, Unweighted) == unweighted]
+            some = [(metric, name) for metric, name, build in given if isinstance(build, Unweighted) == unweighted]
             if self._single:
-                return [metric for _, metric in built]
-            return {name: [metric for output, metric in built if output == name] for name, _ in built}
+                return [metric for metric, _ in some]
+            return {name: [metric for metric, output in some if output == name] for _, name in some}
 
         losses = {name: as_given(loss) for name, loss in self._losses.items()}
         return {
             "loss": losses.get(ONLY_OUTPUT) if self._single else losses,
-            "loss_weights": self._loss_weights or None,
+            "loss_weights": {name: self._coefficient(name) for name in losses} if self._loss_weights else None,
             "metrics": by_output(unweighted=True),
             "weighted_metrics": by_output(unweighted=False),
         }

@@ -6,6 +6,7 @@ value and what to write. Called first thing by the roots of experiment.py.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -71,14 +72,24 @@ def check_objects(root: str, *, strategy: Any, task: Any) -> None:
             raise UserError(f"{root}.{name} is {_kind_of(value)}; write {example}, with parentheses.")
 
 
-def check_functions(root: str, functions: Mapping[str, Callable[..., Any] | None]) -> None:
-    """Each can be called, or is None."""
+def check_functions(root: str, functions: Mapping[str, Callable[..., Any] | None], *, optional: str = "") -> None:
+    """Each can be called without arguments, or is the `optional` one and None."""
     for name, value in functions.items():
-        if value is not None and not callable(value):
+        if not (value is None and name == optional) and not _can_be_called(value):
             raise UserError(
                 f"{root}.{name} is {_kind_of(value)}; write a function, @my_module.my_function without parentheses: it "
-                "is called when the run needs it."
+                "is called, without arguments, when the run needs it."
             )
+
+
+def _can_be_called(value: Any) -> bool:
+    """Functions and classes are taken as they are, since gin may give them what they need; a callable object is not."""
+    if callable(value) and not isinstance(value, type) and not inspect.isroutine(value):
+        try:
+            inspect.signature(value).bind()
+        except TypeError:
+            return False
+    return callable(value)
 
 
 def _kind_of(value: Any) -> str:

@@ -14,11 +14,10 @@ from typing import Any
 import keras
 
 from tfdist.backup.policy import BackupPolicy
-from tfdist.errors import UserError, suggest
 from tfdist.telemetry.metric_direction import larger_is_better
+from tfdist.training.reported import VALIDATION, Reported, not_reported
 
-VALIDATION = "val_"
-KEEP_BEST = "train.backup.keep_best"
+KEEP_BEST = "train.backup.keep_best is"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +48,20 @@ class Watched:
         value = logs.get(self.metric)
         if not isinstance(value, int | float):
             if self.saves and (f"{VALIDATION}loss" if self.is_of_evaluation else "loss") in logs:
-                raise unknown_metric(KEEP_BEST, self.metric, [n for n, v in logs.items() if isinstance(v, int | float)])
+                raise not_reported(KEEP_BEST, self.metric, [n for n, v in logs.items() if isinstance(v, int | float)])
             return best
         known = best["value"] if best is not None and best["metric"] == self.metric else None
         is_better = known is None or (value > known if self.is_larger_better else value < known)
         if math.isnan(value) or not is_better:
             return best
         return {"metric": self.metric, "value": value, "epoch": epoch, "step": step}
+
+
+def check_keep_best(policy: BackupPolicy | None, reported: Reported) -> None:
+    """Raises UserError where nothing reports the metric that names the best backup, or its direction is unknown."""
+    if policy is not None and policy.keep_best is not None:
+        reported.check(KEEP_BEST, policy.keep_best)
+        _ = policy.larger_is_better
 
 
 def watched(policy: BackupPolicy | None, callbacks: Sequence[keras.callbacks.Callback], *, evaluates: bool) -> Watched:
@@ -71,35 +77,3 @@ def watched(policy: BackupPolicy | None, callbacks: Sequence[keras.callbacks.Cal
         if is_larger_better is not None:
             return Watched(monitor, is_larger_better)
     return Watched("val_loss" if evaluates else "loss", False)
-
-
-def check_metric(setting: str, name: str | None, known: Sequence[str] | None, *, evaluates: bool) -> None:
-    """Raises UserError where a training will not report the metric that a setting names.
-
-    Args:
-      setting: its path.
-      name: the metric; None names none.
-      known: all that is reported, those of the evaluation with `val_`; None: a metric does not tell before it counts.
-      evaluates: whether there is evaluation data.
-    """
-    if name is None:
-        return
-    if name.startswith(VALIDATION) and not evaluates:
-        raise UserError(
-            f"{setting} is {name!r}, and this training evaluates nothing. Write train.eval_data, or a metric of the "
-            "training, such as 'loss'."
-        )
-    if known is not None and name not in known:
-        raise unknown_metric(setting, name, known)
-
-
-def unknown_metric(setting: str, name: str, known: Sequence[str]) -> UserError:
-    return UserError(
-        f"{setting} is {name!r}, which this training does not report.{suggest(name, known)} "
-        f"It reports {', '.join(known)}."
-    )
-
-
-def with_validation(names: Sequence[str] | None, *, evaluates: bool) -> list[str] | None:
-    """The names of what training reports, and those of the evaluation behind them; None stays None."""
-    return None if names is None else [*names, *(f"{VALIDATION}{name}" for name in names if evaluates)]

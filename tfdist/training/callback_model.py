@@ -7,11 +7,13 @@ say how a model is compiled are used here and in compiled.py; tests/keras_fit/te
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
 
 from tfdist.tasks.base import Task
+from tfdist.training.learner import Learner
 
 COMPILED = (
     *("compiled", "optimizer", "loss", "_compile_loss", "_compile_metrics", "_compile_config", "_loss_tracker"),
@@ -21,21 +23,28 @@ FUNCTIONS = ("train_function", "test_function", "predict_function")
 
 
 @contextlib.contextmanager
-def compiled_as(model: keras.Model, optimizer: keras.optimizers.Optimizer, task: Task) -> Iterator[None]:
+def compiled_as(learner: Learner, task: Task) -> Iterator[None]:
     """Compiled with what a training uses, so that a callback's `self.model` has what `fit` gives it.
 
     Its `loss`, `metrics`, `evaluate` and `predict` are there. The metrics are made for this, and hold nothing of the
     training. What a callback computes is computed by every process that the callback runs in, on all that it is given.
+    A task of the user's own, and a subclassed model of several outputs, have the optimizer only.
     """
-    arguments = task.compile_arguments()
+    model, optimizer = learner.model, learner.optimizer
+    metrics = [spec.build() for spec in task.metric_specs()]
+    for metric, trained in zip(metrics, learner.train_metrics.metrics, strict=True):
+        metric.name = trained.name  # Keras numbers those of one class
+    arguments = task.compile_arguments(metrics)
     with as_it_was(model):
-        if arguments is None:
+        if arguments is None or (isinstance(arguments["loss"], Mapping) and _outputs(model) is None):
             model.optimizer = optimizer  # where callbacks look for the learning rate
         else:
             given = model.loss
             model.compile(optimizer, auto_scale_loss=False, jit_compile=False, **arguments)
             model.loss = model.loss if given is None else given  # as a user who compiled it wrote it
-            _build_metrics(model)
+            outputs = _outputs(model)
+            like_outputs = 0.0 if outputs is None else keras.tree.map_structure(lambda _: 0.0, outputs)
+            model._compile_metrics.build(like_outputs, like_outputs)  # for `model.metrics` to list them, as in `fit`
         strategy, model._distribute_strategy = model._distribute_strategy, None
         try:
             yield
@@ -43,13 +52,12 @@ def compiled_as(model: keras.Model, optimizer: keras.optimizers.Optimizer, task:
             model._distribute_strategy = strategy
 
 
-def _build_metrics(model: keras.Model) -> None:
-    """Lets `model.metrics` list them, as in `fit`, where a callback asks which way a metric is better."""
-    metrics = model._compile_metrics
-    if metrics is not None:
-        names = metrics.output_names or []
-        like_outputs = dict.fromkeys(names, 0.0) if len(names) > 1 else 0.0
-        metrics.build(like_outputs, like_outputs)
+def _outputs(model: keras.Model) -> Any:
+    """Symbolic outputs; None of a subclassed model, which has none until it is called."""
+    try:
+        return model.output
+    except (AttributeError, ValueError):
+        return None
 
 
 @contextlib.contextmanager

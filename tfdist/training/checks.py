@@ -30,6 +30,7 @@ from tfdist.training.metrics import MetricGroup
 from tfdist.training.monitors import check_monitors
 from tfdist.training.normalization import microbatch_note
 from tfdist.training.optimizer import build_optimizer
+from tfdist.training.reported import Reported, reported_by
 from tfdist.user_code import said
 
 Tell = Callable[[str], None]
@@ -49,8 +50,8 @@ def check_training(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     start_from: str | None = None,
     partial: bool = False,
-) -> tuple[MetricGroup, Task]:
-    """Builds all that a training needs, on this process alone, without a step; its metrics and task.
+) -> Reported:
+    """Builds all that a training needs, on this process alone, without a step; what it will report.
 
     `plan` gives the batches for a number of examples and of replicas; the others are as `train` has them.
     """
@@ -72,13 +73,14 @@ def check_training(
         assembly.check_examples(task, built, each, split)
         check_first_batch(built, task, batches[split], split)
     made = build_optimizer(optimizer, built)
-    check_monitors(callbacks, metrics=metrics, task=task, optimizer=made, evaluates=eval_data is not None)
+    reported = reported_by(metrics, task, evaluates=eval_data is not None)
+    check_monitors(callbacks, reported, made)
     if start_from is not None:
         survival.check_weights(built, start_from, partial=partial, tell=_Warnings(tell))
     _tell_notes(tell, built, task.inputs(batches["training"]), training)
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
-    return metrics, task
+    return reported
 
 
 def check_evaluation(

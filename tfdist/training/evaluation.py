@@ -17,6 +17,7 @@ from tfdist.telemetry import pulse
 from tfdist.training.gradients import forward, quotients
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.pace import Pace
+from tfdist.training.tracing import traced
 from tfdist.training.wishes import Wanted, Wishes, no_wishes
 
 
@@ -72,10 +73,10 @@ class Evaluator:
         with strategy.scope():
             self._sums = LossSums(num_terms=len(self._term_names))
         self._pace = Pace(strategy, steps_per_call)
-        self._begin = tf.function(lambda: strategy.run(self._reset), autograph=False)
-        self._advance = tf.function(self._steps, reduce_retracing=True, autograph=False)
-        self._pass_over = tf.function(self._unused, autograph=False)
-        self._end = tf.function(lambda: strategy.first_local(strategy.run(self._results)), autograph=False)
+        self._begin = traced(lambda: strategy.run(self._reset))
+        self._advance = traced(self._steps, reduce_retracing=True)
+        self._pass_over = traced(self._unused)
+        self._end = traced(lambda: strategy.first_local(strategy.run(self._results)))
 
     def evaluate(self, wishes: Wishes = no_wishes, hooks: BatchHooks | None = None) -> dict[str, Any] | None:
         """One pass over the split; every worker calls it.

@@ -19,6 +19,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.training.gradients import forward
+from tfdist.training.tracing import traced
 
 MOST_ROWS = 8
 _MOST_BYTES = 16 * 2**20  # read of a file at most
@@ -71,9 +72,9 @@ def check_rows(
 
     try:
         if strategy is None:
-            value = tf.function(compute, autograph=False)(chosen)
+            value = traced(compute)(chosen)
         else:
-            value = strategy.first_local(tf.function(lambda p: strategy.run(compute, (p,)), autograph=False)(chosen))
+            value = strategy.first_local(traced(lambda p: strategy.run(compute, (p,)))(chosen))
         total = float(value)
     except tf.errors.OpError as error:
         refused = user_code.refused_values(error)

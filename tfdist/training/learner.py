@@ -21,6 +21,7 @@ from tfdist.training.metrics import MetricGroup
 from tfdist.training.optimizer import build_optimizer
 from tfdist.training.precision import LossScale
 from tfdist.training.randomness import separate_replicas
+from tfdist.training.tracing import traced
 from tfdist.user_code import own_places, said, where_defined
 
 ModelBuilder = Callable[[], keras.Model]
@@ -170,7 +171,7 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
                 task.update_metrics(group.metrics, examples, objective.outputs, None)
         return tf.add_n([*objective.numerators.values()])
 
-    tf.function(loss, autograph=False).get_concrete_function(structure)
+    traced(loss).get_concrete_function(structure)
     with keras.StatelessScope():
         pass  # at its end Keras makes the variables that were asked for in the other one
 

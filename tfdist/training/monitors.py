@@ -6,61 +6,33 @@ may add to the logs, that cannot be known and is not judged. Called before the f
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 
 import keras
 
-from tfdist.errors import UserError, suggest
-from tfdist.tasks.base import Task
-from tfdist.training.metrics import MetricGroup
+from tfdist.errors import UserError
+from tfdist.training.reported import Reported
 
-VALIDATION = "val_"
 _SETTERS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
 
 
 def check_monitors(
-    callbacks: Sequence[keras.callbacks.Callback],
-    *,
-    metrics: MetricGroup,
-    task: Task,
-    optimizer: keras.optimizers.Optimizer,
-    evaluates: bool,
+    callbacks: Sequence[keras.callbacks.Callback], reported: Reported, optimizer: keras.optimizers.Optimizer
 ) -> None:
     """Raises UserError where a callback watches what is not reported, or sets a learning rate that a schedule gives.
 
     Args:
       callbacks: `train.callbacks`.
-      metrics: of the training, built.
-      task: names the loss's terms.
+      reported: by the training, without what callbacks add.
       optimizer: built.
-      evaluates: whether there is evaluation data.
     """
-    names = metrics.reported_names()
-    own = None if names is None else ["loss", *(f"{term}_loss" for term in task.term_names()), *names]
     for callback in callbacks:
         if not _is_keras(callback):
-            own = None
+            reported = dataclasses.replace(reported, names=None)
         _check_rate(callback, optimizer)
-        monitor = _monitor(callback)
-        if monitor is not None:
-            _check_monitor(type(callback).__name__, monitor, own, evaluates=evaluates)
-
-
-def _check_monitor(name: str, monitor: str, own: Sequence[str] | None, *, evaluates: bool) -> None:
-    if monitor.startswith(VALIDATION) and not evaluates:
-        raise UserError(
-            f"{name} monitors {monitor!r}, and nothing is evaluated. Write train.eval_data, or a monitor of the "
-            f"training, such as {name}.monitor = 'loss'."
-        )
-    if own is None:
-        return
-    known = [*own, *(f"{VALIDATION}{metric}" for metric in own)] if evaluates else list(own)
-    if monitor not in known:
-        raise UserError(
-            f"{name} monitors {monitor!r}, which this training does not report.{suggest(monitor, known)} It reports "
-            f"{', '.join(known)}."
-        )
+        reported.check(f"{type(callback).__name__} monitors", _monitor(callback))
 
 
 def _check_rate(callback: keras.callbacks.Callback, optimizer: keras.optimizers.Optimizer) -> None:

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
+from tfdist.training.tracing import traced
 
 Choice = TypeVar("Choice")
 TIMED_RUNS = 5
@@ -47,7 +48,7 @@ def quickest(
 
 
 def _seconds(strategy: Strategy, function: Callable[[dict[str, Any]], tf.Tensor], batch: Any) -> float:
-    run = tf.function(lambda b: strategy.first_local(strategy.run(function, args=(b,))), autograph=False)
+    run = traced(lambda b: strategy.first_local(strategy.run(function, args=(b,))))
     try:
         run(batch).numpy()
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):

@@ -19,6 +19,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.training.layer_state import moving_variables
 from tfdist.training.learner import Learner
 from tfdist.training.randomness import seed_generators
+from tfdist.training.tracing import traced
 
 MODEL = "model/"
 SEEDS = "seeds/"
@@ -40,8 +41,8 @@ class TrainingState:
         self._metric_names = _numbered(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
         apart = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
         self._averaged = _float_names(self._variables, learner.model) if apart else []
-        self._read_metrics = tf.function(self._summed_metrics, autograph=False)
-        self._load_metrics = tf.function(self._loaded_metrics, autograph=False)
+        self._read_metrics = traced(self._summed_metrics)
+        self._load_metrics = traced(self._loaded_metrics)
 
     def tensors(self) -> dict[str, Any]:
         """Variables and tensors by name, to be read at once. A collective."""

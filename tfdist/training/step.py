@@ -22,6 +22,7 @@ from tfdist.training.layer_state import moving_variables
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.precision import LossScale, factor_of
 from tfdist.training.stragglers import Reduction
+from tfdist.training.tracing import traced
 from tfdist.training.update import Update
 
 
@@ -119,8 +120,8 @@ class TrainStep:
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
         # Keras's fit traces without autograph too, so a model behaves alike under both.
-        self.run = tf.function(self._run, reduce_retracing=True, autograph=False)
-        self.reset_metrics = tf.function(lambda: strategy.run(metrics.reset), autograph=False)
+        self.run = traced(self._run, reduce_retracing=True)
+        self.reset_metrics = traced(lambda: strategy.run(metrics.reset))
 
     def _run(
         self, iterator: Iterator[Any], num_steps: tf.Tensor, wishes: tf.Tensor, sums: tf.Tensor

@@ -8,17 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError
 from tfdist.telemetry.metric_direction import larger_is_better
-
-if TYPE_CHECKING:
-    from tfdist.tasks.base import Task
-    from tfdist.training.metrics import MetricGroup
+from tfdist.training.reported import OBJECTIVE, VALIDATION, not_evaluated, not_reported
 
 DIRECTIONS = ("min", "max")
-VALIDATION = "val_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,35 +42,14 @@ class Objective:
 
     def missing(self, metrics: Mapping[str, Any]) -> UserError:
         """The error for metrics of its split that do not have it."""
-        prefix = VALIDATION if self.split == "eval" else ""
         if not metrics:
-            return UserError(
-                f"tune.objective is {self.name!r}, and the trials evaluate nothing. Write train.eval_data, or an "
-                "objective of training, such as 'loss'."
-            )
-        known = [f"{prefix}{name}" for name, value in metrics.items() if isinstance(value, int | float)]
-        return UserError(
-            f"tune.objective is {self.name!r}, which the trials do not report.{suggest(self.name, known)} "
-            f"They report {', '.join(known)}."
-        )
+            return not_evaluated(OBJECTIVE, self.name)
+        known = [name for name, value in self.named(metrics).items() if isinstance(value, int | float)]
+        return not_reported(OBJECTIVE, self.name, known)
 
-
-def check_reported(name: str | None, metrics: MetricGroup, task: Task, *, evaluates: bool) -> None:
-    """Raises UserError where it is known already that a training will not report a metric of this name."""
-    if name is None:
-        return
-    objective = Objective(name, "max")
-    if objective.split == "eval" and not evaluates:
-        raise objective.missing({})
-    known = reported_names(metrics, task)
-    if known is not None and name.removeprefix(VALIDATION) not in known:
-        raise objective.missing(dict.fromkeys(known, 0.0))
-
-
-def reported_names(metrics: MetricGroup, task: Task) -> list[str] | None:
-    """What each split of a training reports; None where a metric does not tell before it counts."""
-    names = metrics.reported_names()
-    return None if names is None else ["loss", *(f"{term}_loss" for term in task.term_names()), *names]
+    def named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics of its split, by the names that an objective has."""
+        return {f"{VALIDATION if self.split == 'eval' else ''}{name}": value for name, value in metrics.items()}
 
 
 def build_objective(name: object, direction: object) -> Objective:

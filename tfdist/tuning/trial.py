@@ -28,7 +28,7 @@ from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.telemetry.json_text import from_json
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.objective import VALIDATION, Objective
+from tfdist.tuning.objective import Objective
 
 DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeasible", "failed"
 SCORED = (DONE, PAUSED, STOPPED)
@@ -104,9 +104,8 @@ class SeedRun:
             value = objective.of(metrics)
             if value is None:
                 raise objective.missing(metrics)
-            prefix = VALIDATION if objective.split == "eval" else ""
-            named = {f"{prefix}{name}": each for name, each in metrics.items()}
-            report = self.reports[point["step"]] = Report(point["epoch"], point["step"], value, named)
+            report = Report(point["epoch"], point["step"], value, objective.named(metrics))
+            self.reports[point["step"]] = report
             self.deaths = 0
             yield report
 
