@@ -14,7 +14,7 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +23,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.sparse import without_repeats
 
 Notify = Callable[[str], None]
+T = TypeVar("T")
 BROADCAST_BYTES = 1 << 24  # in one collective
 _connected: dict[int, Strategy] = {}  # by the id of what each stands on, which it keeps alive
 
@@ -232,6 +233,26 @@ class Strategy(abc.ABC):
     def any_worker(self, flag: bool) -> bool:
         """Whether any worker's `flag` is set; a collective like `sum_over_workers`."""
         return bool(self.sum_over_workers([float(flag)])[0] > 0)
+
+    def on_chief(self, act: Callable[[], T], failed: str) -> T | None:
+        """What `act` gives on the chief, None on the others; a collective.
+
+        Args:
+          act: reads or writes what belongs to the whole run; called on the chief alone.
+          failed: begins the message where it raised OSError, "The backups cannot be read".
+
+        Raises:
+          UserError: on every worker, where it raised that or OSError.
+        """
+        given, problem = None, None
+        if self.topology.is_chief:
+            try:
+                given = act()
+            except (UserError, OSError) as error:
+                problem = error if isinstance(error, UserError) else UserError(f"{failed}: {error}")
+        if self.any_worker(problem is not None):
+            raise problem or UserError(f"{failed}: the chief's message says why.")
+        return given
 
     def from_chief(self, values: Sequence[float]) -> np.ndarray:
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""

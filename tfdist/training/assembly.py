@@ -58,14 +58,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
     """
     pulse.beat(pulse.PREPARING)
     source = as_source(data(), data)
-    problem: UserError | None = None
-    if run.topology.is_chief:
-        try:
-            source.prepare(run.directory.fitted)
-        except UserError as error:
-            problem = error
-    if run.strategy.any_worker(problem is not None):
-        raise problem or UserError("The chief could not prepare the data; its message says why.")
+    run.strategy.on_chief(lambda: source.prepare(run.directory.fitted), "The data cannot be prepared")
     if not run.topology.is_chief:
         source.prepare(run.directory.fitted)
     elif split is not None:
@@ -307,14 +300,9 @@ def find_weights(run: Run, weights: str | int | None, policy: BackupPolicy | Non
     Raises:
       UserError: there is no such thing; on every worker.
     """
-    found, problem = None, None
-    if run.topology.is_chief:
-        try:
-            found = find(weights, run.directory, policy, tell=run.events)
-        except (UserError, OSError) as error:
-            problem = error if isinstance(error, UserError) else UserError(f"The backups cannot be read: {error}")
-    if run.strategy.any_worker(problem is not None):
-        raise problem or UserError("The chief found no weights; its message says why.")
+    found = run.strategy.on_chief(
+        lambda: find(weights, run.directory, policy, tell=run.events), "The backups cannot be read"
+    )
     if run.topology.num_workers == 1:
         return found
     text = to_json([found.path, found.step, found.why]).encode() if found is not None else None
@@ -334,8 +322,8 @@ def put_weights(run: Run, model: keras.Model, found: Found) -> None:
         restored(run.strategy, ModelState(model), lambda: found.state, partial=False, tell=run.events, only_model=True)
 
 
-def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> None:
-    """Loads a .keras or .weights.h5 file, local or gs://, into a built model; with `partial` what fits of it.
+def load_weights(model: keras.Model, path: str) -> None:
+    """Loads a .keras or .weights.h5 file, local or gs://, into a built model.
 
     Raises:
       UserError: it cannot be read, or its variables are not the model's.
@@ -348,6 +336,6 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> Non
         try:
             with open(copy, "wb") as target:
                 target.write(files.read(path))
-            model.load_weights(copy, skip_mismatch=partial)
+            model.load_weights(copy)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
             raise UserError(f"The weights in {path} do not load into this model: {said(error)}") from error

@@ -78,17 +78,12 @@ def take_place(
     Raises:
       UserError: it cannot be written, another run has it, or it holds something else; on every worker.
     """
-    place, problem = Place(), None
-    if strategy.topology.is_chief:
-        try:
-            directory.create()
-            if claim is not None:
-                place = _taken(directory, claim, notify=notify)
-        except (UserError, OSError) as error:
-            problem = error if isinstance(error, UserError) else UserError(f"{directory.path} cannot be used: {error}")
-    if strategy.any_worker(problem is not None):
-        place.release()
-        raise problem or UserError(f"The chief cannot use the run directory {directory.path}; its message says why.")
+
+    def take() -> Place:
+        directory.create()
+        return Place() if claim is None else _taken(directory, claim, notify=notify)
+
+    place = strategy.on_chief(take, f"{directory.path} cannot be used") or Place()
     return dataclasses.replace(
         place, is_finished=strategy.any_worker(place.is_finished), extends=strategy.any_worker(place.extends)
     )

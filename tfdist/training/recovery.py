@@ -22,7 +22,7 @@ from tfdist.backup.preemption import Preemption
 from tfdist.backup.schedule import Schedule
 from tfdist.backup.state import State
 from tfdist.backup.teller import Teller
-from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import pulse
 from tfdist.training.randomness import read_generators, set_generators
@@ -238,16 +238,10 @@ def restored(
     Raises:
       UserError: it does not fit, or the store does not answer; on every worker.
     """
-    header, arrays = {}, {}
-    problem: UserError | None = None
-    if strategy.topology.is_chief:
-        try:
-            header, arrays = _chosen(read(), state, partial=partial, tell=tell, only_model=only_model)
-        except (UserError, OSError) as error:
-            problem = error if isinstance(error, UserError) else UserError(f"The backups cannot be read: {error}")
-    if strategy.any_worker(problem is not None):
-        raise problem or UserError("The chief could not restore; its message says why.")
-    header, arrays = _shared(strategy, header, arrays)
+    chosen = strategy.on_chief(
+        lambda: _chosen(read(), state, partial=partial, tell=tell, only_model=only_model), "The backups cannot be read"
+    )
+    header, arrays = _shared(strategy, *(chosen or ({}, {})))
     if not header:
         return None
     state.assign(arrays)

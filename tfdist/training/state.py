@@ -26,7 +26,30 @@ SEEDS = "seeds/"
 Specs = dict[str, tuple[tuple[int, ...], str]]
 
 
-class TrainingState:
+class _Named:
+    """Variables by name."""
+
+    def __init__(self, variables: Mapping[str, keras.Variable]) -> None:
+        self._variables = variables
+
+    def specs(self) -> Specs:
+        """Shape and type of each by name."""
+        return {n: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for n, v in self._variables.items()}
+
+    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
+        for name in arrays.keys() & self._variables.keys():
+            self._variables[name].assign(arrays[name])
+
+
+class ModelState(_Named):
+    """The variables of a model alone, of which an evaluation needs no other."""
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__({name: v for name, v in model_variables(model).items() if name.startswith(MODEL)})
+
+
+class TrainingState(_Named):
     """The variables of a run: model, seeds, optimizer with its slots, loss scale, training metrics.
 
     Args:
@@ -37,7 +60,7 @@ class TrainingState:
     def __init__(self, strategy: Strategy, learner: Learner) -> None:
         self._strategy = strategy
         self._metrics = learner.train_metrics
-        self._variables = variables_by_name(learner)
+        super().__init__(variables_by_name(learner))
         self._metric_names = _numbered(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
         apart = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
         self._averaged = _float_names(self._variables, learner.model) if apart else []
@@ -51,14 +74,11 @@ class TrainingState:
         return found | self._means()
 
     def specs(self) -> Specs:
-        """Shape and type of each by name."""
-        variables = [*self._variables.items(), *zip(self._metric_names, self._metrics.variables, strict=True)]
-        return {name: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables}
+        metrics = dict(zip(self._metric_names, self._metrics.variables, strict=True))
+        return super().specs() | _Named(metrics).specs()
 
     def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
-        for name in arrays.keys() & self._variables.keys():
-            self._variables[name].assign(arrays[name])
+        super().assign(arrays)
         if self._metric_names and all(name in arrays for name in self._metric_names):
             self._load_metrics([tf.constant(arrays[name]) for name in self._metric_names])
 
@@ -80,22 +100,6 @@ class TrainingState:
 
     def _loaded_metrics(self, states: list[tf.Tensor]) -> None:
         self._strategy.run(self._metrics.load, args=(self._strategy, states))
-
-
-class ModelState:
-    """The variables of a model alone, of which an evaluation needs no other."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._variables = {name: v for name, v in model_variables(model).items() if name.startswith(MODEL)}
-
-    def specs(self) -> Specs:
-        """Shape and type of each by name."""
-        return {n: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for n, v in self._variables.items()}
-
-    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
-        for name in arrays.keys() & self._variables.keys():
-            self._variables[name].assign(arrays[name])
 
 
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:

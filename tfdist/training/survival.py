@@ -26,7 +26,6 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.strategies import environment
 from tfdist.telemetry import pulse
-from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import assembly
 from tfdist.training.fitting_weights import load_fitting
 from tfdist.training.identity import identity
@@ -36,9 +35,9 @@ from tfdist.training.recovery import Opened, Position, Recovery, restored, tell_
 from tfdist.training.run import Run
 from tfdist.training.starts import read_starts
 from tfdist.training.state import MODEL, ModelState, TrainingState
+from tfdist.training.weights import FILES, find_backup, places_of_backups
 
 OFF, AUTO = "off", "auto"
-WEIGHTS = (".keras", ".weights.h5")
 
 
 def checked_policy(backup: BackupPolicy | str) -> BackupPolicy | None:
@@ -62,7 +61,7 @@ def check_start_from(path: str | None) -> None:
     if not isinstance(path, str) or not path:
         raise UserError(f"train.start_from is {path!r}; write a run directory, a backup in it, or a .keras file.")
     path = _plain(path)
-    if path.endswith(WEIGHTS):
+    if path.endswith(FILES):
         found = files.exists(path)
     elif not files.is_remote(path) and os.path.isfile(path):
         raise UserError(
@@ -70,7 +69,7 @@ def check_start_from(path: str | None) -> None:
             "read. Write one of these, a run directory, or a backup in it."
         )
     else:
-        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, _places_of_backups(path)))
+        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, places_of_backups(path)))
     if not found:
         raise UserError(
             f"There is no backup and no model in train.start_from = {path!r}. Write a run directory that has backups, "
@@ -201,7 +200,7 @@ def _begin_anew(run: Run, *, keeps_backups: bool) -> int:
 def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, partial: bool) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
     path = _plain(path)
-    if path.endswith(WEIGHTS):
+    if path.endswith(FILES):
         if partial:
             tell_left_out(run.events, load_fitting(learner.model, path), path)
         else:
@@ -211,7 +210,7 @@ def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, 
         taken = restored(
             run.strategy,
             state,
-            lambda: _found(path, tell=run.events),
+            lambda: _state_in(path, run.events),
             partial=partial,
             tell=run.events,
             only_model=True,
@@ -230,26 +229,18 @@ def check_weights(model: keras.Model, path: str, *, partial: bool, tell: Teller)
       tell: gets a warning of each damaged backup that is passed over.
     """
     path = _plain(path)
-    if path.endswith(WEIGHTS):
-        assembly.load_weights(model, path, partial=partial)
+    if path.endswith(FILES):
+        _ = load_fitting(model, path) if partial else assembly.load_weights(model, path)
         return
-    own = {name: array for name, array in _found(path, tell=tell).tensors.items() if name.startswith(MODEL)}
+    own = {name: array for name, array in _state_in(path, tell).tensors.items() if name.startswith(MODEL)}
     restore.match(own, ModelState(model).specs(), partial=partial)
 
 
-def _found(path: str, *, tell: Teller) -> State:
-    """The state in a run directory, a directory of backups, or one backup."""
-    if files.exists(files.join(path, MANIFEST)):
-        return restore.load(path)
-    for directory in _places_of_backups(path):
-        if (state := restore.newest(directory, tell=tell)) is not None:
-            return state
-    raise UserError(f"No backup in train.start_from = {path!r} is whole.")
-
-
-def _places_of_backups(path: str) -> tuple[str, str]:
-    """Where the backups are of what is a run directory or the directory of its backups."""
-    return RunDirectory(path).backups, path
+def _state_in(path: str, tell: Teller) -> State:
+    found = find_backup(path, "train.start_from", tell=tell)
+    if found is None:  # which `check_start_from` saw there
+        raise UserError(f"No backup in train.start_from = {path!r} is whole.")
+    return found.state
 
 
 def _plain(path: str) -> str:

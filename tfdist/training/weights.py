@@ -78,15 +78,31 @@ def find(weights: str | int | None, run: RunDirectory, policy: BackupPolicy | No
         if not files.exists(path):
             raise UserError(f"There is no file evaluate.weights = {path!r}.")
         return Found(path)
-    if files.exists(files.join(path, MANIFEST)):
-        return _loaded(path)
-    for directory in (RunDirectory(path).backups, path):
-        if files.is_dir(directory) and list_paths(directory):
-            return _newest(directory, f"No backup in evaluate.weights = {path!r} is whole.", tell)
+    if (found := find_backup(path, "evaluate.weights", tell=tell)) is not None:
+        return found
     raise UserError(
         f"evaluate.weights = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
         "backup or of a run, or a file in .keras and .weights.h5 format."
     )
+
+
+def find_backup(path: str, setting: str, *, tell: Teller) -> Found | None:
+    """One backup, or the newest whole one of a run directory or a directory of backups; None where there is none.
+
+    Raises:
+      UserError: there are some, and none is whole; `setting` names the path.
+    """
+    if files.exists(files.join(path, MANIFEST)):
+        return _loaded(path)
+    for directory in places_of_backups(path):
+        if files.is_dir(directory) and list_paths(directory):
+            return _newest(directory, f"No backup in {setting} = {path!r} is whole.", tell)
+    return None
+
+
+def places_of_backups(path: str) -> tuple[str, str]:
+    """Where the backups are of what is a run directory or the directory of its backups."""
+    return RunDirectory(path).backups, path
 
 
 def find_exported(run: RunDirectory) -> Found:
