@@ -1,7 +1,6 @@
 """The gin roots: what `--mode=…` runs. Each reads from top to bottom as the story of a run.
 
-Invariant: a run directory holds result.json only if the run ended well. Called by main.py with a `Request`; everything
-else comes from the gin files.
+Invariant: a run directory holds result.json only if the run ended well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Listens to the metadata server of Google Compute Engine and Cloud TPU for the notice that this VM will end.
 
 Invariant: only what ends the VM counts (a preemption, maintenance that terminates), not a live migration; where there
-is no such server nothing is asked, and neither `start` nor `close` waits for an answer. `preemption.py` calls this.
-What it answers: https://cloud.google.com/compute/docs/metadata/querying-metadata and …/getting-live-migration-notice.
+is no such server nothing is asked, and neither `start` nor `close` waits for an answer. What it answers:
+https://cloud.google.com/compute/docs/metadata/querying-metadata and …/getting-live-migration-notice.
 """
 
 from __future__ import annotations

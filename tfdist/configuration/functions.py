@@ -1,6 +1,6 @@
 """What can be known of a function or class without calling it.
 
-Invariant: Keras is looked at only when something else has imported it. Called by `tfdist.config`.
+Invariant: Keras is looked at only when something else has imported it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which settings of a configuration reach a root, and which values a root still lacks.
 
 Invariant: knows nothing of gin, files or modules; a setting is a scope, a function, a parameter and a value that may
-hold references. Called by `tfdist.config` only.
+hold references.
 
 Scopes follow gin: a call within scope `a/b` takes the settings of `''`, `a` and `a/b`, the innermost first. A reference
 with a scope of its own is called in that one, a reference without in the scope of the function that it was given to. A

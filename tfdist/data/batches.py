@@ -2,8 +2,7 @@
 
 Invariant: global batch k is the places k · size, k · size + 1, … of the epoch's order. It, and how it is cut into
 microbatches, do not depend on the number of workers or replicas. Each replica takes its contiguous part of every
-microbatch; the parts differ by one example at most, and their shares add up to one an example. Called by the
-pipelines, inside tf.data.
+microbatch; the parts differ by one example at most, and their shares add up to one an example.
 """
 
 from __future__ import annotations

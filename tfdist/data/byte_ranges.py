@@ -1,7 +1,6 @@
 """Finds the files that data are read from, local or `gs://`, and reads ranges of their bytes, no byte more.
 
-Called by the formats whose records lie at known places; every byte of a record passes through `read_range` or
-`read_into`.
+Every byte of a record passes through `read_range` or `read_into`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A file is scanned once: where each group of rows begins, what its columns hold, how many values are missing. The result
 is kept in the user's cache. A row may contain quoted line ends.
 
-Invariant: what is read later is parsed with the types that the scan found. Called by `tables.py`.
+Invariant: what is read later is parsed with the types that the scan found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What helps when training waits for its input, by what the input is. Called by the assembly of a training."""
+"""What helps when training waits for its input, by what the input is."""
 
 from __future__ import annotations
 

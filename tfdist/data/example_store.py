@@ -1,9 +1,9 @@
 """Rows of fixed shapes by the number of their example, in files that the processes of a machine map into memory.
 
 Invariant: a row that counts as there is whole. It is marked only after it was written; what was never completed is
-thrown away when the machine was started anew meanwhile, since then nobody knows which pages reached the disk; and
-a store without `store.json`, the last file to be made, does not exist. Any number of processes may write, each the
-rows that it met. Called by `cache.py`.
+thrown away when the machine was started anew meanwhile, since then nobody knows which pages reached the disk; and a
+store without `store.json`, the last file to be made, does not exist. Any number of processes may write, each the rows
+that it met.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The groups of rows in use, decoded.
 
 Invariant: a group is read by the thread that asks first, while others wait for it, and is held until others that were
-used later fill the room. Called by `tables.py`.
+used later fill the room.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Says in a digest what a source's examples depend on, so that what was kept of them is found again, or is not.
 
 Invariant: the same in every process and run for the same files and settings; another one for another size or time of
-change of a file, another setting, or another code of a user's function. Called by sources for `Source.identity`.
+change of a file, another setting, or another code of a user's function.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ aborts the process, or it waits for ever, and so does whoever takes down the pip
 
 Invariant: when Python's own teardown begins, no reader runs and none will be called. From `atexit` on every call ends
 at once with an error; a pipeline nobody takes from makes as many more calls as its buffers hold and is then still.
-Called by `failures.noted`, through which all of a reader's Python code runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parquet files, whose row groups are read one by one.
 
-Invariant: of a row group only the columns asked for are read. Called by `tables.py`.
+Invariant: of a row group only the columns asked for are read.
 """
 
 from __future__ import annotations

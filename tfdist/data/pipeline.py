@@ -1,7 +1,7 @@
 """From a source to the endless stream of local batches that a worker's replicas take turns in.
 
 Invariant: element t of the stream depends on (plan, worker, t) alone, so a stream may begin at any step at the same
-cost, and there is no state to save. Called by the experiment.
+cost, and there is no state to save.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariant: which records come depends on the order and the positions alone; what is held only spares reading. Where a
 batch takes its records from is the same in each step until a window ends, so that a step copies one slice a stream.
-Called by `record_source.py`, inside tf.data, by one thread or several.
+It runs inside tf.data, in one thread or several.
 """
 
 from __future__ import annotations

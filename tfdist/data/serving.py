@@ -3,7 +3,6 @@
 Invariant: takes no code from anyone: a request is numbers, the name of the directory with what the run has fitted, of
 which a copy is read, and the data is what this process's own gin file says. A connection that says nothing, something
 else or too much ends alone. Each request gets a pipeline of its own, which lives as long as the connection that asked.
-Called by tfdist.data_service.
 
 TensorFlow's own two ports (dispatcher and worker of tf.data service) are no part of this: docs/security.md.
 """

@@ -1,7 +1,7 @@
 """How the values of a table's columns become tensors, and what of it is learned from the training rows.
 
 Invariant: what was fitted is a function of the fitted files and the rules alone, so that every split and every worker
-encodes alike. Called by `tables.py`.
+encodes alike.
 """
 
 from __future__ import annotations

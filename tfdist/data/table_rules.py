@@ -1,7 +1,4 @@
-"""From the settings of a table to one rule a column, and what is wrong with them.
-
-Called by `tables.py` when a table is made.
-"""
+"""From the settings of a table to one rule a column, and what is wrong with them."""
 
 from __future__ import annotations
 

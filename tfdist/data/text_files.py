@@ -1,7 +1,7 @@
 """Files of lines, of which runs are read by their place in the file.
 
 A file is scanned once: where each text begins, how many tokens it can have, which label it has. The result is kept in
-the user's cache. Empty lines are none. Called by `text.py`.
+the user's cache. Empty lines are none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m tfdist.launch --workers=2 -- --gin_file=…`: the command on N processes of this machine.
 
 Invariant: the exit status is that of the run: 0 when every worker ended with 0, else that of the worker whose failure
-was the cause. Importing this module imports no TensorFlow. Called by `__main__.py`.
+was the cause. Importing this module imports no TensorFlow.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ leave there for one another is about the round that it is read in.
 Horovod itself asks the driver for a place only when it is set up again in a process; the first time it takes the place
 that its environment says. So the worker asks, and gives a new process the answer as its environment.
 
-Invariant: nothing here waits longer than it is told to, and no proxy is asked. Called by `elastic_worker.py`.
+Invariant: nothing here waits longer than it is told to, and no proxy is asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One round of one elastic worker: the training as a child process, from its start to its end.
 
 Invariant: the child ends within bounded time once the round is over for any worker, and before `run_round` returns;
-nothing that it started is left. Called by `elastic_worker.py`.
+nothing that it started is left.
 """
 
 from __future__ import annotations

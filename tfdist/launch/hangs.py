@@ -5,7 +5,7 @@ of them. Only its own deadline counts, however long the others have waited.
 
 Invariant: a deadline is learned from the turns that the same worker has made of the same kind; what it does for the
 first time (compiling, above all) has the deadline of a start. Time in which the supervisor itself did not run counts
-for nobody. Called by `supervision.py`.
+for nobody.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ them and passes on what they write. Its own words (it imports TensorFlow, which 
 not come to run.
 
 Invariant: none of horovodrun's processes is left when `start` ends.
-
-Called by `__main__.py`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ The same command on each host makes a cluster that heals: when a worker is lost,
 status 4, each host's supervisor starts its own again, and they wait for each other until all are back.
 
 Invariant: TF_CONFIG reaches the worker as it was given.
-
-Called by `__main__.py`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Invariant: it writes only while none of its workers runs, and to a file of its own if worker 0 is none of them, so that
 on gs:// too, where a log is rewritten whole, nobody writes at the same time; and never into a directory that the run
-itself has not made. What cannot be stored is said and kept for the next time. Imports no TensorFlow. Called by
-`supervisor.py`.
+itself has not made. What cannot be stored is said and kept for the next time. Imports no TensorFlow.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Invariant: no other program can take a worker's port while the workers run. The launcher keeps each port bound, not
 listening and with SO_REUSEADDR, which on Linux lets the worker (its server sets that too) listen there, and keeps the
 kernel from giving the port to anybody who asks for a free one or connects outwards.
-
-Called by `__main__.py`, and by `host.py` for what both do.
 """
 
 from __future__ import annotations

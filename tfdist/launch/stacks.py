@@ -1,7 +1,6 @@
 """Asks workers for their Python stacks, and puts them in words.
 
-Invariant: it waits a moment and no longer; a worker that is stopped or does not answer is said to be so. Called by
-`supervision.py`.
+Invariant: it waits a moment and no longer; a worker that is stopped or does not answer is said to be so.
 """
 
 from __future__ import annotations

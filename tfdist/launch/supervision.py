@@ -4,8 +4,6 @@ Invariant: `watch` returns only when every worker has ended, and names the one w
 that merely lost its peers (status 4, or the SIGABRT with which TensorFlow answers a dead peer) is not taken for the
 cause while another may be; nor is one that ended because it was told to. A worker that hangs is a failure like one
 that died, where hangs are to end a start.
-
-Called by `supervisor.py`, once a start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What can be seen of each worker from outside: its process, whether that is stopped, and what it shows of itself.
 
-Invariant: looking waits for nobody, so a worker that hangs does not hold up who looks. Called by `hangs.py` and
-`supervision.py`.
+Invariant: looking waits for nobody, so a worker that hangs does not hold up who looks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bytes on their way to a store and what is known of those that lie in one: views, checksums, versions.
 
-Invariant: nothing here copies what it is given. Called by the stores, and by whoever checks what they hold.
+Invariant: nothing here copies what it is given.
 """
 
 from __future__ import annotations

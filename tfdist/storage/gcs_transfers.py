@@ -1,8 +1,7 @@
 """Moves the content of objects: uploads in one request or in parts at once, downloads of ranges at once.
 
-Invariant: an object appears whole and checked or not at all, by one request that carries the precondition; an answer
-to it that was lost is found out by a mark of the writer on the object. Buffers are sent from where they lie. Called by
-`gcs` and `lease`.
+Invariant: an object appears whole and checked or not at all, by one request that carries the precondition; an answer to
+it that was lost is found out by a mark of the writer on the object. Buffers are sent from where they lie.
 """
 
 from __future__ import annotations

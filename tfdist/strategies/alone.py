@@ -1,8 +1,7 @@
 """Refuses to train alone what was started as one of several processes.
 
 Invariant: no run is opened with a strategy of one process, or with a Horovod that found nobody, where the environment
-names other workers: each of them would train the whole experiment by itself, into the same run directory. Called by the
-strategies.
+names other workers: each of them would train the whole experiment by itself, into the same run directory.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Invariant: a `Cluster` that exists is sound. Every address is host:port, no two tasks share one, and this process is
 one of the workers. Whatever TF_CONFIG says wrongly is a `UserError` that names it and shows what to write instead.
-
-Called by the strategies multi_worker and auto; `rendezvous.py` then finds out whether the others are there.
 """
 
 from __future__ import annotations

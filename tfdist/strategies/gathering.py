@@ -1,7 +1,7 @@
 """The rows of all replicas together, for what has to see a whole global batch.
 
 Invariant: every replica gets the same rows, in the order in which replicas hold them, and a gradient flows back to its
-own alone; gradients of what each computes from the whole thus add up to that of one device. Called by the tasks.
+own alone; gradients of what each computes from the whole thus add up to that of one device.
 """
 
 from __future__ import annotations

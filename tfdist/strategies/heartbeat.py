@@ -2,7 +2,7 @@
 
 Invariant: the service is the one that `MultiWorkerMirroredStrategy` would set up, but for the heartbeat timeout, for
 which TensorFlow has no public setting; `tests/strategies/test_heartbeat.py` fails when the strategy no longer takes it
-as it finds it. Called by `multi_worker.py`.
+as it finds it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Invariant: `decode` returns only what a worker of this protocol said of itself; all else is an exception that
 `describe` puts in words.
-
-Called by `rendezvous.py`, and by the doctor, whose workers meet in the same way.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Horovod 0.28 waits for 30 seconds without a word and then aborts the process. `h
 and values for its processes: each one puts its name there and looks for the others'.
 
 Invariant: when one process returns, all have come as far as this; who does not come is named. Under MPI there is
-nothing to do; under an elastic horovodrun places are those of one round, after which the store is emptied. Called by
-the strategy horovod. Imports neither TensorFlow nor Horovod.
+nothing to do; under an elastic horovodrun places are those of one round, after which the store is emptied. Imports
+neither TensorFlow nor Horovod.
 """
 
 from __future__ import annotations

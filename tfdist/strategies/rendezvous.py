@@ -9,7 +9,7 @@ Invariant: when one worker returns, all workers have seen all, with the same clu
 has not yet returned needs nothing more from those that did. (A peer that said it was ready and then answers no more
 has gone on, knowing all it must.)
 
-Called by the strategy multi_worker. Imports no TensorFlow.
+Imports no TensorFlow.
 """
 
 from __future__ import annotations

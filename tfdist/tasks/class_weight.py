@@ -1,7 +1,7 @@
 """Weights of classes, as `keras.Model.fit(class_weight=…)` takes them.
 
 Invariant: an example weighs what `fit` would let it weigh; a class without a weight weighs 1. They multiply the loss of
-training alone, not metrics and not evaluations. Called by `Supervised`.
+training alone, not metrics and not evaluations.
 """
 
 from __future__ import annotations

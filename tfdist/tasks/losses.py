@@ -1,7 +1,6 @@
 """Keras losses before their own weighting and reduction, which are done over the global batch instead.
 
-Invariant: values, mask and reduction are those that the loss's own `__call__` would use
-(https://keras.io/api/losses/). Called by the tasks.
+Invariant: values, mask and reduction are those that the loss's own `__call__` would use (https://keras.io/api/losses/).
 """
 
 from __future__ import annotations

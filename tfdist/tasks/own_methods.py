@@ -1,10 +1,9 @@
 """What a subclassed model computes in methods of its own, where Keras's trainer would have called them.
 
 `compute_loss` and `compute_metrics` fit sums over replicas; `train_step` and `test_step`, which reduce and update by
-themselves, do not and are refused. Invariant: a method that a model overrides is called, or refused. Called by
-`Supervised`. Two private names of Keras are used here: that by which `compute_loss` finds the loss of `compile`, and
-that of the function by which Keras divides losses by the number of replicas. The case `own_methods` of
-tests/equivalence fails when they change.
+themselves, do not and are refused. Invariant: a method that a model overrides is called, or refused. Two private names
+of Keras are used here: that by which `compute_loss` finds the loss of `compile`, and that of the function by which
+Keras divides losses by the number of replicas. The case `own_methods` of tests/equivalence fails when they change.
 """
 
 from __future__ import annotations

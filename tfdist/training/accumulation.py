@@ -1,7 +1,7 @@
 """Makes up for workers that a run has to do without: each of the others computes its larger part in more slices.
 
 Invariant: the global batch, and so what is learned, stays the same; a replica's slice is no larger than with all
-workers, so what fitted into its memory still does. Called by experiment.py.
+workers, so what fitted into its memory still does.
 """
 
 from __future__ import annotations

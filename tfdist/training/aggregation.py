@@ -6,7 +6,7 @@ is each worker's own. Horovod's variables are plain ones, and aggregate nothing.
 
 Invariant: whatever replicas there are, a variable of "sum" gets the sum of what they assign or add, of "mean" the mean,
 of "only_first_replica" what the run's first replica assigns; with "none" each keeps its own, and the chief's first is
-saved. Called by `build_learner`.
+saved.
 """
 
 from __future__ import annotations

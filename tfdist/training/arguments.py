@@ -1,7 +1,7 @@
 """Checks what the roots were given, by kind, before anything is connected, made or written.
 
 Invariant: whatever passes here can be used as the root's docstring says. Raises UserError with the setting's name, the
-value and what to write. Called first thing by the roots of experiment.py.
+value and what to write.
 """
 
 from __future__ import annotations

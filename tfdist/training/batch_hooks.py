@@ -2,7 +2,7 @@
 
 Invariant: the answer follows from the classes and settings of all callbacks, those included that only the chief runs,
 so every worker makes calls of the same length. Some of Keras's callbacks override a batch hook and do nothing in it
-under their settings; they shorten no call. Called by `Callbacks`.
+under their settings; they shorten no call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The steps at which a call of the step function has to end, because something else comes first.
 
-Invariant: they follow from the settings alone, so every worker meets the same ones. Called by the loop.
+Invariant: they follow from the settings alone, so every worker meets the same ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a loss or gradients that are not finite mean for a run. Called by the loop."""
+"""What a loss or gradients that are not finite mean for a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Takes of a file of weights what fits a model, and tells what it left out, of the file and of the model.
 
-Invariant: what is told follows from both files' variables in Keras's own layout, so it is what Keras loaded and left:
-a layer's variables in their order, up to the first that does not fit. `survival.py` calls it for a partial restore.
+Invariant: what is told follows from both files' variables in Keras's own layout, so it is what Keras loaded and left: a
+layer's variables in their order, up to the first that does not fit.
 """
 
 from __future__ import annotations

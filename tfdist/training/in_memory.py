@@ -1,7 +1,7 @@
 """A run's backups in the memory of the chief's machine: taken more often, for the next start after a failure.
 
 Invariant: a state in memory counts only if it is newer than all that the run directory holds, and of the settings that
-are trained with now. `survival.py` calls this; the loop does not know of it.
+are trained with now. The loop does not know of it.
 """
 
 from __future__ import annotations

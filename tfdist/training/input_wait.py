@@ -2,7 +2,7 @@
 
 Invariant: what is measured is the time between asking for a step's batches and having those of all local replicas, in
 the compiled call itself; nothing that could run meanwhile is kept waiting by the measuring. The first call of a run,
-which traces and fills the pipeline, does not count; deterministic runs are not measured. Called by step and loop.
+which traces and fills the pipeline, does not count; deterministic runs are not measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A run directory belongs to one kind of run: a training or a sweep.
 
-Invariant: whoever begins to write in a directory has asked here before. Called by `place.py` and by the sweep.
+Invariant: whoever begins to write in a directory has asked here before.
 """
 
 from __future__ import annotations

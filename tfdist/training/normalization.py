@@ -6,7 +6,7 @@ statistics over the global batch it does not; the price is two small reductions 
 Keras's own `synchronized=True` computes the variance as E[x²] − E[x]², which cancels where the mean is large against
 the spread, and leaves masked batches to each replica. Here the squares are taken around the global mean, as in Chan,
 Golub and LeVeque, "Algorithms for Computing the Sample Variance" (1983), and a mask counts as it does on one device.
-Invariant: the layers are as the user made them before and afterwards. Called by `experiment.train`.
+Invariant: the layers are as the user made them before and afterwards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes a Keras optimizer safe for gradients that are summed over the replicas before it sees them.
 
-Invariant: what an optimizer's settings mean does not depend on the number of replicas. Called by the learner.
+Invariant: what an optimizer's settings mean does not depend on the number of replicas.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A synchronous step takes as long on every worker, so its length says nothing. Wh
 spends waiting for the sum of all gradients: a slow worker finds the others' already there. A worker's own time is what
 is left of its calls without that wait. Invariant: what is compared travels with the reduction that a call makes anyway,
 as wishes do; nothing waits for the measuring. The first call of a run, which traces, does not count; deterministic runs
-are not measured. Called by step and loop.
+are not measured.
 """
 
 from __future__ import annotations

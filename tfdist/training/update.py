@@ -3,8 +3,8 @@
 Keras decides inside of `apply`, in a replica context, whether a step is one of those at which accumulated gradients are
 applied, or at which moving averages overwrite the weights; there no collective and no cross-replica update is allowed.
 Here the same is decided outside, where it is. Invariant: the weights are those of the optimizer's own `apply` on one
-device. Called by the step. Keras's private names for accumulators and averages are used here alone;
-tests/training/test_as_fit.py compares with `fit`.
+device. Keras's private names for accumulators and averages are used here alone; tests/training/test_as_fit.py compares
+with `fit`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds the weights that an evaluation names: the exported model, the best or the last backup, a step's, or a file.
 
 Invariant: what is found exists and, for a backup, has every byte that it was written with; whatever is not found is a
-UserError that lists what there is. Called by the chief, before the weights are shared.
+UserError that lists what there is.
 """
 
 from __future__ import annotations

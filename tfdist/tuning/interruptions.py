@@ -2,7 +2,7 @@
 
 Invariant: an interruption (a kill from outside, a preemption, a lost worker) says nothing of a trial's values, so it is
 never the trial that ends for it. Progress is an evaluation of any trial, a newer backup of the one that was
-interrupted, or a trial's end. Called by `chief.py`.
+interrupted, or a trial's end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How many processes the kernel has killed for want of memory: what tells its SIGKILL from a scheduler's.
 
-Invariant: a number that only grows; where Linux does not say, always 0. Called by `workers.py`.
+Invariant: a number that only grows; where Linux does not say, always 0.
 """
 
 from __future__ import annotations

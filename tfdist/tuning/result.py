@@ -1,6 +1,6 @@
 """What a sweep leaves: best.gin, which can be trained, and result.json, which names the best.
 
-Invariant: result.json is written last. Called by `sweep.tune` at a good end.
+Invariant: result.json is written last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The gin root `tune`: what `--mode=tune` runs.
 
-Invariant: nothing is trained before all that can be seen to be wrong without training has been said. Called by main.py
-with a `Request` and the `Experiment`; everything else comes from the gin files.
+Invariant: nothing is trained before all that can be seen to be wrong without training has been said.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariant: a trial is known only if its values lie in the new space and all that the new space asks for is among them;
 of any other it is said why. The journal of the new sweep keeps what is known, so that a later start does not depend on
-the earlier sweeps' files. Called by `sweep.py`; trains nothing.
+the earlier sweeps' files.
 """
 
 from __future__ import annotations

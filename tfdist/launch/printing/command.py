@@ -2,7 +2,7 @@
 
 Invariant: what is printed is whole and checked; a user's mistake is a `UserError` and nothing is printed.
 
-Called by `tfdist.launch.__main__`. Imports no TensorFlow.
+Imports no TensorFlow.
 """
 
 from __future__ import annotations
