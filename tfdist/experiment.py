@@ -265,7 +265,13 @@ def train(
         with synchronized(learner.model, strategy, wanted=synchronize_batch_norm):
             step = assembly.build_step(run, learner, task, source, plan, xla=xla, deterministic=deterministic)
             evaluator = assembly.build_evaluator(
-                run, learner.model, learner.eval_metrics, task, eval_data, eval_batch_size or global_batch_size
+                run,
+                learner.model,
+                learner.eval_metrics,
+                task,
+                eval_data,
+                eval_batch_size or global_batch_size,
+                checked=source.structure,
             )
             with open_recovery(
                 run,
@@ -437,7 +443,9 @@ def evaluate(
             metrics = MetricGroup(task.metric_specs())
             check_fit(built, task, source.structure, [metrics])
         assembly.put_weights(run, built, found)
-        evaluator = assembly.build_evaluator(run, built, metrics, task, data, global_batch_size)
+        evaluator = assembly.build_evaluator(
+            run, built, metrics, task, data, global_batch_size, checked=source.structure
+        )
         results = evaluator.evaluate()
         evaluator.close()
         if run.topology.is_chief:

@@ -31,7 +31,7 @@ from tfdist.training.ending import Ending, ending_of
 from tfdist.training.evaluation import Evaluator
 from tfdist.training.examples import check_held
 from tfdist.training.gradients import LocalGradients
-from tfdist.training.learner import Learner, check_stateful
+from tfdist.training.learner import Learner, check_fit, check_stateful
 from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
 from tfdist.training.normalization import microbatch_note
@@ -141,12 +141,26 @@ def build_step(
 
 
 def build_evaluator(
-    run: Run, model: keras.Model, metrics: MetricGroup, task: Task, data: Callable[[], Any] | None, batch_size: int
+    run: Run,
+    model: keras.Model,
+    metrics: MetricGroup,
+    task: Task,
+    data: Callable[[], Any] | None,
+    batch_size: int,
+    *,
+    checked: Any,
 ) -> Evaluator | None:
-    """An evaluator of all that `data` gives, each example once; None without data."""
+    """An evaluator of all that `data` gives, each example once; None without data.
+
+    Raises:
+      UserError: the examples do not fit the model; `checked` is a structure of which it is known that it does.
+    """
     if data is None:
         return None
     source = open_source(run, data, "evaluation")
+    if source.structure != checked:
+        with run.strategy.scope():
+            check_fit(model, task, source.structure, [metrics])
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=batch_size,

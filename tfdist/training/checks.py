@@ -18,7 +18,6 @@ from tfdist.data import failures
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import as_source, build_pipeline
 from tfdist.data.source import Source
-from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.training import assembly, survival
@@ -63,13 +62,15 @@ def check_training(
         splits = {"training": source}
         if eval_data is not None:
             splits["evaluation"] = held = _opened(eval_data, scratch)
-            batches["evaluation"] = check_evaluation_data(tell, held, source, eval_batch_size, replicas)
+            batches["evaluation"] = _tell_evaluation(tell, held, eval_batch_size, replicas)
     model, optimizer, task = parts_of(None, model, optimizer, task, source.structure)
     built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     check_fit(built, task, source.structure, [metrics])
     check_stateful(built, num_parts=training.num_replicas * training.num_microbatches)
     for split, each in splits.items():
+        if each.structure != source.structure:
+            check_fit(built, task, each.structure, [metrics])
         assembly.check_examples(task, built, each, split)
         check_first_batch(built, task, batches[split], split)
     made = build_optimizer(optimizer, built)
@@ -90,7 +91,7 @@ def check_evaluation(
     replicas = _tell_strategy(tell, strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
         source = _opened(data, scratch)
-        batch = check_evaluation_data(tell, source, source, batch_size, replicas)
+        batch = _tell_evaluation(tell, source, batch_size, replicas)
     if task is None:
         model, _, task = parts_of(None, model, None, None, source.structure)
     built = build_model(model, task, source.structure)
@@ -99,11 +100,7 @@ def check_evaluation(
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
-def check_evaluation_data(tell: Tell, source: Source, like: Source, batch_size: int, replicas: int) -> Any:
-    """Checks that evaluation examples look as training's do; the first batch."""
-    ours, theirs = _said(source.structure), _said(like.structure)
-    if ours != theirs:
-        raise UserError(f"The evaluation data gives {ours}, the training data {theirs}. Both have to look alike.")
+def _tell_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int) -> Any:
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=replicas)
     return _tell_data(tell, "evaluation", source, plan)
 
