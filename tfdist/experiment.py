@@ -22,7 +22,6 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training import accumulation, arguments, assembly, checks
 from tfdist.training.best import check_keep_best, watched
 from tfdist.training.boundaries import Boundaries, Length
-from tfdist.training.callback_model import compiled_as
 from tfdist.training.callbacks import check_callbacks
 from tfdist.training.compiled import parts_of
 from tfdist.training.ending import Ending
@@ -282,20 +281,20 @@ def train(
                 partial=partial_restore,
                 first_step=initial_epoch * steps_per_epoch,
             ) as opened:
-                with compiled_as(learner, task):
-                    outcome, seconds = assembly.run_loop(
-                        run,
-                        learner,
-                        step,
-                        evaluator,
-                        source,
-                        plan,
-                        boundaries,
-                        callbacks,
-                        steps_per_call,
-                        opened,
-                        watched(policy, callbacks, evaluates=eval_data is not None),
-                    )
+                outcome, seconds = assembly.run_loop(
+                    run,
+                    learner,
+                    task,
+                    step,
+                    evaluator,
+                    source,
+                    plan,
+                    boundaries,
+                    callbacks,
+                    steps_per_call,
+                    opened,
+                    watched(policy, callbacks, evaluates=eval_data is not None),
+                )
                 ending = assembly.tell_ending(run, callbacks, outcome, boundaries)
                 if not outcome.paused:
                     assembly.note_weightless(run, outcome)

@@ -19,7 +19,7 @@ from keras_fit.behaviours import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviours import differences
 
 import tfdist
-from tfdist.training.callback_model import COMPILED, FUNCTIONS
+from tfdist.training.callback_model import COMPILED
 from tfdist.training.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
@@ -118,7 +118,7 @@ def test_no_optimizer_is_left_without_its_own_reduction() -> None:
 
 def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
     model = classifier()
-    assert {*COMPILED, *FUNCTIONS} <= set(vars(model)), "names of Keras's that compiled_model.py puts back"
+    assert set(COMPILED) <= set(vars(model)), "names of Keras's that callback_model.py puts back"
     assert hasattr(model.optimizer, REDUCTION)
     from keras.src.trainers.data_adapters import get_data_adapter
 

@@ -10,10 +10,19 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from equivalence.cases import digits, ema_sgd, sparse_loss, two_output_model, two_output_task, two_outputs
+from equivalence.cases import (
+    digits,
+    ema_sgd,
+    own_methods_model,
+    sparse_loss,
+    two_output_model,
+    two_output_task,
+    two_outputs,
+)
 from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.errors import DivergedError, UserError
+from tfdist.tasks.supervised import Supervised
 from tfdist.training.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting
 from tfdist.training.callbacks import Callbacks, check_callbacks, writes
 
@@ -289,6 +298,14 @@ def test_a_callback_evaluates_a_model_of_several_named_outputs(tmp_path: pathlib
     ((found, expected),) = seen
     assert set(found) >= {"loss", "digit_sparse_categorical_accuracy", "odd_auc"}
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_loss_of_the_models_own_is_trained_with_callbacks_as_without(tmp_path: pathlib.Path) -> None:
+    own = {"model": own_methods_model, "task": lambda: Supervised(loss=sparse_loss()), "epochs": 1}
+    with_one = run(tmp_path / "with", callbacks=[keras.callbacks.History()], **own)
+    without = run(tmp_path / "without", **own)
+    assert with_one.points("train") == without.points("train") and with_one.points("train")[-1]["loss"] > 1
+    assert with_one.bits() == without.bits()
 
 
 def test_early_stopping_knows_which_way_a_metric_is_better(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -26,6 +27,7 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.reporter import RunReporter
 from tfdist.training.best import Watched
 from tfdist.training.boundaries import Boundaries
+from tfdist.training.callback_model import CallbackModel
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.ending import Ending, ending_of
 from tfdist.training.evaluation import Evaluator
@@ -184,6 +186,7 @@ def build_evaluator(
 def run_loop(
     run: Run,
     learner: Learner,
+    task: Task,
     step: TrainStep,
     evaluator: Evaluator | None,
     source: Source,
@@ -205,6 +208,7 @@ def run_loop(
         model=learner.model,
         optimizer=learner.optimizer,
         is_chief=run.topology.is_chief,
+        compiled=CallbackModel(learner, task).in_place if callbacks else contextlib.nullcontext,
         params={"epochs": num_epochs, "steps": boundaries.steps_per_epoch, "verbose": 0},
     )
     if hooks.act_on_batches:

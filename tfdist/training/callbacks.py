@@ -6,6 +6,7 @@ all; those that write files run on the chief alone.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,14 @@ class Callbacks:
       act_on_test_batches: whether one wants every batch of an evaluation.
       are_any: whether there are any, on whichever worker. All three are the same on every worker.
 
+    Args:
+      callbacks: of all workers.
+      model: which they act on.
+      optimizer: of the training.
+      is_chief: whether this worker writes.
+      params: what they find in `self.params`.
+      compiled: what the model is put into while one of them runs.
+
     Raises:
       UserError: an entry is no Keras callback, or one that cannot work here.
     """
@@ -50,6 +59,7 @@ class Callbacks:
         optimizer: keras.optimizers.Optimizer,
         is_chief: bool,
         params: dict[str, Any],
+        compiled: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         check_callbacks(callbacks)
         mine = [c for c in callbacks if is_chief or not writes(c)]
@@ -60,8 +70,9 @@ class Callbacks:
         self._model = model
         self._optimizer = optimizer
         model.stop_training = False
-        hooks = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
-        self._list = _Explaining(hooks)
+        with compiled():
+            hooks = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
+        self._list = _Explaining(hooks, compiled)
         self._has_end_hooks = any(overrides(callback, "on_train_end") for callback in mine)
 
     @property
@@ -142,15 +153,19 @@ class CallbackError(UserError):
 class _Explaining:
     """The hooks of a CallbackList, with what they raise turned into a message that names the callback."""
 
-    def __init__(self, hooks: keras.callbacks.CallbackList) -> None:
+    def __init__(
+        self, hooks: keras.callbacks.CallbackList, around: Callable[[], contextlib.AbstractContextManager[None]]
+    ) -> None:
         self._hooks = hooks
+        self._around = around
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         hook = getattr(self._hooks, name)
 
         def call(*args: Any) -> None:
             try:
-                hook(*args)
+                with self._around():
+                    hook(*args)
             except TfdistError:
                 raise
             except Exception as error:
