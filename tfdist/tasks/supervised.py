@@ -197,9 +197,8 @@ class Supervised(Task):
         return [*specs, MetricSpec(lambda: OwnMetrics(self._model))] if self._has_own_metrics else specs
 
     def compile_arguments(self, metrics: Sequence[keras.metrics.Metric]) -> dict[str, Any]:
-        given = [
-            (metric, *spec) for metric, spec in zip(metrics, self._metrics, strict=False)
-        ]  # the model's own is last
+        specs = zip(metrics, self._metrics, strict=False)  # the model's own metrics come last, and are not compiled
+        given = [(metric, output, build) for metric, (output, build) in specs]
 
         def by_output(unweighted: bool) -> Any:
             some = [(metric, name) for metric, name, build in given if isinstance(build, Unweighted) == unweighted]
