@@ -173,8 +173,9 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(tmp_path: pa
     assert elastic.end() == 0, elastic.output()
     started = [event["details"]["num_workers"] for event in run.events("run_started")]
     assert started == [1, 2, 2, 1], elastic.output()
-    assert [event["step"] for event in run.events("resumed")] == [joins + 1, dies, goes]
-    assert [event["step"] for event in run.events("hosts_changed")] == [joins + 1]
+    joined, *later = [event["step"] for event in run.events("resumed")]
+    assert joins < joined < dies and later == [dies, goes]  # the step after the gate, or a later one on a busy machine
+    assert [event["step"] for event in run.events("hosts_changed")] == [joined]
     failed = [(event["worker"], event["details"]["status"]) for event in run.events("worker_failed")]
     assert failed == [(1, 137)]  # who notes it for the chief was lost with it
     assert not list(memory.iterdir())
