@@ -101,7 +101,7 @@ def one_nan():
     x[7, 0, 0, 0] = np.nan
     return x, np.zeros(50, np.int32)
 
-def flat():
+def rows_of_four():
     return np.zeros((50, 4), np.float32), np.zeros(50, np.int32)
 
 def infinite_weights():
@@ -472,7 +472,7 @@ def other_weights(tmp_path: Path) -> str:
         (["train.train_data = @mine.text_inputs", "train.eval_data = None"], ["gives the model text", "TextVector"]),
         (["train.train_data = @mine.one_nan"], ["training data holds", "x holds nan in example 7"]),
         (["train.eval_data = @mine.one_nan"], ["evaluation data holds", "x holds nan in example 7"]),
-        (["train.eval_data = @mine.flat"], ["do not fit the data", "float32[None, 4]"]),
+        (["train.eval_data = @mine.rows_of_four"], ["do not fit the data", "float32[None, 4]"]),
         (["train.train_data = @mine.infinite_weights", "train.eval_data = None"], ["sample_weight holds inf in exam"]),
         (
             ["train.callbacks = [@keras.callbacks.EarlyStopping(monitor='val_acuracy')]"],
