@@ -151,14 +151,15 @@ def test_who_dies_while_waiting_can_be_started_again(workers: Workers, addresses
     assert [end_of(process)[0] for process in [first, *again]] == [0, 0, 0]
 
 
-def test_who_never_comes_is_named_at_the_end_with_status_4(workers: Workers, addresses) -> None:
+@pytest.mark.parametrize("index", [0, 1])
+def test_who_never_comes_is_named_at_the_end_with_status_4(index: int, workers: Workers, addresses) -> None:
     cluster = addresses(3)
-    patient = workers.start(tf_config(cluster, 0))
+    patient = workers.start(tf_config(cluster, 1 - index))
     assert "worker" in first_line(patient)
-    status, output = end_of(workers.start(tf_config(cluster, 1), timeout_seconds=8.0))
+    status, output = end_of(workers.start(tf_config(cluster, index), timeout_seconds=8.0))
     assert status == EXIT_PEER_LOST
-    assert f"worker 1 waited 8 s and gives up; missing: worker 2 at {cluster[2]} (nothing listens" in output
-    assert "worker 0 at" not in output
+    assert f"worker {index} waited 8 s and gives up; missing: worker 2 at {cluster[2]} (nothing listens" in output
+    assert f"worker {1 - index} at" not in output
 
 
 def test_who_hangs_is_named(workers: Workers, addresses) -> None:

@@ -1,7 +1,7 @@
 """Takes optimizer, loss and metrics from a compiled model where the configuration names none.
 
 Invariant: the model comes out uncompiled, and is built once. The private names of Keras that say how a model was
-compiled are used here alone; tests/training/test_compiled.py fails when they change.
+compiled are used here and in callback_model.py; tests/training/test_compiled.py fails when they change.
 """
 
 from __future__ import annotations

@@ -201,10 +201,7 @@ def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, 
     """Loads the model's variables alone; the optimizer begins anew."""
     path = _plain(path)
     if path.endswith(FILES):
-        if partial:
-            tell_left_out(run.events, load_fitting(learner.model, path), path)
-        else:
-            assembly.load_weights(learner.model, path)
+        tell_left_out(run.events, _load_file(learner.model, path, partial=partial), path)
         found = path
     else:
         taken = restored(
@@ -230,10 +227,18 @@ def check_weights(model: keras.Model, path: str, *, partial: bool, tell: Teller)
     """
     path = _plain(path)
     if path.endswith(FILES):
-        _ = load_fitting(model, path) if partial else assembly.load_weights(model, path)
+        _load_file(model, path, partial=partial)
         return
     own = {name: array for name, array in _state_in(path, tell).tensors.items() if name.startswith(MODEL)}
     restore.match(own, ModelState(model).specs(), partial=partial)
+
+
+def _load_file(model: keras.Model, path: str, *, partial: bool) -> list[str]:
+    """Loads a file of weights; a line for each variable that a partial restore left out."""
+    if partial:
+        return load_fitting(model, path)
+    assembly.load_weights(model, path)
+    return []
 
 
 def _state_in(path: str, tell: Teller) -> State:
