@@ -72,7 +72,9 @@ def test_horovods_workers_compare_and_measure_too() -> None:
     finished = support.run_python([*command, "--", DIGITS, "--largest_mib=1"], timeout=240, cwd=support.REPOSITORY)
     lines = finished.check().stdout.splitlines()
     assert any("[worker 1] ok       workers   worker 0" in line and "same versions" in line for line in lines)
-    assert any("[worker 0] ok       allreduce horovod, 2 workers, 2 replicas" in line for line in lines)
+    # A warning tells of a slow network, as a busy machine has one.
+    allreduce = r"\[worker 0\] (ok|warning) +allreduce horovod, 2 workers, 2 replicas"
+    assert any(re.match(allreduce, line) for line in lines)
     assert sum(line.startswith("[worker 0]") and " 1 MiB " in line for line in lines) == 1
     assert any(re.fullmatch(r"\[worker 1\] worker 1 \(.*\): a run can start .*", line) for line in lines)
 

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras_fit.spies import BatchSpy
 
 Fit = Callable[..., keras.callbacks.History]
 Seen = Any
@@ -561,30 +562,9 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=use)) | {"uses": uses}
 
 
-class Batches(keras.callbacks.Callback):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, int, dict[str, float]]] = []
-
-    def _keep(self, hook: str, batch: int, logs: Any) -> None:
-        self.calls.append((hook, batch, {name: float(value) for name, value in (logs or {}).items()}))
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._keep("train begin", batch, logs)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._keep("train end", batch, logs)
-
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._keep("test begin", batch, logs)
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._keep("test end", batch, logs)
-
-
 @behaviour(CALLBACKS, "hooks of batches, of training and validation")
 def _(fit: Fit) -> Seen:
-    spy = Batches()
+    spy = BatchSpy()
     return simply(fit, X, Y, validation_data=(X, Y), batch_size=9, callbacks=spy) | {"calls": spy.calls}
 
 
@@ -595,7 +575,7 @@ def _(fit: Fit) -> Seen:
     note="they come for every batch still, and tfdist decides how many steps a call has where nobody wants batches",
 )
 def _(fit: Fit) -> Seen:
-    spy = Batches()
+    spy = BatchSpy()
     model = classifier(steps_per_execution=3)
     return simply(fit, X, Y, model=model, batch_size=9, callbacks=spy) | {"calls": spy.calls}
 
