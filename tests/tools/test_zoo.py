@@ -3,57 +3,40 @@
 from __future__ import annotations
 
 import pathlib
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import support
+from zoo_cases import collection, comparing
 
 TOOL = support.REPOSITORY / "tools" / "zoo.py"
-SAMPLE = ("BatchNormalization", "Dropout", "losses/Huber", "AUC", "optimizers/Adam")
+SAMPLE = ("ActivityRegularization", "BatchNormalization", "Dropout", "losses/Huber", "AUC", "optimizers/Adam")
 
 
-@pytest.fixture
-def zoo() -> Iterator[Any]:
-    sys.path.insert(0, str(TOOL.parent))
-    try:
-        from zoo_cases import collection, comparing
-
-        yield collection, comparing
-    finally:
-        sys.path.remove(str(TOOL.parent))
-
-
-def test_every_public_class_has_a_case_or_a_reason(zoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    collection, _ = zoo
+def test_every_public_class_has_a_case_or_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert collection.uncovered() == []
     monkeypatch.setattr(keras.layers, "Novel", type("Novel", (keras.layers.Layer,), {}), raising=False)
     monkeypatch.delattr(keras.losses, "Dice")
     assert collection.uncovered() == ["layers/Novel: no case", "losses/Dice: not in Keras"]
 
 
-def test_every_case_builds_its_parts(zoo: Any) -> None:
-    collection, _ = zoo
+def test_every_case_builds_its_parts() -> None:
     for key, case in collection.all_cases().items():
         assert len(case.data()[0]) == 21, key
         case.task()
         case.optimizer()
 
 
-def test_names_choose_cases(zoo: Any) -> None:
-    collection, _ = zoo
+def test_names_choose_cases() -> None:
     assert collection.matching(["losses/Poisson"]) == ["losses/Poisson"]
     assert collection.matching(["Poisson"]) == ["losses/Poisson", "metrics/metrics of classes"]
     with pytest.raises(KeyError, match="Desne"):
         collection.matching(["Desne"])
 
 
-def test_what_differs_has_to_be_explained(zoo: Any) -> None:
-    _, comparing = zoo
-
+def test_what_differs_has_to_be_explained() -> None:
     def row(name: str, other: float, *, third: float | None = None, draws: bool = False) -> Any:
         values = [1.0, other, other if third is None else third, other]
         results = {

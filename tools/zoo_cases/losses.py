@@ -14,15 +14,21 @@ from zoo_cases.case import Case, dense_model, normal, one_hot, uniform, whole
 losses = keras.losses
 NO_CASE = {"Loss": "the base class"}
 
+
+def unit_length(outputs: Any) -> Any:
+    """What a loss of similarities expects: without it the loss and the weights grow to 1e5, and roundings with them."""
+    return keras.ops.normalize(outputs, axis=-1)
+
+
 # loss, activation of the outputs, their number, targets
-KINDS: dict[str, tuple[Callable[[], Any], str | None, int, Callable[[], np.ndarray]]] = {
+KINDS: dict[str, tuple[Callable[[], Any], str | Callable[[Any], Any] | None, int, Callable[[], np.ndarray]]] = {
     "BinaryCrossentropy": (losses.BinaryCrossentropy, "sigmoid", 1, lambda: whole(1, below=2)),
     "BinaryFocalCrossentropy": (losses.BinaryFocalCrossentropy, "sigmoid", 1, lambda: whole(1, below=2)),
     "CategoricalCrossentropy": (losses.CategoricalCrossentropy, "softmax", 3, one_hot),
     "CategoricalFocalCrossentropy": (losses.CategoricalFocalCrossentropy, "softmax", 3, one_hot),
     "CategoricalGeneralizedCrossEntropy": (losses.CategoricalGeneralizedCrossEntropy, "softmax", 3, whole),
     "CategoricalHinge": (losses.CategoricalHinge, None, 3, one_hot),
-    "Circle": (losses.Circle, None, 3, whole),
+    "Circle": (losses.Circle, unit_length, 3, whole),
     "CosineSimilarity": (losses.CosineSimilarity, None, 3, lambda: normal(3, seed=4)),
     "Dice": (losses.Dice, "sigmoid", 3, one_hot),
     "Hinge": (losses.Hinge, "tanh", 1, lambda: whole(1, below=2)),
