@@ -22,6 +22,7 @@ from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.run import Request
+from tfdist.training.settings import TrainSettings
 
 STEPS_PER_EPOCH = 50
 SECONDS_BETWEEN_BACKUPS = 3.0  # of tfdist's; about what its automatic interval comes to
@@ -56,8 +57,7 @@ def run_tfdist(workload: Workload, directory: str, progress: Progress, saves: bo
         return workload.build_model()
 
     policy = BackupPolicy(every_seconds=SECONDS_BETWEEN_BACKUPS, keep_last=2)
-    train(
-        request=Request(run_dir=directory),
+    settings = TrainSettings(
         model=build_model,
         optimizer=optimizer,
         task=Supervised(loss=loss(), metrics=[metric]),
@@ -68,6 +68,7 @@ def run_tfdist(workload: Workload, directory: str, progress: Progress, saves: bo
         callbacks=[progress],
         backup=policy if saves else "off",
     )
+    train(settings, Request(run_dir=directory))
 
 
 def run_keras(workload: Workload, directory: str, progress: Progress, saves: bool) -> None:

@@ -17,8 +17,8 @@ from tfdist.errors import UserError
 CALLS: list[dict[str, Any]] = []
 
 
-def train(*, model, data=None, epochs: int = 1, seed: int = 0, callbacks=(), run_dir: str = "", options=None):
-    CALLS.append({"model": model, "data": data, "epochs": epochs, "run_dir": run_dir, "options": options})
+def train(*, model, data=None, epochs: int = 1, seed: int = 0, callbacks=(), options=None):
+    CALLS.append({"model": model, "data": data, "epochs": epochs, "options": options})
     return {
         "epochs": epochs,
         "model": model() if callable(model) else model,
@@ -97,12 +97,12 @@ def load(*texts: str, params: tuple[str, ...] = (), roots: dict[str, Callable] |
     return config.load(gin_files=names, gin_params=params, roots=lambda: ROOTS if roots is None else roots)
 
 
-def message(*texts: str, params: tuple[str, ...] = (), run: str | None = None, roots=None, **kwargs: Any) -> str:
+def message(*texts: str, params: tuple[str, ...] = (), run: str | None = None, roots=None) -> str:
     """The message that loading, or the run, ends with."""
     with pytest.raises(UserError) as caught:
         loaded = load(*texts, params=params, roots=roots)
         assert run is not None
-        loaded.run(run, **kwargs)
+        loaded.run(run)
     text = str(caught.value)
     assert "Traceback" not in text and "In call to configurable" not in text
     return text
@@ -123,24 +123,25 @@ EXPERIMENT = """
 # What holds.
 
 
-def test_a_root_runs_with_its_settings_and_with_what_the_caller_passes():
-    result = load(EXPERIMENT).run("train", run_dir="here")
-    assert result == {
+def test_a_root_runs_with_its_settings():
+    assert load(EXPERIMENT).run("train") == {
         "epochs": 10,
         "model": ("convnet", (32, 64), None, None),
         "data": ("digits", "train", True),
     }
-    assert CALLS[0]["run_dir"] == "here"
+
+
+def test_what_a_root_returns_is_used_within_the_configuration():
+    text = "import library\ntrain.model = @library.build_head\nlibrary.build_head.classes = 3"
+    loaded = load(text, roots={"train": lambda model: model})
+    assert loaded.run("train", lambda model: ("used", model())) == ("used", ("head", 3))
+    assert loaded.run("train")() == ("head", 10)  # outside of it
 
 
 def test_later_files_win_and_params_win_over_files():
     loaded = load(EXPERIMENT, "train.epochs = 20", params=("train.epochs = 30", "train.epochs = 40"))
     assert loaded.run("train")["epochs"] == 40
     assert load(EXPERIMENT, "train.epochs = 20").run("train")["epochs"] == 20
-
-
-def test_what_the_caller_passes_wins_over_settings():
-    assert load(EXPERIMENT).run("train", epochs=3)["epochs"] == 3
 
 
 def test_a_param_may_use_every_import_of_the_files_and_import_itself():
@@ -602,13 +603,11 @@ def test_an_unset_required_value_that_the_root_does_not_reach_is_left_alone():
     assert loaded.run("train")["model"] == 1
     with pytest.raises(UserError, match=r"0.gin:2: evaluate.model must be set"):
         loaded.check("evaluate")
-    loaded.check("evaluate", given=["model"])
 
 
-def test_a_roots_parameter_without_default_must_be_set_or_passed():
+def test_a_roots_parameter_without_default_must_be_set():
     text = message("train.epochs = 3", run="train")
     assert "train.model has no value" in text and "--gin_param='train.model = …'" in text
-    assert load("train.epochs = 3").run("train", model=1)["model"] == 1
 
 
 def test_what_is_evaluated_for_a_root_must_be_complete():
@@ -750,11 +749,11 @@ def test_the_written_configuration_has_plain_roots_and_its_imports():
 def test_the_operative_configuration_adds_the_defaults_that_were_used():
     loaded = load(EXPERIMENT)
     assert loaded.operative_text() == loaded.text()
-    loaded.run("train", run_dir="here")
+    loaded.run("train")
     text = loaded.operative_text()
     for line in ("train.seed = 0", "library.load_digits.split = 'train'", "library.build_convnet.name = None"):
         assert line in text.splitlines()
-    assert "run_dir" not in text and "build_head" not in text
+    assert "build_head" not in text
     again = load(text)
     assert effective(loaded).items() <= effective(again).items()
     assert again.run("train") == loaded.run("train")
@@ -887,14 +886,7 @@ def test_a_misspelt_parameter_of_a_keras_optimizer_is_refused_before_the_run():
     assert "0.gin:3: " in text and "Did you mean 'learning_rate'" in text
 
 
-class Request:
-    """What the command gives a root."""
-
-    def __init__(self, run_dir: str) -> None:
-        self.run_dir = run_dir
-
-
-def logged(*, request: Request, paths: Any = None) -> Any:
+def logged(*, paths: Any = None) -> Any:
     return paths
 
 
@@ -907,7 +899,7 @@ def test_the_run_directory_is_a_macro_that_stays_one_in_what_is_written():
     loaded = load(text, roots=roots)
     for run_dir in ("runs/one", "gs://bucket/two/"):
         under = run_dir.rstrip("/")
-        assert loaded.run("train", request=Request(run_dir)) == [
+        assert loaded.run("train", run_dir=run_dir) == [
             f"{under}/logs/log.csv",
             f"{under}/{{epoch:02d}}-a.keras",
             {"all": run_dir},
@@ -919,7 +911,7 @@ def test_the_run_directory_is_a_macro_that_stays_one_in_what_is_written():
     assert "runs/one" not in written and "bucket" not in written
     again = load(written, roots=roots)
     assert again.digest() == loaded.digest()
-    assert again.run("train", request=Request("elsewhere"))[0] == "elsewhere/logs/log.csv"
+    assert again.run("train", run_dir="elsewhere")[0] == "elsewhere/logs/log.csv"
     assert "%RUN_DIR/logs/log.csv" in loaded.explain()
 
 
@@ -939,6 +931,6 @@ def test_what_is_nearly_the_run_directory_is_refused(text, expected):
 
 
 def test_without_a_run_directory_its_macro_is_refused():
-    loaded = load("train.run_dir = %RUN_DIR\ntrain.model = 1")
+    loaded = load("train.options = %RUN_DIR\ntrain.model = 1")
     with pytest.raises(UserError, match="%RUN_DIR is used, and this command has no run directory"):
         loaded.run("train")

@@ -11,7 +11,7 @@ import pytest
 from support import REPOSITORY
 
 # Each part of the package, with the parts it may import: those below it. Parts of one level do not know each other.
-FOUNDATION = {"storage", "telemetry", "user_code", "command_line", "errors"}
+FOUNDATION = {"storage", "telemetry", "settings", "user_code", "command_line", "errors"}
 COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "backup"} | COMPUTING
 MAY_IMPORT = {
@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "command_line", "errors"},
     "doctor": {"config"} | COMPUTING,
     "config": {"configuration", "tuning", "training"} | MATERIAL,
-    "configuration": {"errors"},  # what config.py is made of
+    "configuration": {"settings", "errors"},  # what config.py is made of
     "experiment": {"tuning", "training"} | MATERIAL,
     "tuning": {"training", "launch"} | MATERIAL,
     "training": MATERIAL,
@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "strategies": FOUNDATION,
     "telemetry": {"storage", "errors"},  # what is told is stored
     "storage": {"errors"},
+    "settings": {"errors"},
     "user_code": {"errors"},
     "command_line": {"telemetry", "errors"},
     "errors": set(),

@@ -1,13 +1,15 @@
-"""What the commands have in common: how arguments are refused, and how a command ends.
+"""What the commands have in common: how they start, read their flags and end.
 
-Invariant: what a user did wrong is a `UserError`, never argparse's own usage text and exit.
+A command defines its flags with absl in a `FlagValues` of its own, since several commands may be imported by one
+process. Invariant: what a user did wrong is a `UserError`, one message and exit status 2.
 """
 
 from __future__ import annotations
 
-import argparse
+import copy
+import logging
+import math
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -25,55 +27,113 @@ from tfdist.errors import (
 )
 from tfdist.telemetry.hangup import outliving_terminal
 
+try:
+    from absl import flags
+except ModuleNotFoundError:  # without it not even an argument can be read
+    print(f"error: {missing_requirement('absl')}", file=sys.stderr)
+    raise SystemExit(EXIT_USER_ERROR) from None
 
-class Parser(argparse.ArgumentParser):
-    """Takes options as they are written out, and says what was wrong in a `UserError`.
+_HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
+
+
+def start(command: Callable[[list[str]], int]) -> NoReturn:
+    """Runs a command as absl's programs are run; `command` takes the arguments and returns the exit status."""
+    from absl import app
+    from absl import logging as absl_logging
+
+    def leave_unread(argv: list[str]) -> list[str]:
+        flags.FLAGS.mark_as_parsed()  # absl's own; `parse` reads them with the command's
+        flags.FLAGS.verbosity = absl_logging.WARNING
+        # It would show what libraries log for nobody in particular.
+        logging.getLogger().removeHandler(absl_logging.get_absl_handler())
+        return argv
+
+    app.run(lambda argv: command(argv[1:]), flags_parser=leave_unread)
+    raise AssertionError("app.run does not return")
+
+
+def parse(
+    defined: flags.FlagValues, arguments: Sequence[str], *, about: str, hint: str = "--help lists the flags."
+) -> tuple[flags.FlagValues, list[str]]:
+    """Reads a command's flags, and absl's own.
 
     Args:
-      example: a command that is right, to be shown with what was wrong; None refers to --help.
-      settings: argparse's.
+      defined: the command's flags, which stay as they are: a process may read several command lines.
+      arguments: what follows the program's name.
+      about: what --help shows before the flags.
+      hint: what to do about an argument that cannot be read.
+
+    Returns:
+      The values, and the arguments that are no flags.
+
+    Raises:
+      UserError: a flag is unknown or has a value that it cannot have.
+      SystemExit: --help was asked for and is printed.
     """
+    asked = _HELP.intersection(arguments)
+    if asked:
+        own = [defined.module_help(module) for module in defined.flags_by_module_dict()]
+        of_absl = ["", flags.FLAGS.get_help()] if "--helpfull" in asked else []
+        print("\n".join([about.strip(), "\nflags:", *own, *of_absl]), flush=True)
+        raise SystemExit(EXIT_DONE)
+    values = copy.deepcopy(defined)
+    values.set_gnu_getopt(True)
+    for name in flags.FLAGS:  # --verbosity and others of absl itself
+        if name not in values and name == flags.FLAGS[name].name and not name.startswith("help"):
+            values[name] = flags.FLAGS[name]
+    try:
+        return values, values(["", *arguments])[1:]
+    except flags.Error as error:
+        said = str(error).strip()
+        raise UserError(f"{said}{'' if said.endswith(('.', '?')) else '.'} {hint}") from error
 
-    def __init__(self, *, example: str | None = None, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **settings})
-        self._example = example
 
-    @property
-    def shown_options(self) -> list[str]:
-        """The names of all options that --help tells of."""
-        return [o for action in self._actions if action.help != argparse.SUPPRESS for o in action.option_strings]
+def define_seconds(name: str, default: float | None, text: str, values: flags.FlagValues) -> None:
+    """Defines a flag in seconds, above 0."""
+    flags.DEFINE_float(name, default, text, flag_values=values)
+    flags.register_validator(
+        name,
+        lambda value: value is None or 0 < value < math.inf,
+        "must be a number of seconds above 0",
+        flag_values=values,
+    )
 
-    def error(self, message: str) -> NoReturn:
-        hint = f"Write, for example: {self._example}" if self._example else f"See: {self.prog} --help"
-        raise UserError(f"{message}. {hint}")
+
+def define_checked(
+    name: str,
+    check: Callable[[str], Any],
+    text: str,
+    values: flags.FlagValues,
+    *,
+    default: str | None = None,
+    repeats: bool = False,
+    required: bool = False,
+) -> None:
+    """Defines a flag whose value `check` makes of its text; a ValueError of it says what it must be."""
+    if repeats:
+        parser, writer = _Checked(name, check), flags.ArgumentSerializer()
+        flags.DEFINE_multi(parser, writer, name, None, text, flag_values=values)
+    else:
+        flags.DEFINE(_Checked(name, check), name, default, text, flag_values=values, required=required)
+
+
+class _Checked(flags.ArgumentParser):
+    """Raises UserError itself: absl's message shows the value, which may be a secret."""
+
+    def __init__(self, name: str, check: Callable[[str], Any]) -> None:
+        self._name, self._check = name, check
+
+    def parse(self, argument: str) -> Any:
+        try:
+            return self._check(argument)
+        except ValueError as error:
+            raise UserError(f"--{self._name} {error}.") from error
 
 
 def split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """What stands before a `--`, a command's own, and what stands behind it, another's."""
     split = list(arguments).index("--") if "--" in arguments else len(arguments)
     return list(arguments[:split]), list(arguments[split + 1 :])
-
-
-def whole_number(least: int) -> Callable[[str], int]:
-    """The type of an option that counts, from `least` on."""
-
-    def number(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least}; received {text!r}")
-        return int(text)
-
-    return number
-
-
-def seconds(text: str) -> float:
-    """The type of an option in seconds, above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0; received {text!r}")
-    return number
 
 
 def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool = True) -> int:

@@ -18,7 +18,7 @@ import hashlib
 import io
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -81,32 +81,32 @@ class Config:
     _gin_bindings: dict[tuple[str, str], dict[str, Any]]
     _operative: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
-    def check(self, root_name: str, *, given: Collection[str] = ()) -> None:
+    def check(self, root_name: str) -> None:
         """Everything that the root reaches has a value.
-
-        Args:
-          given: the root's parameters that `run` will be passed.
 
         Raises:
           UserError: naming what is missing.
         """
         if root_name not in self._roots:
             raise UserError(f"there is no {root_name!r} among {sorted(self._roots)}.{suggest(root_name, self._roots)}")
-        graph.check_complete(self._used, self._functions, self._roots[root_name].selector, given)
+        graph.check_complete(self._used, self._functions, self._roots[root_name].selector)
 
-    def run(self, root_name: str, **kwargs: Any) -> Any:
-        """Calls a root within this configuration; kwargs go before what is configured. Runs may be nested.
+    def run(self, root_name: str, use: Callable[[Any], Any] = lambda made: made, *, run_dir: str | None = None) -> Any:
+        """Calls a root, and `use` with what it returns, within this configuration; what `use` returns.
 
-        What `%RUN_DIR` stands for is the `run_dir` of the argument `request`.
+        Args:
+          root_name: one of the names that `load` was given.
+          use: calls functions of the configuration; it may run another one.
+          run_dir: what `%RUN_DIR` stands for.
 
         Raises:
           UserError: something that the run needs has no value. Whatever the called code raises comes through as it is.
         """
-        self.check(root_name, given=kwargs)
-        bindings = _placed(self._gin_bindings, getattr(kwargs.get("request"), "run_dir", None))
+        self.check(root_name)
+        bindings = _placed(self._gin_bindings, run_dir)
         with _gin_state(bindings, self._operative), gin_config.config_scope(None):
             try:
-                return self._roots[root_name].wrapper(**kwargs)
+                return use(self._roots[root_name].wrapper())
             except (TypeError, RuntimeError) as error:
                 missing = _missing_in_call(error, self._functions)
                 if missing is None:
@@ -190,8 +190,8 @@ def load(
     Args:
       gin_files: paths, relative ones to the working directory.
       gin_params: statements, such as `train.epochs = 3` or `from tfdist.models import mlp`.
-      roots: gives the functions that `Config.run` can call, by their plain names. It is called after all that can be
-        checked without them, because it imports TensorFlow.
+      roots: gives the functions or classes that `Config.run` can call, by their plain names. It is called after all
+        that can be checked without them, because it imports TensorFlow.
       read_url: reads a gin file whose name holds `://`.
       inherited: settings of roots, such as `evaluate.model`, that take the value of others where they have none: of the
         first that has one.
@@ -485,7 +485,7 @@ class _Loader:
         self._included = reader.included
         self._directories = [Path.cwd(), *reader.directories]
         for name, root in roots.items():
-            gin_config._make_configurable(root, name=name, import_source=_ROOT)
+            gin_config._make_configurable(root, name=name, import_source=_ROOT, avoid_class_mutation=True)
         self._roots = {name: gin_config._INVERSE_REGISTRY[root] for name, root in roots.items()}
         self._configurables = {root.selector: root for root in self._roots.values()}
         self._configurables[MACRO] = gin_config._REGISTRY[MACRO]
@@ -543,7 +543,7 @@ class _Loader:
             function = _describe(configurable, name=content.function)
             if content.parameter is None or content.parameter in function.parameters or function.takes_any:
                 return configurable.selector
-            known = [name for name in function.parameters if name != "request"]  # that is the command's
+            known = list(function.parameters)
             raise UserError(
                 f"{content.function} has no parameter {content.parameter!r}.{suggest(content.parameter, known)} "
                 + (f"Its parameters: {', '.join(known)}." if known else "It has no parameters.")

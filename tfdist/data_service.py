@@ -6,7 +6,6 @@ gin file asks it for. It runs until it is ended with Ctrl-C or SIGTERM.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -15,12 +14,24 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from tfdist import command_line
 from tfdist import main as command
-from tfdist.command_line import Parser, exit_status_of
+from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError
 
 EXAMPLE = "python -m tfdist.data_service --gin_file=configs/experiments/digits.gin --workers=2 --port=5050"
 END_SECONDS = 5.0
+FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string("gin_file", None, "as the training has them; later ones win", flag_values=FLAGS)
+flags.DEFINE_multi_string("gin_param", None, "as the training has them", flag_values=FLAGS)
+flags.DEFINE_string(
+    "host", "127.0.0.1", "this machine's name or address, as training workers reach it", flag_values=FLAGS
+)
+flags.DEFINE_integer(
+    "port", 0, "where to be asked; 0: a free one, which is printed", lower_bound=0, upper_bound=65535, flag_values=FLAGS
+)
+flags.DEFINE_integer("workers", 1, "processes, on ports from --port on", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_bool("verbose", False, "show TensorFlow's own log", flag_values=FLAGS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,51 +41,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """Serves until Ctrl-C or SIGTERM, which is how it is meant to end."""
-    flags = parse(arguments)
+    given = parse(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if flags.workers > 1:
-            return start_several(flags, arguments)
-        serve(flags)
+        if given.workers > 1:
+            return start_several(given, arguments)
+        serve(given)
     except KeyboardInterrupt:
         pass
     return EXIT_DONE
 
 
-def serve(flags: argparse.Namespace) -> None:
+def serve(given: flags.FlagValues) -> None:
     """Loads the configuration and serves its training data, in this process."""
     for name in ("no_proxy", "NO_PROXY"):  # gRPC would send even what is meant for this machine through a proxy
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost", flags.host]))
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost", given.host]))
     from tfdist import config
 
     loaded = config.load(
-        gin_files=flags.gin_file,
-        gin_params=flags.gin_param,
-        roots=lambda: command.load_roots(flags.verbose),
+        gin_files=given.gin_file,
+        gin_params=given.gin_param,
+        roots=lambda: command.load_roots(given.verbose),
     )
     import tensorflow as tf
 
     from tfdist.data.serving import DataServer
-    from tfdist.training.run import Request
 
     tf.config.set_visible_devices([], "GPU")
 
-    def until_ended(data: Any) -> None:
-        server = DataServer(data, host=flags.host, port=flags.port)
-        print(f"serving on {flags.host}:{server.port}", flush=True)
+    def until_ended(settings: Any) -> None:
+        server = DataServer(settings.train_data, host=given.host, port=given.port)
+        print(f"serving on {given.host}:{server.port}", flush=True)
         server.serve()
 
-    loaded.run("train", request=Request(run_dir="", serve=until_ended))
+    loaded.run("train", until_ended, run_dir="")
 
 
-def start_several(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
+def start_several(given: flags.FlagValues, arguments: Sequence[str]) -> int:
     """Runs --workers processes on consecutive ports; ends all when one ends, with its status."""
-    if not flags.port:
-        raise UserError(f"--workers = {flags.workers} needs the first port: {EXAMPLE}")
+    if not given.port:
+        raise UserError(f"--workers = {given.workers} needs the first port: {EXAMPLE}")
     own = [sys.executable, "-m", "tfdist.data_service", *arguments]
     processes = [
-        subprocess.Popen([*own, "--workers=1", f"--port={flags.port + i}"], stdin=subprocess.DEVNULL)
-        for i in range(flags.workers)
+        subprocess.Popen([*own, "--workers=1", f"--port={given.port + i}"], stdin=subprocess.DEVNULL)
+        for i in range(given.workers)
     ]
     try:
         while all(process.poll() is None for process in processes):
@@ -90,22 +100,16 @@ def start_several(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
                 process.kill()
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags; raises UserError where they are none."""
-    parser = Parser(
-        prog="python -m tfdist.data_service", description=__doc__, epilog=f"example: {EXAMPLE}", example=EXAMPLE
-    )
-    add = parser.add_argument
-    add("--gin_file", action="append", default=[], metavar="FILE", help="as the training has them; later ones win")
-    add("--gin_param", action="append", default=[], metavar="'NAME = VALUE'", help="as the training has them")
-    add("--host", default="127.0.0.1", help="this machine's name or address, as training workers reach it")
-    add("--port", type=int, default=0, help="where to be asked; default: a free one, which is printed")
-    add("--workers", type=int, default=1, metavar="N", help="processes, on ports from --port on")
-    add("--verbose", action="store_true", help="show TensorFlow's own log")
-    flags = parser.parse_args(arguments)
-    if not flags.gin_file or flags.workers < 1 or not 0 <= flags.port <= 65535 - flags.workers:
-        parser.error("--gin_file is needed, --workers is at least 1, --port a port")
-    return flags
+def parse(arguments: Sequence[str]) -> flags.FlagValues:
+    """The flags; raises UserError for arguments that cannot be read."""
+    values, others = command_line.parse(FLAGS, arguments, about=__doc__, hint=f"Write, for example: {EXAMPLE}")
+    if others or not values.gin_file:
+        what = f"{others[0]!r} belongs to no flag" if others else "--gin_file is missing"
+        raise UserError(f"{what}. Write, for example: {EXAMPLE}")
+    if values.port + values.workers > 65536:
+        raise UserError(f"--workers={values.workers} from --port={values.port} on are ports above 65535. Write less.")
+    values.gin_param = values.gin_param or []
+    return values
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
@@ -113,4 +117,4 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.start(main)

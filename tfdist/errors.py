@@ -25,6 +25,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*@")
 
 # The modules without which nothing works, and the packages that hold them: pyproject.toml's dependencies.
 REQUIREMENTS = {
+    "absl": "absl-py",
     "gin": "gin-config",
     "google_crc32c": "google-crc32c",
     "keras": "keras",

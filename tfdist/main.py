@@ -7,7 +7,6 @@ without it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import importlib.util
@@ -20,7 +19,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfdist.command_line import Parser, exit_status_of
+from tfdist import command_line
+from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import (
     EXIT_INTERRUPTED,
     REQUIREMENTS,
@@ -38,6 +38,23 @@ MODES = {
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
+ABOUT = """\
+python -m tfdist.main --gin_file=FILE [--gin_file=FILE …] [--gin_param='NAME = VALUE' …] [--run_dir=DIR] [--mode=MODE]
+
+Trains Keras 3 models, the same way on every distribution strategy. An experiment is a gin file.
+
+modes:
+""" + "\n".join(f"  {mode}: {text}" for mode, text in MODES.items())
+FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string("gin_file", None, "a gin file, local or gs://; later ones win", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "gin_param", None, "one setting, such as 'train.epochs = 3', after all files", flag_values=FLAGS
+)
+flags.DEFINE_string(
+    "run_dir", None, "local or gs://; without it runs/ and the first gin file's name", flag_values=FLAGS
+)
+flags.DEFINE_string("mode", "train", "what to do", flag_values=FLAGS)
+flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
 # What an evaluation has of the training, where nothing else is set for it.
 INHERITED = {
     "evaluate.model": ["train.model"],
@@ -62,12 +79,12 @@ def main(arguments: Sequence[str] | None = None, wait: Callable[[], object] = la
 
 def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
     """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
-    flags = parse(arguments)
-    if environment.is_elastic(os.environ) and flags.mode in ELASTIC_MODES:
+    given = parse(arguments)
+    if environment.is_elastic(os.environ) and given.mode in ELASTIC_MODES:
         from tfdist.launch import elastic_worker
 
         return elastic_worker.main(["--", *arguments])
-    return run(flags, wait)
+    return run(given, wait)
 
 
 def _tell_end() -> None:
@@ -76,45 +93,29 @@ def _tell_end() -> None:
     pulse.beat(pulse.ENDED)
 
 
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="python -m tfdist.main",
-        description="Trains Keras 3 models, the same way on every distribution strategy. An experiment is a gin file.",
-        epilog="modes: " + "; ".join(f"{mode}: {text}" for mode, text in MODES.items()),
-    )
-    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="a gin file; later ones win")
-    parser.add_argument(
-        "--gin_param", action="append", default=[], metavar="'NAME = VALUE'", help="one setting, after all files"
-    )
-    parser.add_argument("--run_dir", metavar="DIR", help="local or gs://; default: runs/ and the first gin file's name")
-    parser.add_argument("--mode", metavar="{" + ",".join(MODES) + "}", default="train", help="default: train")
-    parser.add_argument("--verbose", action="store_true", help="show TensorFlow's own log, and tracebacks of errors")
-    return parser
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> flags.FlagValues:
     """The flags; raises UserError with what was probably meant."""
-    parser = build_parser()
-    flags, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        raise UserError(_why_unknown(unknown, parser.shown_options))
     for argument in arguments:
         if not is_unicode(argument):
             raise UserError(f"{argument!r} is no text in UTF-8. Write file names and values in UTF-8.")
-    if flags.run_dir is not None and not flags.run_dir.strip():
+    values, others = command_line.parse(FLAGS, arguments, about=ABOUT)
+    if others:
+        raise UserError(_why_no_flag(others))
+    values.gin_file, values.gin_param = values.gin_file or [], values.gin_param or []
+    if values.run_dir is not None and not values.run_dir.strip():
         raise UserError(
-            f"--run_dir={flags.run_dir} is empty; a variable in it may have no value. Write a directory, or leave "
+            f"--run_dir={values.run_dir} is empty; a variable in it may have no value. Write a directory, or leave "
             "--run_dir out: then it is runs/ and the first gin file's name."
         )
-    if flags.mode not in MODES:
+    if values.mode not in MODES:
         raise UserError(
-            f"There is no --mode={flags.mode}; the modes are {', '.join(MODES)}.{suggest(flags.mode, MODES)}"
+            f"There is no --mode={values.mode}; the modes are {', '.join(MODES)}.{suggest(values.mode, MODES)}"
         )
-    if not flags.gin_file and flags.mode == "evaluate" and flags.run_dir is not None:
-        flags.gin_file = [config_of(flags.run_dir)]
-    if not flags.gin_file:
+    if not values.gin_file and values.mode == "evaluate" and values.run_dir is not None:
+        values.gin_file = [config_of(values.run_dir)]
+    if not values.gin_file:
         raise UserError("No experiment given. Write --gin_file=configs/experiments/digits.gin")
-    return flags
+    return values
 
 
 def config_of(run_dir: str) -> str:
@@ -129,20 +130,16 @@ def config_of(run_dir: str) -> str:
     return path
 
 
-def _why_unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
-    flag, equals, _ = unknown[0].partition("=")
-    if flag.startswith("-"):
-        near = suggest(flag, known) or f" The flags are {', '.join(known)}."
-        return f"There is no flag {flag}.{near}"
-    if flag.endswith(".gin") and not equals:
-        return f"{flag!r} stands alone. Write --gin_file={flag}"
+def _why_no_flag(others: Sequence[str]) -> str:
+    if others[0].endswith(".gin") and "=" not in others[0]:
+        return f"{others[0]!r} stands alone. Write --gin_file={others[0]}"
     return (
-        f"{' '.join(unknown)!r} belongs to no flag. A value that holds spaces needs quotes: "
+        f"{' '.join(others)!r} belongs to no flag. A value that holds spaces needs quotes: "
         "--gin_param='train.epochs = 3'"
     )
 
 
-def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) -> None:
+def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> None:
     """Loads the configuration and calls the mode's function.
 
     Raises:
@@ -153,7 +150,7 @@ def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) ->
     from tfdist.telemetry import pulse, terminal_width
 
     pulse_path = os.environ.pop(pulse.VARIABLE, None)  # not for the processes that this one starts
-    pulse.begin(pulse_path if flags.mode != "tune" else None)
+    pulse.begin(pulse_path if given.mode != "tune" else None)
     begin_at = os.environ.pop(pulse.BEGIN_VARIABLE, None)
     terminal_width.begin(os.environ.pop(terminal_width.VARIABLE, None))
     gcs.limit_retries(os.environ)
@@ -161,18 +158,18 @@ def run(flags: argparse.Namespace, wait: Callable[[], object] = lambda: None) ->
 
     def load(parameters: Sequence[str] = ()) -> Any:
         return config.load(
-            gin_files=flags.gin_file,
-            gin_params=[*flags.gin_param, *parameters],
-            roots=lambda: load_roots(flags.verbose, nurseries if flags.mode == "tune" else None),
-            inherited=INHERITED if flags.mode == "evaluate" else {},
+            gin_files=given.gin_file,
+            gin_params=[*given.gin_param, *parameters],
+            roots=lambda: load_roots(given.verbose, nurseries if given.mode == "tune" else None),
+            inherited=INHERITED if given.mode == "evaluate" else {},
         )
 
     try:
         loaded = load()
         pulse.wait_to_begin(begin_at)
-        run_mode(flags, loaded, load, nurseries, wait)
+        run_mode(given, loaded, load, nurseries, wait)
     except TfdistError as error:
-        if flags.verbose:
+        if given.verbose:
             traceback.print_exception(error)
         raise
     finally:
@@ -192,40 +189,51 @@ def prepare(arguments: Sequence[str]) -> None:
     """Imports what the command will need for such arguments: TensorFlow, tfdist and what the configuration names."""
     from tfdist import config
 
-    flags = parse(arguments)
-    roots = functools.partial(load_roots, flags.verbose)
-    config.load(gin_files=flags.gin_file, gin_params=flags.gin_param, roots=roots)
+    given = parse(arguments)
+    roots = functools.partial(load_roots, given.verbose)
+    config.load(gin_files=given.gin_file, gin_params=given.gin_param, roots=roots)
 
 
 def run_mode(
-    flags: argparse.Namespace,
+    given: flags.FlagValues,
     loaded: Any,
     load: Callable[[Sequence[str]], Any],
     nurseries: Sequence[Any],
     wait: Callable[[], object],
 ) -> None:
     """Calls the mode's function with the configuration that was loaded."""
-    from tfdist.experiment import Request
+    from tfdist import experiment
     from tfdist.storage import troubles
-    from tfdist.tuning.sweep import Experiment
+    from tfdist.training.run import Request
+    from tfdist.tuning import sweep
 
-    run_dir = flags.run_dir or os.path.join("runs", pathlib.PurePath(flags.gin_file[0]).stem)
-    given = [f"--gin_file={name}" for name in flags.gin_file] + [f"--gin_param={text}" for text in flags.gin_param]
-    experiment = Experiment(
-        arguments=[*given, *(["--verbose"] if flags.verbose else [])],
+    run_dir = given.run_dir or os.path.join("runs", pathlib.PurePath(given.gin_file[0]).stem)
+    arguments = [f"--gin_file={name}" for name in given.gin_file]
+    arguments += [f"--gin_param={text}" for text in given.gin_param]
+    trials = sweep.Experiment(
+        arguments=[*arguments, *(["--verbose"] if given.verbose else [])],
         load=load,
+        validate=experiment.validate,
         nursery=nurseries[0] if nurseries else None,
     )
+    request = Request(
+        run_dir=run_dir, config_text=loaded.operative_text, settings=loaded.settings, wait=wait, abort=end_at_once
+    )
+    modes: dict[str, Callable[[Any], object]] = {
+        "train": lambda settings: experiment.train(settings, request),
+        "evaluate": lambda settings: experiment.evaluate(settings, request),
+        "tune": lambda settings: sweep.tune(settings, request, trials),
+    }
+    checks: dict[str, Callable[[Any], None]] = {
+        "train": lambda settings: experiment.validate(settings, print),
+        "evaluate": lambda settings: experiment.validate_evaluation(settings, run_dir, print),
+        "tune": lambda settings: sweep.validate(settings, request, trials, print),
+    }
     try:
-        if flags.mode == "validate":
-            validate(loaded, Request(run_dir=run_dir, check_only=True, settings=loaded.settings), experiment)
-        elif flags.mode == "tune":
-            loaded.run("tune", request=Request(run_dir=run_dir, settings=loaded.settings), experiment=experiment)
+        if given.mode == "validate":
+            validate(loaded, checks, run_dir)
         else:
-            text = loaded.operative_text
-            settings = loaded.settings
-            request = Request(run_dir=run_dir, config_text=text, settings=settings, wait=wait, abort=end_at_once)
-            loaded.run(flags.mode, request=request)
+            loaded.run(given.mode, modes[given.mode], run_dir=run_dir)
     except TfdistError:
         raise
     except (Exception, SystemExit) as error:
@@ -235,25 +243,26 @@ def run_mode(
         raise users from error
 
 
-def validate(loaded: Any, request: Any, experiment: Any) -> None:
+def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:
     """Says what is configured, and checks every mode that is."""
     print(loaded.explain().rstrip(), flush=True)
     configured = {binding.key.split(".")[0] for binding in loaded.bindings}
-    for mode in [mode for mode in ("train", "evaluate", "tune") if mode == "train" or mode in configured]:
-        print(f"\n--mode={mode}", flush=True)
-        loaded.run(mode, request=request, **({"experiment": experiment} if mode == "tune" else {}))
+    for mode, check in checks.items():
+        if mode == "train" or mode in configured:
+            print(f"\n--mode={mode}", flush=True)
+            loaded.run(mode, check, run_dir=run_dir)
     print("\nvalid", flush=True)
 
 
 def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str, Callable[..., Any]]:
     """The gin roots by name; imports TensorFlow, and then opens the first of `nurseries`, if they are wanted."""
     import_tensorflow(verbose)
-    from tfdist import experiment
-    from tfdist.tuning import sweep
+    from tfdist.training.settings import EvaluateSettings, TrainSettings
+    from tfdist.tuning.settings import TuneSettings
 
     if nurseries is not None and not nurseries:
         nurseries.append(open_nursery())
-    return {"train": experiment.train, "evaluate": experiment.evaluate, "tune": sweep.tune}
+    return {each.NAME: each for each in (TrainSettings, EvaluateSettings, TuneSettings)}
 
 
 def open_nursery() -> Any:
@@ -312,22 +321,22 @@ def is_installed(module: str) -> bool:
         return sys.modules.get(module) is not None
 
 
-def leave(status: int) -> NoReturn:
-    """Ends the process; one that led or served a sweep without taking down TensorFlow, which takes some seconds.
+def leave(arguments: Sequence[str]) -> NoReturn:
+    """Runs the command and ends the process; after a sweep without taking down TensorFlow, which takes some seconds.
 
     Such a process has computed nothing and has closed what it opened; its trials are processes of their own. From here
     on Ctrl-C has nothing to save, and no traceback to show.
     """
+    status = main(arguments)
+    with contextlib.suppress(UserError):  # which `main` has told
+        if parse(arguments).mode == "tune":
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if parse(sys.argv[1:]).mode == "tune":
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
     sys.exit(status)
 
 
 if __name__ == "__main__":
-    ended_with = main()
-    with contextlib.suppress(UserError):  # `main` has said what was wrong with the flags
-        leave(ended_with)
-    sys.exit(ended_with)
+    command_line.start(leave)

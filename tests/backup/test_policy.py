@@ -11,23 +11,23 @@ from tfdist.errors import UserError
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep_last": 0}, "train.backup.keep_last is 0; it must be a whole number of at least 1."),
-        ({"keep_last": None}, "keep_last is None; it must be a whole number of at least 1."),
-        ({"every_steps": 2.5}, "every_steps is 2.5; it must be a whole number of at least 1, or None."),
+        ({"keep_last": 0}, "policy.BackupPolicy.keep_last is 0; write a whole number of at least 1."),
+        ({"keep_last": None}, "keep_last is None; write a whole number of at least 1."),
+        ({"every_steps": 2.5}, "every_steps is 2.5; write a whole number of at least 1, or None."),
         ({"every_steps": True}, "every_steps is True"),
         ({"every_epochs": -1}, "every_epochs is -1"),
         ({"keep_every_steps": 0}, "keep_every_steps is 0"),
-        ({"every_seconds": 0}, "every_seconds is 0; it must be a number of seconds above 0, or None."),
+        ({"every_seconds": 0}, "every_seconds is 0; write a number of seconds above 0, or None."),
         ({"every_seconds": "10"}, "every_seconds is '10'"),
         ({"mean_seconds_between_failures": float("inf")}, "mean_seconds_between_failures is inf"),
         ({"mean_seconds_between_failures": float("nan")}, "mean_seconds_between_failures is nan"),
-        ({"max_file_bytes": 100}, "max_file_bytes is 100; it must be a whole number of at least 4096."),
-        ({"memory_every_steps": 0}, "memory_every_steps is 0; it must be a whole number of at least 1, or None."),
+        ({"max_file_bytes": 100}, "max_file_bytes is 100; write a whole number of at least 4096."),
+        ({"memory_every_steps": 0}, "memory_every_steps is 0; write a whole number of at least 1, or None."),
         ({"memory_every_steps": 1, "memory_dir": "/no/such"}, "memory_dir is '/no/such', which is no directory here"),
-        ({"compression": "zst"}, "compression is 'zst'; it must be one of 'none', 'lz4', 'zstd', 'auto'. Did you mean"),
-        ({"on_error": None}, "on_error is None; it must be one of 'continue', 'stop'."),
+        ({"compression": "zst"}, "compression is 'zst'; write one of 'none', 'lz4', 'zstd', 'auto'. Did you mean"),
+        ({"on_error": None}, "on_error is None; write one of 'continue', 'stop'."),
         ({"best_mode": "best"}, "best_mode is 'best'"),
-        ({"keep_best": ""}, "keep_best is ''; it must be a metric's name"),
+        ({"keep_best": ""}, "keep_best is ''; write a text, such as 'val_accuracy', or None"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(settings: dict[str, object], message: str) -> None:
@@ -37,7 +37,7 @@ def test_what_cannot_be_meant_is_refused(settings: dict[str, object], message: s
 
 
 def test_a_metric_whose_name_tells_no_direction_needs_one() -> None:
-    with pytest.raises(UserError, match=r"Set train.backup.best_mode to 'min' or 'max'\."):
+    with pytest.raises(UserError, match=r"Set policy.BackupPolicy.best_mode to 'min' or 'max'\."):
         _ = BackupPolicy(keep_best="val_score").larger_is_better
 
 

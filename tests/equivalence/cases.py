@@ -28,6 +28,7 @@ from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.run import Request
+from tfdist.training.settings import TrainSettings
 
 
 class PaddedMirrored(Mirrored):
@@ -456,7 +457,7 @@ def main(strategy_name: str, directory: str, names: list[str]) -> None:
     for name in names or CASES:
         settings = BASE | CASES[name]
         settings["task"] = settings["task"]()
-        train(request=Request(run_dir=str(pathlib.Path(directory, name))), strategy=strategy, **settings)
+        train(TrainSettings(strategy=strategy, **settings), Request(run_dir=str(pathlib.Path(directory, name))))
         tf.keras.backend.clear_session()
 
 

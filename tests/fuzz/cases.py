@@ -7,7 +7,6 @@ is nowhere known, so that taking it would be taking a misspelling.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import pathlib
 import random
@@ -136,9 +135,9 @@ def misspelt(dice: random.Random, name: str) -> str:
 
 def value(dice: random.Random) -> Case:
     """A setting with a value of another kind."""
-    from tfdist.experiment import train
+    from tfdist.training.settings import TrainSettings
 
-    own = [f"train.{name}" for name in inspect.signature(train).parameters if name != "request"]
+    own = [f"train.{name}" for name in TrainSettings.declared()]
     setting = dice.choice([*own, *own, *material.SETTINGS])
     given = dice.choice(material.SMALL_VALUES if setting in material.COSTLY else material.VALUES)
     arguments = ["--gin_file=configs/experiments/digits.gin", *material.params(*material.IMPORTS)]

@@ -220,12 +220,15 @@ def test_secrets_stand_there_by_reference() -> None:
         (["--print=slum", "--", DIGITS], "Did you mean 'slurm'"),
         (["--print"], "--print is one of"),
         (["--print=slurm", "--", DIGITS, "--run_dir=r"], "--time"),
-        (["--print=slurm", "--time=1:0:0", "--wrokers=2", "--", DIGITS, "--run_dir=r"], "Did you mean '--workers'"),
+        (["--print=slurm", "--time=1:0:0", "--wrokers=2", "--", DIGITS, "--run_dir=r"], "Did you mean: workers ?"),
         (["--print=slurm", "--time=90", "--", DIGITS, "--run_dir=r"], "HOURS:MINUTES:SECONDS"),
-        (["--print=slurm", "--time=1:0:0", "--workers=0", "--", DIGITS, "--run_dir=r"], "whole number from 1"),
+        (
+            ["--print=slurm", "--time=1:0:0", "--workers=0", "--", DIGITS, "--run_dir=r"],
+            "in the range [1, 9999]",
+        ),
         (
             ["--print=slurm", "--time=1:0:0", "--workers=1" + 9 * "0", "--", DIGITS, "--run_dir=r"],
-            "whole number from 1",
+            "in the range [1, 9999]",
         ),
         (["--print=slurm", "--time=1:0:0", "--memory=much", "--", DIGITS, "--run_dir=r"], "16G"),
         (["--print=slurm", "--time=1:0:0", "--", DIGITS], "--run_dir"),

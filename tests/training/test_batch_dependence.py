@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 from equivalence.cases import BASE, convnet_model, dense_model, digits
 
-from tfdist.experiment import train
+from tfdist.experiment import validate
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.batch_dependence import WHOLE_MODEL, batch_dependent_layers
-from tfdist.training.run import Request
+from tfdist.training.settings import TrainSettings
 
 layers = keras.layers
 
@@ -71,8 +71,7 @@ def test_validate_names_them_and_says_what_microbatches_change(tmp_path: pathlib
     told: list[str] = []
     settings = BASE | {"model": lambda: around(layers.BatchNormalization(name="norm"), Centered(name="centered"))}
     settings["task"] = settings["task"]()
-    request = Request(run_dir=str(tmp_path), check_only=True, tell=told.append)
-    train(request=request, strategy=OneDevice(), num_microbatches=2, **settings)
+    validate(TrainSettings(strategy=OneDevice(), num_microbatches=2, **settings), told.append)
     notes = [line for line in told if line.startswith("note: ")]
     assert len(notes) == 2
     assert "(norm) takes the statistics of each of the 2 microbatches, not of the whole batch of 64" in notes[0]

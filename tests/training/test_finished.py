@@ -213,7 +213,7 @@ def test_a_best_by_a_metric_that_nothing_reports_is_refused(
     policy = BackupPolicy(keep_best=name, best_mode="max")
     refused = run(tmp_path, may_fail=True, **EXACT | {"backup": policy, "task": task} | changes).error
     assert isinstance(refused, UserError) and said in str(refused)
-    assert "train.backup.keep_best is" in str(refused)
+    assert "policy.BackupPolicy.keep_best is" in str(refused)
 
 
 # What is left out

@@ -341,7 +341,7 @@ def test_backups_that_cannot_be_written_leave_the_training_alone_or_stop_it(tmp_
     assert failed and all(event["level"] == "warning" for event in failed)
     stopped = run(tmp_path / "stop", may_fail=True, **BASE | {"backup": BackupPolicy(every_steps=1, on_error="stop")})
     assert isinstance(stopped.error, UserError)
-    assert "train.backup.on_error = 'continue'" in str(stopped.error)
+    assert "policy.BackupPolicy.on_error = 'continue'" in str(stopped.error)
     assert not (tmp_path / "stop" / "result.json").exists()
 
 

@@ -15,6 +15,7 @@ from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.result import RunResult
 from tfdist.training.run import Request
+from tfdist.training.settings import TrainSettings
 
 STEPS_PER_EPOCH = 7
 SMALL = BASE | {"deterministic": False, "eval_data": lambda: digits(101)}
@@ -71,7 +72,8 @@ def run(
 
     settings |= {"model": model, "optimizer": optimizer if callable(given) else given, "task": settings["task"]()}
     try:
-        trained.result = train(request=Request(run_dir=str(directory), settings=lambda: named or {}), **settings)
+        request = Request(run_dir=str(directory), settings=lambda: named or {})
+        trained.result = train(TrainSettings(**settings), request)
     except Exception as error:
         if not may_fail:
             raise

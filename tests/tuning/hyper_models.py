@@ -34,15 +34,12 @@ def build(hp):
     return model
 
 
-class BatchSize(keras_tuner.HyperModel):
+class Classifier(keras_tuner.HyperModel):
     def build(self, hp):
         return build(hp)
 
-    def fit(self, hp, model, *args, **kwargs):
-        return model.fit(*args, batch_size=hp.Choice("batch_size", [16, 32]), **kwargs)
 
-
-class Shuffled(BatchSize):
+class Shuffled(Classifier):
     def fit(self, hp, model, *args, **kwargs):
         return model.fit(*args, shuffle=hp.Boolean("shuffle"), **kwargs)
 

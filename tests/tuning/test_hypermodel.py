@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+from typing import Any
 
 import keras_tuner
 import pytest
@@ -13,6 +14,8 @@ from tuning import hyper_models
 from tuning.sweeps import Sweep, arguments, write_experiment
 
 from tfdist.errors import UserError
+from tfdist.strategies.one_device import OneDevice
+from tfdist.training.settings import TrainSettings
 from tfdist.tuning import hypermodel
 from tfdist.tuning.space import Space
 
@@ -65,16 +68,17 @@ def test_a_hyper_model_is_swept_as_it_is_and_its_best_trained_again(
 ) -> None:
     sweep = Sweep(tmp_path / "deep")
     settings = (
-        "train.model = @hyper_models.BatchSize",
+        "train.model = @hyper_models.Classifier",
         "train.hyperparameters = {'kind': 'deep'}",
-        "tune.space = {'train.seed': @space.choice(values=[1, 2])}",
+        "tune.space = {'train.seed': @space.choice(values=[1, 2]), "
+        "'train.global_batch_size': @space.choice(values=[16, 32])}",
         "tune.num_workers = 2",
     )
     for max_trials in (3, 5):  # the second start learns from the journal what the first one's trials asked for
         command = arguments(experiment, sweep.directory, *settings, f"tune.max_trials = {max_trials}")
         support.run_python(["-m", "tfdist.main", *command]).check()
     space = sweep.events[0]["space"]
-    assert list(space) == ["train.seed", "kind", "layers", "units_0", "learning_rate", "batch_size"]
+    assert list(space) == ["train.seed", "train.global_batch_size", "kind", "layers", "units_0", "learning_rate"]
     assert space["layers"]["under"] == {"kind": ["deep"]} and space["kind"]["values"] == ["deep"]
     assert len(sweep.ends) == 5 and {e["status"] for e in sweep.ends} == {"done"}
     found = [entry["config"]["name"] for event in sweep.ends for entry in event.get("found", [])]
@@ -82,7 +86,7 @@ def test_a_hyper_model_is_swept_as_it_is_and_its_best_trained_again(
     for event in sweep.of("trial_started"):
         values, trial = event["values"], sweep.directory / "trials" / event["trial"]
         assert values["kind"] == "deep" and values["train.seed"] in (1, 2)
-        assert json.loads((trial / "result.json").read_text())["global_batch_size"] == values["batch_size"]
+        assert json.loads((trial / "result.json").read_text())["global_batch_size"] == values["train.global_batch_size"]
         told = json.loads((trial / "hyperparameters.json").read_text())["values"]
         assert {name for name in told if name.startswith("units")} == {f"units_{i}" for i in range(values["layers"])}
 
@@ -124,12 +128,9 @@ def test_the_space_is_found_in_each_conditional_scope_and_a_fixed_value_leaves_i
     ]
 
 
-def test_of_an_overridden_fit_the_batch_size_is_taken_and_anything_else_refused() -> None:
-    model = hypermodel.HyperModel(hyper_models.BatchSize, {"batch_size": 32})
-    model()
-    assert model.batch_size == 32
-    with pytest.raises(UserError, match=r"Shuffled\.fit is overridden.*It passes shuffle to model\.fit"):
-        hypermodel.HyperModel(hyper_models.Shuffled, {})()
+def test_an_overridden_fit_is_refused() -> None:
+    with pytest.raises(UserError, match=r"Shuffled\.fit is overridden.*write in the gin file train\.global_batch_size"):
+        hypermodel.HyperModel(hyper_models.Shuffled, {})
 
 
 def test_what_is_of_keras_tuners_kind() -> None:
@@ -137,16 +138,27 @@ def test_what_is_of_keras_tuners_kind() -> None:
     def plain(units: int = 3) -> None: ...
     def unset(units: int) -> None: ...
 
-    taken = [hyper_models.BatchSize, hyper_models.BatchSize(), build]
+    taken = [hyper_models.Classifier, hyper_models.Classifier(), build]
     assert all(map(hypermodel.takes_hyperparameters, taken))
     assert not any(map(hypermodel.takes_hyperparameters, [plain, unset, 3, dict]))
 
 
+def training(model: Any, values: Any) -> TrainSettings:
+    return TrainSettings(
+        model=model,
+        hyperparameters=values,
+        train_data=hyper_models.digits,
+        strategy=OneDevice(),
+        global_batch_size=8,
+        epochs=1,
+    )
+
+
 def test_values_for_a_model_that_takes_none_are_refused() -> None:
     with pytest.raises(UserError, match=r"the model takes none\. It must be a function build\(hp\)"):
-        hypermodel.as_builder(lambda: None, {"units": 3})
+        hypermodel.builder_of(training(lambda: None, {"units": 3}))
     with pytest.raises(UserError, match="must be a dict"):
-        hypermodel.as_builder(hyper_models.build, 3)
+        hypermodel.builder_of(training(hyper_models.build, 3))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, "{}", '{"space": 1, "values": {}}'])

@@ -10,6 +10,7 @@ from tfdist.errors import UserError
 from tfdist.tuning import asha, search, space
 from tfdist.tuning.objective import Objective, build_objective
 from tfdist.tuning.oracles import EPOCHS, PARENT, ROUND
+from tfdist.tuning.settings import TuneSettings
 from tfdist.tuning.terms import Terms
 
 OBJECTIVE = Objective("val_accuracy", "max")
@@ -161,4 +162,4 @@ def test_a_search_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(UserError, match="factor must be a whole number of at least 2; received 1"):
         search.Asha(factor=1)
     with pytest.raises(UserError, match=r"@search\.Random"):
-        search.check_search("random")
+        TuneSettings(search="random", objective="val_accuracy")

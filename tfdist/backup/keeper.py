@@ -164,7 +164,7 @@ class BackupKeeper:
         message = f"{what} failed in {self._directory}: {error}. What was there before is intact."
         if self._policy.on_error == "stop":
             raise UserError(
-                f"{message} Make room or mend the store, or set train.backup.on_error = 'continue' to train on "
+                f"{message} Make room or mend the store, or set policy.BackupPolicy.on_error = 'continue' to train on "
                 "without a backup."
             ) from error
         self._tell.warning(

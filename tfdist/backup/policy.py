@@ -7,70 +7,72 @@ names it (`train.backup = @BackupPolicy()`); the keeper, the schedule and the ca
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
+from typing import ClassVar
 
-from tfdist.errors import EXIT_PREEMPTED, UserError, is_whole_number, suggest
+from tfdist.errors import EXIT_PREEMPTED, UserError
+from tfdist.settings.checks import COUNT, SECONDS, Check, one_of, or_none, text, whole_number
+from tfdist.settings.declaration import Settings, setting
 from tfdist.telemetry.metric_direction import larger_is_better
 
 ON_ERROR = ("continue", "stop")
 COMPRESSIONS = ("none", "lz4", "zstd", "auto")
 BEST_MODES = ("min", "max", "auto")
+OFF, AUTO = "off", "auto"
 
 
-@dataclasses.dataclass(frozen=True)
-class BackupPolicy:
-    """Settings of a run's backups.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackupPolicy(Settings):
+    """When a run saves, what it keeps and how it writes; all of it may change when a run resumes.
 
-    Arguments:
-      every_steps, every_seconds, every_epochs: when to save; several may be given, and the first that is due counts.
-        None of the three: automatic, the interval √(2 · cost · mean time between failures) of Young (1974,
-        "A first order approximation to the optimum checkpoint interval"), from the measured cost.
-      mean_seconds_between_failures: for the automatic interval.
-      memory_every_steps: how often to keep a backup in the memory of the chief's machine besides; None: not at all.
-      memory_dir: a directory of a file system in memory, for those.
-      keep_last: how many of the newest backups stay.
-      keep_every_steps: backups whose step is a multiple of this stay for good.
-      keep_best: a metric's name, such as "val_accuracy"; the backup with its best value stays, too.
-      best_mode: whether "min" or "max" is best; "auto" tells it by the metric's name.
-      compression: "none", "lz4", "zstd", or "auto": whether it pays is measured on the first backup.
-      max_file_bytes: a backup's files are split at this size; a tensor larger than it stands alone in a file.
-      on_error: what a failed write does to the training: "continue" with a warning, or "stop".
-      preempted_exit_status: of a process that was told to leave and has saved.
+    Of `every_steps`, `every_seconds` and `every_epochs` several may be given, and the first that is due counts. With
+    none of the three the interval is √(2 · cost · mean time between failures) of Young (1974, "A first order
+    approximation to the optimum checkpoint interval"), from the measured cost.
     """
 
-    every_steps: int | None = None
-    every_seconds: float | None = None
-    every_epochs: int | None = None
-    mean_seconds_between_failures: float = 3600.0
-    memory_every_steps: int | None = None
-    memory_dir: str = "/dev/shm"
-    keep_last: int = 2
-    keep_every_steps: int | None = None
-    keep_best: str | None = None
-    best_mode: str = "auto"
-    compression: str = "auto"
-    max_file_bytes: int = 256 * 2**20
-    on_error: str = "continue"
-    preempted_exit_status: int = EXIT_PREEMPTED
+    NAME: ClassVar[str] = "policy.BackupPolicy"
+
+    every_steps: int | None = setting("saves every so many steps", or_none(COUNT), None)
+    every_seconds: float | None = setting("saves every so many seconds", or_none(SECONDS), None, unit="seconds")
+    every_epochs: int | None = setting("saves every so many epochs", or_none(COUNT), None)
+    mean_seconds_between_failures: float = setting(
+        "for the interval where none of the three is given", SECONDS, 3600.0, unit="seconds"
+    )
+    memory_every_steps: int | None = setting(
+        "how often to keep a backup in the memory of the chief's machine besides; None: not at all",
+        or_none(COUNT),
+        None,
+    )
+    memory_dir: str = setting("of a file system in memory, for those", text("/dev/shm"), "/dev/shm")
+    keep_last: int = setting("how many of the newest backups stay", COUNT, 2)
+    keep_every_steps: int | None = setting(
+        "backups whose step is a multiple of this stay for good", or_none(COUNT), None
+    )
+    keep_best: str | None = setting(
+        "a metric; the backup with its best value stays, too", or_none(text("val_accuracy")), None
+    )
+    best_mode: str = setting("which value is best; 'auto' tells it by the metric's name", one_of(*BEST_MODES), "auto")
+    compression: str = setting("'auto' measures on the first backup whether it pays", one_of(*COMPRESSIONS), "auto")
+    max_file_bytes: int = setting(
+        "a backup's files are split at this size; a tensor larger than it stands alone in a file",
+        whole_number(4096),
+        256 * 2**20,
+        unit="bytes",
+    )
+    on_error: str = setting(
+        "what a failed write does to the training: 'continue' with a warning, or 'stop'", one_of(*ON_ERROR), "continue"
+    )
+    preempted_exit_status: int = setting(
+        "of a process that was told to leave and has saved", whole_number(0), EXIT_PREEMPTED
+    )
 
     def __post_init__(self) -> None:
-        for name in ("every_steps", "every_epochs", "keep_every_steps", "memory_every_steps"):
-            if getattr(self, name) is not None:
-                self._require_whole(name, or_none=True)
-        self._require_whole("keep_last", or_none=False)
-        self._require_whole("preempted_exit_status", or_none=False, least=0)
-        self._require_whole("max_file_bytes", or_none=False, least=4096)
-        if self.every_seconds is not None:
-            self._require_seconds("every_seconds", or_none=True)
-        self._require_seconds("mean_seconds_between_failures", or_none=False)
-        if self.memory_every_steps is not None:
-            self._require_memory_dir()
-        self._require_one_of("best_mode", BEST_MODES)
-        self._require_one_of("compression", COMPRESSIONS)
-        self._require_one_of("on_error", ON_ERROR)
-        if self.keep_best is not None:
-            self._require_best_metric()
+        super().__post_init__()
+        if self.memory_every_steps is not None and not os.path.isdir(self.memory_dir):
+            raise UserError(
+                f"{self.NAME}.memory_dir is {self.memory_dir!r}, which is no directory here; write one of a file "
+                "system in memory, such as '/dev/shm', or leave memory_every_steps out."
+            )
 
     @property
     def is_automatic(self) -> bool:
@@ -94,45 +96,20 @@ class BackupPolicy:
         direction = larger_is_better(self.keep_best) if self.best_mode == "auto" else self.best_mode == "max"
         if direction is None:
             raise UserError(
-                f"train.backup.keep_best is {self.keep_best!r}, a name that does not tell whether small or large "
-                "values are good. Set train.backup.best_mode to 'min' or 'max'."
+                f"{self.NAME}.keep_best is {self.keep_best!r}, a name that does not tell whether small or large values "
+                f"are good. Set {self.NAME}.best_mode to 'min' or 'max'."
             )
         return direction
 
-    def _require_whole(self, name: str, *, or_none: bool, least: int = 1) -> None:
-        value = getattr(self, name)
-        if not is_whole_number(value, least=least):
-            raise UserError(
-                f"train.backup.{name} is {value!r}; it must be a whole number of at least {least}"
-                f"{', or None' if or_none else ''}."
-            )
 
-    def _require_seconds(self, name: str, *, or_none: bool) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
-            raise UserError(
-                f"train.backup.{name} is {value!r}; it must be a number of seconds above 0"
-                f"{', or None' if or_none else ''}."
-            )
+BACKUP = Check(
+    "'auto', 'off', or @policy.BackupPolicy() with `from tfdist.backup import policy`",
+    lambda value: value in (OFF, AUTO) if isinstance(value, str) else isinstance(value, BackupPolicy),
+)
 
-    def _require_one_of(self, name: str, allowed: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in allowed:
-            raise UserError(
-                f"train.backup.{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}."
-                f"{suggest(value, allowed) if isinstance(value, str) else ''}"
-            )
 
-    def _require_memory_dir(self) -> None:
-        if not isinstance(self.memory_dir, str) or not os.path.isdir(self.memory_dir):
-            raise UserError(
-                f"train.backup.memory_dir is {self.memory_dir!r}, which is no directory here; write one of a "
-                "file system in memory, such as '/dev/shm', or leave memory_every_steps out."
-            )
-
-    def _require_best_metric(self) -> None:
-        if not isinstance(self.keep_best, str) or not self.keep_best:
-            raise UserError(
-                f"train.backup.keep_best is {self.keep_best!r}; it must be a metric's name, such as "
-                "'val_accuracy', or None."
-            )
+def policy_of(backup: BackupPolicy | str) -> BackupPolicy | None:
+    """What a setting that passed BACKUP means; None: no backups."""
+    if isinstance(backup, BackupPolicy):
+        return backup
+    return BackupPolicy() if backup == AUTO else None

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfdist.settings.declaration import Settings
+
 NO_DEFAULT = object()
 
 
@@ -26,6 +28,7 @@ class Function:
       takes_any: there is a `**kwargs` whose names are not known.
       is_decorated: the user's own code registered it, so calls to it cannot be seen in the configuration.
       builds: what it makes when that must not be made before the strategy's scope ("an optimizer"), otherwise empty.
+      units: of those of its parameters that declare one.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Function:
     takes_any: bool
     is_decorated: bool
     builds: str
+    units: Mapping[str, str]
 
     @property
     def required(self) -> list[str]:
@@ -69,7 +73,14 @@ def describe(
         takes_any=takes_any,
         is_decorated=is_decorated,
         builds=_what_it_builds(called),
+        units=_units(called),
     )
+
+
+def _units(called: Callable[..., Any]) -> dict[str, str]:
+    if not inspect.isclass(called) or not issubclass(called, Settings):
+        return {}
+    return {name: declared.unit for name, declared in called.declared().items() if declared.unit}
 
 
 def _parameters(called: Callable[..., Any]) -> tuple[dict[str, Any], bool]:

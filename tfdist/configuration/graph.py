@@ -10,7 +10,7 @@ macro is a function called in a scope of its own name: what it evaluates runs in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,15 +267,12 @@ def check_not_built_early(graph: Graph, functions: Mapping[str, Function], roots
             )
 
 
-def check_complete(
-    settings: Sequence[Setting], functions: Mapping[str, Function], root: str, given: Collection[str]
-) -> None:
+def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function], root: str) -> None:
     """Everything that the root reaches has a value.
 
     Args:
       settings: those that hold.
       root: the target of the root that is about to run.
-      given: parameters that the caller passes itself.
 
     Raises:
       UserError: naming what is missing: an unset `%gin.REQUIRED`, or parameters without a default and a setting of the
@@ -287,15 +284,11 @@ def check_complete(
             continue
         bound = {s.parameter for s in graph.settings_of(call) if s.target == call.target}
         missing = [name for name in functions[call.target].required if name not in bound]
-        if setting is None:
-            missing = [name for name in missing if name not in given]
         if missing:
             error = missing_values(functions[call.target].name, missing)
             raise error if setting is None else setting.source.error(str(error))
     for call, _ in graph.walk([Call(root)]):
         for setting in graph.settings_of(call):
-            if setting.parameter in given and setting.target == root:
-                continue
             if any(reference.is_required for reference in references(setting.value)):
                 name = setting_name(setting, functions)
                 raise setting.source.error(

@@ -118,6 +118,8 @@ def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions:
     rows = {}  # setting → its name, its value on one line
     for setting in settings:
         text = value_text(setting.value, lambda target: functions[target].name)
+        unit = functions[setting.target].units.get(setting.parameter) if setting.target != MACRO else None
+        text += f"  # {unit}" if unit else ""
         rows[id(setting)] = setting_name(setting, functions), text
     widths = [min(max((len(row[column]) for row in rows.values()), default=0), MAX_PADDING) for column in (0, 1)]
 

@@ -13,8 +13,22 @@ import itertools
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.settings.checks import COUNT, SWITCH
+from tfdist.settings.declaration import Settings, setting
 
 Range = tuple[tf.Tensor, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchSettings(Settings):
+    """How the training examples become batches."""
+
+    global_batch_size: int = setting("of one step over all replicas", COUNT, unit="examples")
+    num_microbatches: int = setting(
+        "slices of a batch, computed one after the other, for batches that do not fit in memory", COUNT, 1
+    )
+    shuffle: bool = setting("another order each epoch", SWITCH, True)
+    drop_remainder: bool = setting("leaves out an epoch's last batch if it is smaller", SWITCH, False)
 
 
 @dataclasses.dataclass(frozen=True)

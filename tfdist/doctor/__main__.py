@@ -10,7 +10,6 @@ no variables but those that begin with NCCL_.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -19,21 +18,34 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.command_line import Parser, exit_status_of, seconds, whole_number
+from tfdist import command_line
+from tfdist.command_line import exit_status_of, flags
 from tfdist.doctor import facts as facts_of
 from tfdist.doctor import findings as say
 from tfdist.doctor import meeting, network, versions
 from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
 from tfdist.doctor.machine import check_machine
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError
 from tfdist.strategies import environment as marks
 from tfdist.strategies.cluster import Cluster, read_tf_config
 
-EPILOG = """\
+ABOUT = """\
+python -m tfdist.doctor [FLAGS]
+
+Looks at this machine, and at the other workers, before a run.
+
 Run it on all machines at once, as the run itself: with TF_CONFIG set, or through
   python -m tfdist.launch --workers=2 --module=tfdist.doctor -- --gin_file=…
   srun / horovodrun python -m tfdist.doctor --gin_file=…
 """
+FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string("gin_file", None, "the run's, to compare between the workers", flag_values=FLAGS)
+flags.DEFINE_multi_string("gin_param", None, "the run's", flag_values=FLAGS)
+flags.DEFINE_string("run_dir", None, "the run's: written, read and deleted from", flag_values=FLAGS)
+flags.DEFINE_multi_string("bucket", None, "another place to try in this way, gs://…", flag_values=FLAGS)
+command_line.define_seconds("peer_seconds", 30.0, "to wait for the others", FLAGS)
+flags.DEFINE_integer("largest_mib", 64, "largest all-reduce, 0 for none", lower_bound=0, flag_values=FLAGS)
+flags.DEFINE_bool("json", False, "print one JSON object instead of text", flag_values=FLAGS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
 class Doctor:
     """One examination; tells each finding as it is made, unless all are wanted as JSON."""
 
-    def __init__(self, options: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    def __init__(self, options: flags.FlagValues, environment: Mapping[str, str]) -> None:
         self.options = options
         self.environment = environment
         self.findings: list[Finding] = []
@@ -229,35 +241,15 @@ def make_strategy(name: str, peer_seconds: float) -> Any:
     return MultiWorker(peer_timeout_seconds=peer_seconds)
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; raises UserError with what was probably meant."""
-    parser = Parser(
-        prog="python -m tfdist.doctor",
-        description="Looks at this machine, and at the other workers, before a run.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--gin_file", action="append", default=[], metavar="FILE", help="the run's, to compare between the workers")
-    add("--gin_param", action="append", default=[], metavar="'NAME = VALUE'", help="the run's")
-    add("--run_dir", metavar="DIR", help="the run's: written, read and deleted from")
-    add("--bucket", action="append", default=[], metavar="gs://…", help="another place to try in this way; repeats")
-    add("--peer_seconds", type=seconds, default=30.0, metavar="S", help="to wait for the others; default 30")
-    add(
-        "--largest_mib",
-        type=whole_number(0),
-        default=64,
-        metavar="N",
-        help="largest all-reduce, 0 for none; default 64",
-    )
-    add("--json", action="store_true", help="print one JSON object instead of text")
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        known = parser.shown_options
-        near = suggest(unknown[0].split("=")[0], known) or f" The flags are {', '.join(known)}."
-        raise UserError(f"There is no flag {unknown[0]}.{near}")
-    return options
+def parse(arguments: Sequence[str]) -> flags.FlagValues:
+    """The flags; raises UserError for arguments that cannot be read."""
+    values, others = command_line.parse(FLAGS, arguments, about=ABOUT)
+    if others:
+        raise UserError(f"{others[0]!r} belongs to no flag. --help lists the flags.")
+    for name in ("gin_file", "gin_param", "bucket"):
+        values[name].value = values[name].value or []
+    return values
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.start(main)

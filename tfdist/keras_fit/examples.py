@@ -25,7 +25,7 @@ from tfdist.data.given_batches import GivenBatches
 from tfdist.data.source import Source
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
-from tfdist.training.arguments import check_counts
+from tfdist.settings.checks import COUNT, or_none
 
 DEFAULT_BATCH_SIZE = 32  # Keras's
 _LOG = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def to_train(
     Raises:
       UserError: it cannot be trained on.
     """
-    check_counts("fit", {"batch_size": batch_size, "steps_per_epoch": steps_per_epoch})
+    _check_counts(batch_size=batch_size, steps_per_epoch=steps_per_epoch)
     if isinstance(x, Source):
         _check_alone(x, y=y, sample_weight=sample_weight, class_weight=class_weight)
         return Examples(x, batch_size or DEFAULT_BATCH_SIZE, steps_per_epoch)
@@ -128,7 +128,7 @@ def to_evaluate(data: Any, *, batch_size: int | None, steps: int | None) -> Exam
     Raises:
       UserError: it cannot be evaluated on.
     """
-    check_counts("fit", {"validation_batch_size": batch_size, "validation_steps": steps})
+    _check_counts(validation_batch_size=batch_size, validation_steps=steps)
     if data is None:
         return Examples(None, None)
     if isinstance(data, Source):
@@ -259,6 +259,11 @@ def _arrays(nest: Any) -> Any:
     if len({len(leaf) for leaf in leaves}) > 1:
         raise UserError(f"The arrays hold {sorted({len(leaf) for leaf in leaves})} examples; give as many in each.")
     return keras.tree.map_structure(lambda a: a if a is None or isinstance(a, np.ndarray) else np.asarray(a), nest)
+
+
+def _check_counts(**counts: Any) -> None:
+    for name, value in counts.items():
+        or_none(COUNT)(f"fit.{name}", value)
 
 
 def _check_alone(x: Source, **others: Any) -> None:

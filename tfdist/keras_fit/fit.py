@@ -24,11 +24,12 @@ from tfdist.keras_fit.callback_lists import flat_callbacks, history_among
 from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of
 from tfdist.keras_fit.consoles import console_for
 from tfdist.keras_fit.trial import trial_of
+from tfdist.settings.checks import COUNT, MOST_SEED
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.of_tensorflow import strategy_over
-from tfdist.training.arguments import MOST_SEED, check_counts, check_epochs
 from tfdist.training.callbacks import CallbackError
 from tfdist.training.run import Request
+from tfdist.training.settings import TrainSettings
 
 
 class FitError(UserError, ValueError):
@@ -84,7 +85,7 @@ def fit(
         trains on from where model and optimizer stand.
       strategy: who computes; None is that in whose scope the model was made, or one device.
       seed: of the order of the examples; None draws one from Python's `random`, and is 0 with a run_dir.
-      settings: others of `tfdist.experiment.train`: deterministic, num_microbatches, backup, xla …
+      settings: others of `train` in a gin file: deterministic, num_microbatches, backup, xla …
 
     Returns:
       The history, by epoch, as `keras.Model.fit` gives it.
@@ -98,8 +99,10 @@ def fit(
         check_compiled(model)
         _check_settings(settings)
         validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
-        check_counts("fit", {"epochs": epochs})
-        check_epochs("fit", initial_epoch=initial_epoch, eval_every_epochs=validation_freq)
+        COUNT("fit.epochs", epochs)
+        declared = TrainSettings.declared()
+        declared["initial_epoch"].check("fit.initial_epoch", initial_epoch)
+        declared["eval_every_epochs"].check("fit.validation_freq", validation_freq)
         epochs = _at_most(epochs, keras.config.max_epochs())
         given, shows = flat_callbacks(callbacks)
         history = history_among(given)
@@ -128,15 +131,7 @@ def fit(
             leaving.enter_context(given_back(model))
             leaving.callback(data.close)
             leaving.callback(held_out.close)
-            experiment.train(
-                request=Request(
-                    run_dir=path,
-                    settings=lambda: values | _identity(data, shuffle=bool(shuffle), seed=seed),
-                    console=console_for(verbose if shows else 0),
-                    keeps=kept is not None,
-                    repeats_end=True,
-                    seeds=False,
-                ),
+            trained = TrainSettings(
                 model=lambda: model,
                 train_data=lambda: data.source,
                 eval_data=None if held_out.source is None else lambda: held_out.source,
@@ -152,6 +147,15 @@ def fit(
                 callbacks=given if history in given else [*given, history],
                 **({"precision": precision_of(model)} | ({} if kept else {"backup": "off"}) | settings),
             )
+            request = Request(
+                run_dir=path,
+                settings=lambda: values | _identity(data, shuffle=bool(shuffle), seed=seed),
+                console=console_for(verbose if shows else 0),
+                keeps=kept is not None,
+                repeats_end=True,
+                seeds=False,
+            )
+            experiment.train(trained, request)
     return history
 
 
@@ -163,7 +167,7 @@ class TfdistFit:
         return fit(model, *args, **kwargs)
 
 
-OWN = ("request", "model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks")
+OWN = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks")
 
 
 @contextlib.contextmanager
@@ -187,7 +191,7 @@ def _in_words_of_fit(message: str) -> str:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    known = [name for name in inspect.signature(experiment.train).parameters if name not in OWN]
+    known = [name for name in TrainSettings.declared() if name not in OWN]
     arguments = list(inspect.signature(fit).parameters)
     for name in settings:
         if name not in known:

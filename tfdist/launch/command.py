@@ -6,14 +6,14 @@ was the cause. Importing this module imports no TensorFlow.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import os
 import sys
 from collections.abc import Sequence
 
-from tfdist.command_line import Parser, seconds, split_at_dashes, whole_number
-from tfdist.errors import EXIT_DONE, TfdistError, UserError, suggest
+from tfdist import command_line
+from tfdist.command_line import flags, split_at_dashes
+from tfdist.errors import EXIT_DONE, TfdistError, UserError
 from tfdist.launch import horovod, host, local
 from tfdist.launch.hangs import Deadlines
 from tfdist.launch.output import Output
@@ -26,9 +26,10 @@ from tfdist.launch.supervisor import supervise
 from tfdist.telemetry.terminal_width import columns_of
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
-USAGE = "python -m tfdist.launch --workers=N [options] -- ARGUMENTS OF tfdist.main"
 EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
 DESCRIPTION = f"""\
+python -m tfdist.launch --workers=N [FLAGS] -- ARGUMENTS OF tfdist.main
+
 Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as workers of one run.
 
   {EXAMPLE}
@@ -39,9 +40,50 @@ SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 
 Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
 was up.
 
-With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its options are
+With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its flags are
 others: --print=slurm --help lists them.
 """
+FLAGS = flags.FlagValues()
+flags.DEFINE_integer("workers", None, "how many processes", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_enum(
+    "launcher",
+    "tf_config",
+    list(LAUNCHERS),
+    "how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy) or horovodrun; host starts the one "
+    "worker that TF_CONFIG names, for the same command on each host",
+    flag_values=FLAGS,
+)
+flags.DEFINE_bool("pin_cpus", False, "give each worker its own share of the CPUs", flag_values=FLAGS)
+command_line.define_seconds("timeout_seconds", None, "end the run after so long, with status 124", FLAGS)
+flags.DEFINE_integer(
+    "max_restarts",
+    0,
+    "start the workers again after a failure, so many times at most, first after --backoff_seconds, then twice, four "
+    "times … as long, up to 60 s",
+    lower_bound=0,
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "min_workers",
+    None,
+    "go on with as few when one fails again and again without a new step; all without",
+    lower_bound=1,
+    flag_values=FLAGS,
+)
+command_line.define_seconds(
+    "deadline_seconds",
+    None,
+    "a worker that makes no progress for so long hangs; learned from the run without, at least 60",
+    FLAGS,
+)
+command_line.define_seconds(
+    "start_deadline_seconds",
+    Deadlines.start_seconds,
+    "the same for what it does for the first time, such as compiling",
+    FLAGS,
+)
+command_line.define_seconds("backoff_seconds", Rules.backoff_seconds, "before the first restart", FLAGS)
+flags.DEFINE_string("module", "tfdist.main", "what each worker runs, such as tfdist.doctor", flag_values=FLAGS)
 
 
 def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[int]) -> int:
@@ -94,7 +136,7 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
     return plan, options.launcher, patience, _rules(options)
 
 
-def _rules(options: argparse.Namespace) -> Rules:
+def _rules(options: flags.FlagValues) -> Rules:
     least = options.min_workers
     if least is not None and least > options.workers:
         raise UserError(f"--min_workers={least} is more than --workers={options.workers}. Write fewer.")
@@ -103,67 +145,15 @@ def _rules(options: argparse.Namespace) -> Rules:
     return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
 
 
-def _parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _parser()
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        near = suggest(unknown[0].split("=")[0], ["--print", *parser.shown_options])
-        hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
-        raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
+def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
+    hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
+    options, others = command_line.parse(FLAGS, arguments, about=DESCRIPTION, hint=hint)
+    if others:
+        raise UserError(f"Unknown argument {others[0]!r}. {hint}")
     if options.launcher == "host":
         if options.workers not in (None, 1):
             raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")
         options.workers = 1
     if options.workers is None:
-        parser.error("--workers=N is missing: how many processes?")
+        raise UserError(f"--workers=N is missing: how many processes? Write, for example: {EXAMPLE}")
     return options
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        example=EXAMPLE,
-        prog="python -m tfdist.launch",
-        usage=USAGE,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--workers", type=whole_number(1), metavar="N", help="how many processes")
-    add(
-        "--launcher",
-        choices=list(LAUNCHERS),
-        default="tf_config",
-        help="how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy; the default) or horovodrun; "
-        "host starts the one worker that TF_CONFIG names, for the same command on each host",
-    )
-    add("--pin_cpus", action="store_true", help="give each worker its own share of the CPUs")
-    add("--timeout_seconds", type=seconds, metavar="S", help="end the run after S seconds, with status 124")
-    add(
-        "--max_restarts",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="start the workers again after a failure, N times at most, first after 2 s, then 4, 8 … 60 s; default: 0",
-    )
-    add(
-        "--min_workers",
-        type=whole_number(1),
-        metavar="M",
-        help="go on with as few as M when one fails again and again without a new step; default: all",
-    )
-    add(
-        "--deadline_seconds",
-        type=seconds,
-        metavar="S",
-        help="a worker that makes no progress for S seconds hangs; default: learned from the run, at least 60",
-    )
-    add(
-        "--start_deadline_seconds",
-        type=seconds,
-        default=Deadlines.start_seconds,
-        metavar="S",
-        help="the same for what it does for the first time, such as compiling; default: 1800",
-    )
-    add("--backoff_seconds", type=seconds, default=Rules.backoff_seconds, help=argparse.SUPPRESS)  # for tests
-    add("--module", default="tfdist.main", help=argparse.SUPPRESS)  # what to run in place of tfdist.main, for tests
-    return parser

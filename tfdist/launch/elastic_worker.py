@@ -13,7 +13,6 @@ all workers; one that was told to leave; and one that failed by itself too often
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import os
@@ -27,8 +26,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.command_line import Parser, seconds, split_at_dashes, whole_number
-from tfdist.errors import EXIT_DONE, PeerLostError, PreemptedError, TfdistError, UserError, suggest
+from tfdist import command_line
+from tfdist.command_line import flags, split_at_dashes
+from tfdist.errors import EXIT_DONE, PeerLostError, PreemptedError, TfdistError, UserError
 from tfdist.launch.elastic_account import Account
 from tfdist.launch.elastic_driver import EXAMPLE, Driver, Place
 from tfdist.launch.elastic_round import DONE, FAILED, OVER, POLL_SECONDS, STOP, Ending, Patience, run_round
@@ -37,14 +37,36 @@ from tfdist.launch.plan import worker_environment
 from tfdist.launch.supervision import OWN_DOING, SYMPTOMS, describe
 from tfdist.strategies.environment import ELASTIC_CHILD_VARIABLE
 
-USAGE = "python -m tfdist.launch.elastic_worker [options] -- ARGUMENTS OF tfdist.main"
 DESCRIPTION = f"""\
+python -m tfdist.launch.elastic_worker [FLAGS] -- ARGUMENTS OF tfdist.main
+
 Runs `python -m tfdist.main ARGUMENTS` in a slot of an elastic horovodrun, again and again, until the run is done.
 
   {EXAMPLE}
 
 When a worker is lost or the hosts change, the others start their process again and go on from the newest backup.
 """
+FLAGS = flags.FlagValues()
+command_line.define_seconds(
+    "peer_timeout_seconds",
+    900.0,
+    "how long to wait for the other workers and for hosts; more than horovodrun's --elastic-timeout",
+    FLAGS,
+)
+command_line.define_seconds(
+    "end_seconds",
+    Patience().notice_seconds,
+    "how long a process that trains may take to end by itself once another worker's has ended",
+    FLAGS,
+)
+flags.DEFINE_integer(
+    "max_failures",
+    3,
+    "start again after so many failures of this worker itself within an hour",
+    lower_bound=0,
+    flag_values=FLAGS,
+)
+flags.DEFINE_string("module", "tfdist.main", "what to run", flag_values=FLAGS)
 _SETTLE_SECONDS = 2.0  # for word that another worker's end was the cause, after this one lost its peers
 
 
@@ -229,58 +251,22 @@ class ElasticWorker:
             return reply
 
 
-def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the command of the child.
+def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, list[str]]:
+    """The flags, and the command of the child.
 
     Raises:
       UserError: they cannot be understood.
     """
     ours, workers_own = split_at_dashes(arguments)
-    parser = _parser()
-    options, unknown = parser.parse_known_args(ours)
-    if unknown:
-        near = suggest(unknown[0].split("=")[0], parser.shown_options)
-        hint = near or f" The arguments of tfdist.main come after `--`: {EXAMPLE}"
-        raise UserError(f"Unknown argument {unknown[0]!r}.{hint}")
+    hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
+    options, others = command_line.parse(FLAGS, ours, about=DESCRIPTION, hint=hint)
+    if others:
+        raise UserError(f"Unknown argument {others[0]!r}. {hint}")
     if not workers_own:
         raise UserError(
             f"The `--` and tfdist.main's arguments are missing. Received: {' '.join(arguments)!r}. Write: {EXAMPLE}"
         )
     return options, [sys.executable, "-m", options.module, *workers_own]
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        example=EXAMPLE,
-        prog="python -m tfdist.launch.elastic_worker",
-        usage=USAGE,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "--peer_timeout_seconds",
-        type=seconds,
-        default=900.0,
-        metavar="S",
-        help="how long to wait for the other workers and for hosts; more than horovodrun's --elastic-timeout",
-    )
-    add(
-        "--end_seconds",
-        type=seconds,
-        default=Patience().notice_seconds,
-        metavar="S",
-        help="how long a process that trains may take to end by itself once another worker's has ended",
-    )
-    add(
-        "--max_failures",
-        type=whole_number(0),
-        default=3,
-        metavar="N",
-        help="start again after so many failures of this worker itself within an hour",
-    )
-    add("--module", default="tfdist.main", help=argparse.SUPPRESS)  # what to run in place of tfdist.main, for tests
-    return parser
 
 
 def say(message: str) -> None:
@@ -289,4 +275,4 @@ def say(message: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.start(main)

@@ -9,18 +9,26 @@ Invariant: imports no TensorFlow; what Slurm did not say, or said otherwise than
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from tfdist.command_line import Parser, exit_status_of, split_at_dashes
+from tfdist import command_line
+from tfdist.command_line import exit_status_of, flags, split_at_dashes
 from tfdist.errors import UserError
 from tfdist.launch.local import tf_config
 
 EXAMPLE = "srun python -m tfdist.launch.slurm_worker --hosts=node1,node2 --port=20000 -- --gin_file=…"
+
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_list("hosts", None, "of the job, one a task", flag_values=FLAGS, required=True)
+flags.DEFINE_integer(
+    "port", None, "of the first worker", lower_bound=1, upper_bound=65535, flag_values=FLAGS, required=True
+)
+flags.DEFINE_string("module", "tfdist.main", "what to become, such as tfdist.doctor", flag_values=FLAGS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,19 +48,18 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[l
     Raises:
       UserError: this is no task of a Slurm job, or the job has another number of tasks than there are hosts.
     """
-    parser = Parser(prog="python -m tfdist.launch.slurm_worker", example=EXAMPLE)
-    parser.add_argument("--hosts", required=True)
-    parser.add_argument("--port", required=True, type=int)
-    parser.add_argument("--module", default="tfdist.main", help=argparse.SUPPRESS)
     ours, workers_own = split_at_dashes(arguments)
-    options = parser.parse_args(ours)
+    hint = f"Write, for example: {EXAMPLE}"
+    options, others = command_line.parse(FLAGS, ours, about=__doc__, hint=hint)
+    if others:
+        raise UserError(f"{others[0]!r} belongs to no flag. {hint}")
     command = [sys.executable, "-m", options.module, *workers_own]
-    hosts = [host for host in options.hosts.split(",") if host]
+    hosts = [host for host in options.hosts if host]
     index, num_tasks = _number("SLURM_PROCID", environment), _number("SLURM_NTASKS", environment)
     if num_tasks != len(hosts):
         raise UserError(
-            f"The job has {num_tasks} tasks on {len(hosts)} hosts ({options.hosts}); a worker is one task with a host "
-            "of its own. Submit it with --ntasks-per-node=1, as `python -m tfdist.launch --print=slurm` writes it."
+            f"The job has {num_tasks} tasks on {len(hosts)} hosts ({','.join(hosts)}); a worker is one task with a "
+            "host of its own. Submit it with --ntasks-per-node=1, as `python -m tfdist.launch --print=slurm` writes it."
         )
     variables = {"PYTHONUNBUFFERED": "1"}
     if num_tasks > 1:
@@ -68,4 +75,4 @@ def _number(name: str, environment: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.start(main)

@@ -1,8 +1,9 @@
-"""Puts the parts of a training together, out of what a root was given."""
+"""Puts the parts of a training together, out of its settings."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import tempfile
@@ -25,22 +26,29 @@ from tfdist.telemetry import pulse
 from tfdist.telemetry.console_text import Plan
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.reporter import RunReporter
-from tfdist.training.best import Watched
+from tfdist.training import accumulation
+from tfdist.training.best import check_keep_best, watched
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callback_model import CallbackModel
 from tfdist.training.callbacks import Callbacks
+from tfdist.training.compiled import parts_of
 from tfdist.training.ending import Ending, ending_of
 from tfdist.training.evaluation import Evaluator
 from tfdist.training.examples import check_held
 from tfdist.training.gradients import LocalGradients
-from tfdist.training.learner import Learner, check_fit, check_stateful
+from tfdist.training.learner import Learner, ModelBuilder, build_learner, check_fit, check_stateful
 from tfdist.training.loop import Loop
 from tfdist.training.metrics import MetricGroup
+from tfdist.training.monitors import check_monitors
 from tfdist.training.normalization import microbatch_note
 from tfdist.training.outcome import Outcome
 from tfdist.training.pace import Pace
+from tfdist.training.precision import set_precision
+from tfdist.training.randomness import set_seeds
 from tfdist.training.recovery import Opened, Recovery, restored
+from tfdist.training.reported import OBJECTIVE, reported_by
 from tfdist.training.run import Run
+from tfdist.training.settings import TrainSettings
 from tfdist.training.starts import note_start
 from tfdist.training.state import ModelState
 from tfdist.training.step import TrainStep
@@ -48,6 +56,58 @@ from tfdist.training.tuned import choose_packing, choose_xla
 from tfdist.training.weights import Found, find
 from tfdist.training.wishes import no_wishes
 from tfdist.user_code import said
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A training, as far as this worker has put it together."""
+
+    run: Run
+    settings: TrainSettings
+    source: Source
+    learner: Learner
+    task: Task
+    plan: BatchPlan
+    boundaries: Boundaries
+
+
+def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training:
+    """Reads the data and builds what learns from it; nothing is traced yet.
+
+    Args:
+      run: open.
+      settings: of the training.
+      model: what `settings.model` builds with.
+
+    Raises:
+      UserError: the data cannot be read, or the parts do not fit together.
+    """
+    set_seeds(settings.seed if run.request.seeds else None, deterministic=settings.deterministic)
+    set_precision(settings.precision)
+    source = open_source(run, settings.train_data, "training")
+    parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure)
+    plan = settings.plan(source.num_examples, run.topology.num_replicas)
+    learner = build_learner(
+        run.strategy,
+        *parts,
+        source.structure,
+        precision=settings.precision,
+        batch_size=plan.global_batch_size,
+    )
+    check_reported(settings, learner.eval_metrics, parts.task, learner.optimizer)
+    plan = accumulation.made_up(run, learner, plan)
+    _note_microbatches(run, learner.model, plan)
+    return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
+
+
+def check_reported(
+    settings: TrainSettings, metrics: MetricGroup, task: Task, optimizer: keras.optimizers.Optimizer
+) -> None:
+    """Raises UserError where the settings or a callback name a metric that the training will not report."""
+    reported = reported_by(metrics, task, evaluates=settings.evaluates)
+    reported.check(OBJECTIVE, settings.must_report)
+    check_monitors(settings.callbacks, reported, optimizer)
+    check_keep_best(settings.policy, reported)
 
 
 def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
@@ -85,7 +145,7 @@ def check_examples(
         check_held(model, task, held, split, strategy)
 
 
-def note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
+def _note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
     """Says, and leaves for result.json, that batch normalization sees microbatches where it does."""
     note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
     if note is not None:
@@ -97,16 +157,21 @@ def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) ->
     return run.strategy.distribute(build_pipeline(source, plan, run.topology, first_step=first_step))
 
 
-def build_step(
-    run: Run, learner: Learner, task: Task, source: Source, plan: BatchPlan, *, xla: str, deterministic: bool
-) -> TrainStep:
+def build_step(training: Training) -> TrainStep:
     """The training step, with what was left to "auto" settled.
 
     Raises:
       UserError: the examples do not fit the model.
     """
     pulse.beat(pulse.BUILDING)
-    check_examples(task, learner.model, source, "training", run.strategy)
+    run, settings, learner, task, plan = (
+        training.run,
+        training.settings,
+        training.learner,
+        training.task,
+        training.plan,
+    )
+    check_examples(task, learner.model, training.source, "training", run.strategy)
     check_stateful(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
 
     def gradients(jit_compile: bool) -> LocalGradients:
@@ -123,46 +188,50 @@ def build_step(
         )
 
     def batches() -> Iterator[Any]:
-        return stream(run, source, plan)
+        return stream(run, training.source, plan)
 
-    auto = {"deterministic": deterministic, "tell": run.events.info}
+    auto = {"deterministic": settings.deterministic, "tell": run.events.info}
     step = TrainStep(
         strategy=run.strategy,
         model=learner.model,
         optimizer=learner.optimizer,
-        local_gradients=choose_xla(run.strategy, learner, gradients, batches, xla=xla, **auto),
+        local_gradients=choose_xla(run.strategy, learner, gradients, batches, xla=settings.xla, **auto),
         metrics=learner.train_metrics,
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,
         scale_factor=learner.scale_factor,
         typical_weight=float(plan.global_batch_size),
-        deterministic=deterministic,
+        deterministic=settings.deterministic,
     )
     choose_packing(run.strategy, learner, step, batches, **auto)
     return step
 
 
-def build_evaluator(
-    run: Run,
-    model: keras.Model,
-    metrics: MetricGroup,
-    task: Task,
-    data: Callable[[], Any] | None,
-    batch_size: int,
-    *,
-    checked: Any,
-) -> Evaluator | None:
-    """An evaluator of all that `data` gives, each example once; None without data.
+def build_evaluator(training: Training) -> Evaluator | None:
+    """An evaluator of a training's evaluation data; None without such data.
 
     Raises:
-      UserError: the examples do not fit the model; `checked` is a structure of which it is known that it does.
+      UserError: the examples do not fit the model.
     """
-    if data is None:
+    run, settings, learner, task = training.run, training.settings, training.learner, training.task
+    if settings.eval_data is None:
         return None
-    source = open_source(run, data, "evaluation")
-    if source.structure != checked:
+    source = open_source(run, settings.eval_data, "evaluation")
+    if source.structure != training.source.structure:
         with run.strategy.scope():
-            check_fit(model, task, source.structure, [metrics])
+            check_fit(learner.model, task, source.structure, [learner.eval_metrics])
+    batch_size = settings.eval_batch_size or settings.global_batch_size
+    return evaluator_of(run, learner.model, learner.eval_metrics, task, source, batch_size)
+
+
+def evaluator_of(
+    run: Run, model: keras.Model, metrics: MetricGroup, task: Task, source: Source, batch_size: int
+) -> Evaluator:
+    """An evaluator of all examples of a source whose structure fits the model, each once.
+
+    Raises:
+      UserError: an example does not fit the model.
+    """
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=batch_size,
@@ -183,39 +252,17 @@ def build_evaluator(
     )
 
 
-def run_loop(
-    run: Run,
-    learner: Learner,
-    task: Task,
-    step: TrainStep,
-    evaluator: Evaluator | None,
-    source: Source,
-    plan: BatchPlan,
-    boundaries: Boundaries,
-    callbacks: Sequence[keras.callbacks.Callback],
-    steps_per_call: int | None,
-    opened: Opened,
-    watched: Watched,
-) -> tuple[Outcome, float]:
+def run_loop(training: Training, step: TrainStep, evaluator: Evaluator | None, opened: Opened) -> tuple[Outcome, float]:
     """Trains to the end, from where a backup left it if one did, once it may; the outcome, and the seconds it took."""
-    start = opened.start
+    run, learner, plan, boundaries = training.run, training.learner, training.plan, training.boundaries
+    first_step = opened.start.step if opened.start else 0
     num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
-    iterator = stream(run, source, plan, first_step=start.step if start else 0)
+    iterator = stream(run, training.source, plan, first_step=first_step)
     run.request.wait()
-    hooks = Callbacks(
-        callbacks,
-        model=learner.model,
-        optimizer=learner.optimizer,
-        is_chief=run.topology.is_chief,
-        compiled=CallbackModel(learner, task).in_place if callbacks else contextlib.nullcontext,
-        params={"epochs": num_epochs, "steps": boundaries.steps_per_epoch, "verbose": 0},
-    )
-    if hooks.act_on_batches:
-        _tell_of_short_calls(run, hooks.act_on_batches)
+    hooks = _hooks(training, num_epochs)
     if run.topology.is_chief:
-        step_now = start.step if start else 0
-        note_start(run.directory, run.request.settings(), step=step_now, lost_steps=opened.lost_steps)
+        note_start(run.directory, run.request.settings(), step=first_step, lost_steps=opened.lost_steps)
     loop = Loop(
         strategy=run.strategy,
         step=step,
@@ -226,13 +273,13 @@ def run_loop(
             console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
         ),
         boundaries=boundaries,
-        pace=Pace(run.strategy, 1 if hooks.act_on_batches else steps_per_call),
+        pace=Pace(run.strategy, 1 if hooks.act_on_batches else training.settings.steps_per_call),
         optimizer=learner.optimizer,
         loss_scale=learner.loss_scale,
         recovery=opened.recovery,
-        start=start,
-        watched=watched,
-        input_cure=cure_of(source),
+        start=opened.start,
+        watched=watched(training.settings),
+        input_cure=cure_of(training.source),
     )
     run.console.start(
         Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=boundaries.total_steps)
@@ -247,6 +294,22 @@ def run_loop(
     return outcome, seconds
 
 
+def _hooks(training: Training, num_epochs: int) -> Callbacks:
+    """The training's callbacks; says where they make calls short."""
+    run, callbacks = training.run, training.settings.callbacks
+    hooks = Callbacks(
+        callbacks,
+        model=training.learner.model,
+        optimizer=training.learner.optimizer,
+        is_chief=run.topology.is_chief,
+        compiled=CallbackModel(training.learner, training.task).in_place if callbacks else contextlib.nullcontext,
+        params={"epochs": num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0},
+    )
+    if hooks.act_on_batches:
+        _tell_of_short_calls(run, hooks.act_on_batches)
+    return hooks
+
+
 def note_weightless(run: Run, outcome: Outcome) -> None:
     """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""
     if outcome.weightless:
@@ -259,19 +322,17 @@ def note_weightless(run: Run, outcome: Outcome) -> None:
         )
 
 
-def tell_ending(
-    run: Run, callbacks: Sequence[keras.callbacks.Callback], outcome: Outcome, boundaries: Boundaries
-) -> Ending:
+def tell_ending(training: Training, outcome: Outcome) -> Ending:
     """How the loop ended; what a callback ended is said."""
     ending = ending_of(
-        callbacks,
+        training.settings.callbacks,
         stopped=outcome.stopped_early,
         step=outcome.step,
-        epoch=-(-outcome.step // boundaries.steps_per_epoch),
-        total_steps=boundaries.total_steps,
+        epoch=-(-outcome.step // training.boundaries.steps_per_epoch),
+        total_steps=training.boundaries.total_steps,
     )
     if ending.message:
-        run.events.info("stopped_early", step=outcome.step, message=ending.message, best=outcome.best)
+        training.run.events.info("stopped_early", step=outcome.step, message=ending.message, best=outcome.best)
     return ending
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import keras
 
 from tfdist.backup.policy import BackupPolicy
 from tfdist.telemetry.metric_direction import larger_is_better
 from tfdist.training.reported import VALIDATION, Reported, not_reported
+from tfdist.training.settings import TrainSettings
 
-KEEP_BEST = "train.backup.keep_best is"
+KEEP_BEST = f"{BackupPolicy.NAME}.keep_best is"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +63,12 @@ def check_keep_best(policy: BackupPolicy | None, reported: Reported) -> None:
         _ = policy.larger_is_better
 
 
-def watched(policy: BackupPolicy | None, callbacks: Sequence[keras.callbacks.Callback], *, evaluates: bool) -> Watched:
+def watched(settings: TrainSettings) -> Watched:
     """By what a run's evaluations are compared: `keep_best`, else what a callback monitors, else the loss."""
+    policy, evaluates = settings.policy, settings.evaluates
     if policy is not None and policy.keep_best is not None:
         return Watched(policy.keep_best, policy.larger_is_better, saves=True)
-    for callback in callbacks:
+    for callback in settings.callbacks:
         monitor = getattr(callback, "monitor", None)
         if not isinstance(monitor, str) or (monitor.startswith(VALIDATION) and not evaluates):
             continue

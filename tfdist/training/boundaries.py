@@ -6,7 +6,19 @@ Invariant: they follow from the settings alone, so every worker meets the same o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from tfdist.errors import UserError, is_whole_number
+from tfdist.settings.checks import COUNT, Check, or_none, whole_number
+from tfdist.settings.declaration import Settings, setting
+
+
+def _are_epochs(value: Any) -> bool:
+    return all(map(is_whole_number, value if isinstance(value, list | tuple | set) else [value]))
+
+
+EPOCHS = Check("a whole number of at least 1, or a list of the numbers of epochs", _are_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +31,68 @@ class Length:
     def total_steps(self, steps_per_epoch: int) -> int:
         """The last step; one of the two is given."""
         return min(limit for limit in (self.steps, self.epochs and self.epochs * steps_per_epoch) if limit)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthSettings(Settings):
+    """How long a run is, and what happens on its way."""
+
+    epochs: int | None = setting(
+        "passes over the training examples; with `steps`, what comes first ends the run",
+        or_none(COUNT),
+        None,
+        may_change=True,
+    )
+    steps: int | None = setting("optimizer updates", or_none(COUNT), None, may_change=True)
+    stop_after_epochs: int | None = setting(
+        "saves and leaves after so many epochs of the run, if that is not its end; a later start with a larger number, "
+        "or without, resumes it, and schedules are those of the whole run",
+        or_none(COUNT),
+        None,
+        may_change=True,
+    )
+    steps_per_epoch: int | None = setting(
+        "updates that count as an epoch; None is one pass over the training examples, and the passes go on through "
+        "such epochs",
+        or_none(COUNT),
+        None,
+    )
+    initial_epoch: int = setting(
+        "epochs that the model was trained for elsewhere; they count among `epochs`, and the run begins after them",
+        whole_number(0),
+        0,
+    )
+    eval_every_steps: int | None = setting("None evaluates after each epoch", or_none(COUNT), None)
+    eval_every_epochs: int | Sequence[int] = setting(
+        "evaluates after every so many epochs, or after those in a list, counted from 1; the end of the run is "
+        "evaluated in any case",
+        EPOCHS,
+        1,
+    )
+    log_every_steps: int | None = setting(
+        "more points in metrics.jsonl; None logs each epoch", or_none(COUNT), None, may_change=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is None and self.steps is None:
+            raise UserError(f"{self.NAME} needs an end: write {self.NAME}.epochs = 10 or {self.NAME}.steps = 1000.")
+
+    @property
+    def length(self) -> Length:
+        return Length(self.epochs, self.steps)
+
+    def boundaries(self, steps_of_pass: int) -> Boundaries:
+        """The steps at which calls end, where a pass over the training data takes so many."""
+        steps_per_epoch = self.steps_per_epoch or steps_of_pass
+        return Boundaries(
+            total_steps=self.length.total_steps(steps_per_epoch),
+            steps_per_epoch=steps_per_epoch,
+            eval_every_steps=self.eval_every_steps,
+            eval_every_epochs=self.eval_every_epochs,
+            log_every_steps=self.log_every_steps,
+            pause_step=self.stop_after_epochs and self.stop_after_epochs * steps_per_epoch,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,51 +19,35 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import as_source, build_pipeline
 from tfdist.data.source import Source
 from tfdist.strategies.base import Strategy, Topology
-from tfdist.tasks.base import Task
 from tfdist.training import assembly, survival
 from tfdist.training.batch_dependence import batch_dependent_layers
 from tfdist.training.compiled import parts_of
 from tfdist.training.examples import check_first_batch, named_arrays
-from tfdist.training.learner import ModelBuilder, OptimizerBuilder, build_model, check_fit, check_stateful
+from tfdist.training.learner import ModelBuilder, build_model, check_fit, check_stateful
 from tfdist.training.metrics import MetricGroup
-from tfdist.training.monitors import check_monitors
 from tfdist.training.normalization import microbatch_note
 from tfdist.training.optimizer import build_optimizer
-from tfdist.training.reported import Reported, reported_by
+from tfdist.training.precision import set_precision
+from tfdist.training.settings import EvaluateSettings, TrainSettings
 from tfdist.user_code import said
 
 Tell = Callable[[str], None]
 
 
-def check_training(
-    tell: Tell,
-    *,
-    strategy: Strategy,
-    model: ModelBuilder,
-    optimizer: OptimizerBuilder | None,
-    task: Task | None,
-    train_data: Callable[[], Any],
-    eval_data: Callable[[], Any] | None,
-    plan: Callable[[int, int], BatchPlan],
-    eval_batch_size: int,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    start_from: str | None = None,
-    partial: bool = False,
-) -> Reported:
-    """Builds all that a training needs, on this process alone, without a step; what it will report.
-
-    `plan` gives the batches for a number of examples and of replicas; the others are as `train` has them.
-    """
-    replicas = _tell_strategy(tell, strategy)
+def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> None:
+    """Builds all that a training needs, on this process alone, without a step; `model` is its builder."""
+    set_precision(settings.precision)
+    replicas = _tell_strategy(tell, settings.strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
-        source = _opened(train_data, scratch)
-        training = plan(source.num_examples, replicas)
+        source = _opened(settings.train_data, scratch)
+        training = settings.plan(source.num_examples, replicas)
         batches = {"training": _tell_data(tell, "training", source, training)}
         splits = {"training": source}
-        if eval_data is not None:
-            splits["evaluation"] = held = _opened(eval_data, scratch)
-            batches["evaluation"] = _tell_evaluation(tell, held, eval_batch_size, replicas)
-    model, optimizer, task = parts_of(None, model, optimizer, task, source.structure)
+        if settings.eval_data is not None:
+            splits["evaluation"] = held = _opened(settings.eval_data, scratch)
+            batch_size = settings.eval_batch_size or settings.global_batch_size
+            batches["evaluation"] = _tell_evaluation(tell, held, batch_size, replicas)
+    model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
     built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     check_fit(built, task, source.structure, [metrics])
@@ -74,24 +58,21 @@ def check_training(
         assembly.check_examples(task, built, each, split)
         check_first_batch(built, task, batches[split], split)
     made = build_optimizer(optimizer, built)
-    reported = reported_by(metrics, task, evaluates=eval_data is not None)
-    check_monitors(callbacks, reported, made)
-    if start_from is not None:
-        survival.check_weights(built, start_from, partial=partial, tell=_Warnings(tell))
+    assembly.check_reported(settings, metrics, task, made)
+    if settings.start_from is not None:
+        survival.check_weights(built, settings.start_from, partial=settings.partial_restore, tell=_Warnings(tell))
     _tell_notes(tell, built, task.inputs(batches["training"]), training)
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
-    return reported
 
 
-def check_evaluation(
-    tell: Tell, *, strategy: Strategy, model: ModelBuilder, task: Task | None, data: Callable[[], Any], batch_size: int
-) -> None:
+def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell) -> None:
     """The same for an evaluation."""
-    replicas = _tell_strategy(tell, strategy)
+    set_precision(settings.precision)
+    replicas, task = _tell_strategy(tell, settings.strategy), settings.task
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
-        source = _opened(data, scratch)
-        batch = _tell_evaluation(tell, source, batch_size, replicas)
+        source = _opened(settings.data, scratch)
+        batch = _tell_evaluation(tell, source, settings.global_batch_size, replicas)
     if task is None:
         model, _, task = parts_of(None, model, None, None, source.structure)
     built = build_model(model, task, source.structure)

@@ -13,21 +13,10 @@ from tfdist.backup.entries import newest_first
 from tfdist.errors import UserError
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.settings import TrainSettings
 from tfdist.training.starts import read_settings
 
-MAY_CHANGE = (
-    "train.strategy",
-    "train.backup",
-    "train.epochs",
-    "train.steps",
-    "train.stop_after_epochs",
-    "train.must_report",
-    "train.steps_per_call",
-    "train.log_every_steps",
-    "train.xla",
-    "train.accept_changes",
-    "train.partial_restore",
-)
+MAY_CHANGE = frozenset(TrainSettings.changeable())
 MAY_CHANGE_BELOW = ("tfdist.strategies.", "tfdist.backup.", "tfdist.tuning.", "evaluate.", "tune.")
 MOST_SHOWN = 20
 

@@ -18,6 +18,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.boundaries import Length
 from tfdist.training.identity import check_same_experiment
 from tfdist.training.kind import check_kind
+from tfdist.training.settings import TrainSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,16 @@ class Claim:
     length: Length | None = None
     keeps_backups: bool = True
     accept_changes: bool = False
+
+    @classmethod
+    def of(cls, settings: TrainSettings, configured: Callable[[], Mapping[str, str]]) -> Claim:
+        """That of a training with such settings, which are `configured` under these names."""
+        return cls(
+            configured,
+            settings.length,
+            keeps_backups=settings.policy is not None,
+            accept_changes=settings.accept_changes,
+        )
 
 
 def take_place(

@@ -1,7 +1,7 @@
 """One run of one process: where it is kept, who takes part, who is told.
 
 Invariant: whatever happens inside `open_run`, the logs are closed, and an error is in the events before it
-leaves. Made by the roots of experiment.py.
+leaves.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -41,16 +41,12 @@ LOST_PEER_WORDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the command line asks of a root.
+    """What the caller of a training or an evaluation asks for beside its settings.
 
     Attributes:
       run_dir: where the run is kept, local or gs://.
       config_text: the text of config.gin, asked for when a run begins and again when it has ended well.
       settings: what is configured, by name.
-      check_only: check all that can be checked, train nothing.
-      tell: takes the lines of what a check finds.
-      serve: takes the function of the training data; given, nothing else is done with it.
-      inspect: takes the function that builds the model, and that of the training data; as `serve`.
       wait: returns when the run may compute: a sweep has its next trial built while another trains.
       abort: ends the process at a second Ctrl-C, from a thread of its own; None raises KeyboardInterrupt.
       console: makes what tells the person at the terminal, for the chief or for another worker.
@@ -62,10 +58,6 @@ class Request:
     run_dir: str
     config_text: Callable[[], str] = lambda: ""
     settings: Callable[[], Mapping[str, str]] = dict
-    check_only: bool = False
-    tell: Callable[[str], None] = print
-    serve: Callable[[Callable[[], Any]], None] | None = None
-    inspect: Callable[[Callable[[], Any], Callable[[], Any]], None] | None = None
     wait: Callable[[], object] = lambda: None
     abort: Callable[[], NoReturn] | None = None
     console: Callable[[bool], Console] = lambda is_chief: open_console(is_chief=is_chief)

@@ -27,6 +27,7 @@ from tfdist.storage import files
 from tfdist.strategies import environment
 from tfdist.telemetry import pulse
 from tfdist.training import assembly
+from tfdist.training.assembly import Training
 from tfdist.training.fitting_weights import load_fitting
 from tfdist.training.identity import identity
 from tfdist.training.in_memory import newest, open_memory
@@ -37,29 +38,11 @@ from tfdist.training.starts import read_starts
 from tfdist.training.state import MODEL, ModelState, TrainingState
 from tfdist.training.weights import FILES, find_backup, places_of_backups
 
-OFF, AUTO = "off", "auto"
-
-
-def checked_policy(backup: BackupPolicy | str) -> BackupPolicy | None:
-    """What `train.backup` means; None: no backups. Raises UserError for anything else."""
-    if backup == OFF:
-        return None
-    if backup == AUTO:
-        return BackupPolicy()
-    if isinstance(backup, BackupPolicy):
-        return backup
-    raise UserError(
-        f"train.backup is {backup!r}; write 'auto', 'off', or @policy.BackupPolicy() with "
-        "`from tfdist.backup import policy`."
-    )
-
 
 def check_start_from(path: str | None) -> None:
     """Raises UserError where `train.start_from` names nothing to begin with."""
     if path is None:
         return
-    if not isinstance(path, str) or not path:
-        raise UserError(f"train.start_from is {path!r}; write a run directory, a backup in it, or a .keras file.")
     path = _plain(path)
     if path.endswith(FILES):
         found = files.exists(path)
@@ -78,30 +61,15 @@ def check_start_from(path: str | None) -> None:
 
 
 @contextlib.contextmanager
-def open_recovery(
-    run: Run,
-    learner: Learner,
-    policy: BackupPolicy | None,
-    *,
-    steps_per_epoch: int,
-    start_from: str | None = None,
-    partial: bool = False,
-    first_step: int = 0,
-) -> Iterator[Opened]:
-    """The run's recovery, and where it goes on.
-
-    Args:
-      run: open.
-      learner: built, and not trained yet.
-      policy: None neither saves nor looks for backups.
-      steps_per_epoch: updates that count as an epoch.
-      start_from: weights to begin with where the run has no backup: a run directory, one backup, or a file of weights.
-      partial: leaves out what does not fit.
-      first_step: where a run without a backup begins.
+def open_recovery(training: Training) -> Iterator[Opened]:
+    """The recovery of a training that has not begun, and where it goes on.
 
     Raises:
       UserError: the backup does not fit, or cannot be read.
     """
+    run, learner, settings = training.run, training.learner, training.settings
+    policy, partial = settings.policy, settings.partial_restore
+    steps_per_epoch = training.boundaries.steps_per_epoch
     pulse.beat(pulse.RESTORING)
     state = TrainingState(run.strategy, learner)
     start, source, lost = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "", 0)
@@ -112,10 +80,10 @@ def open_recovery(
     if run.place.extends and run.topology.is_chief:
         run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it goes on.")
         files.remove(run.directory.result)  # which a run has when it is done
-    if start is None and start_from is not None:
-        _begin_with(run, learner, state, start_from, partial=partial)
-    if start is None and first_step:
-        start = Position(first_step, {}, {})
+    if start is None and settings.start_from is not None:
+        _begin_with(run, learner, state, settings.start_from, partial=partial)
+    if start is None and settings.initial_epoch:
+        start = Position(settings.initial_epoch * steps_per_epoch, {}, {})
     if policy is None:
         yield Opened(None, start, lost)
         return

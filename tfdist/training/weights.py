@@ -7,7 +7,6 @@ UserError that lists what there is.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tfdist.backup import restore, retention
 from tfdist.backup.entries import Entry, list_backups, list_paths
@@ -15,7 +14,7 @@ from tfdist.backup.manifest import NAME as MANIFEST
 from tfdist.backup.policy import BackupPolicy
 from tfdist.backup.state import State
 from tfdist.backup.teller import Teller
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -46,21 +45,11 @@ class Found:
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
 
 
-def check_choice(weights: Any) -> None:
-    """Raises UserError where `evaluate.weights` is of no kind that is understood."""
-    is_text = isinstance(weights, str) and weights.strip()
-    if weights is not None and not is_text and not is_whole_number(weights, least=0):
-        raise UserError(
-            f"evaluate.weights is {weights!r}; write 'best', 'last', a step such as 1200, the directory of a backup or "
-            "of a run, or a .keras file."
-        )
-
-
 def find(weights: str | int | None, run: RunDirectory, policy: BackupPolicy | None, *, tell: Teller) -> Found:
     """The weights that `evaluate.weights` names.
 
     Args:
-      weights: passed `check_choice`; None is the model that the run has exported.
+      weights: as in `EvaluateSettings`; None is the model that the run has exported.
       run: whose backups and model are meant.
       policy: of the run: says by which metric a backup is the best one.
       tell: gets a warning of each damaged backup that is passed over.

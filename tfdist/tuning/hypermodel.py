@@ -15,8 +15,10 @@ import keras
 
 from tfdist import user_code
 from tfdist.errors import TfdistError, UserError, missing_extra
+from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
 from tfdist.telemetry.json_text import from_json, to_json
+from tfdist.training.settings import EvaluateSettings, TrainSettings
 from tfdist.tuning.space import SETTING
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 NAME = "hyperparameters.json"
 PARAMETERS = ("hp", "hyperparameters")  # what the parameter of a building function is called
-FITS = ("batch_size", "callbacks", "verbose")
 MOST_BUILDS = 100  # to find the space
 
 
@@ -37,7 +38,9 @@ class HyperModel:
 
     Attributes:
       values: what was given.
-      batch_size: that an overridden `HyperModel.fit` passes on, once a model was built; None where it passes none.
+
+    Raises:
+      UserError: it brings a `fit` of its own, in whose place tfdist trains.
     """
 
     def __init__(self, model: Any, values: Mapping[str, Any]) -> None:
@@ -45,10 +48,15 @@ class HyperModel:
 
         made = model() if inspect.isclass(model) else model
         self._hypermodel = made if isinstance(made, keras_tuner.HyperModel) else None
+        if self._hypermodel is not None and type(made).fit is not keras_tuner.HyperModel.fit:
+            raise UserError(
+                f"{type(made).__name__}.fit is overridden, and tfdist's loop trains in its place. Leave fit out, and "
+                "write in the gin file train.global_batch_size, train.epochs, train.callbacks and what else it sets; "
+                "tune.space may name these."
+            )
         self._build: Callable[[Any], keras.Model] = made.build if self._hypermodel is not None else made
         self.values = dict(values)
         self._hyperparameters: keras_tuner.HyperParameters | None = None
-        self.batch_size: int | None = None
 
     def __call__(self) -> keras.Model:
         import keras_tuner
@@ -57,22 +65,9 @@ class HyperModel:
         hp.values = dict(self.values)
         if self._hypermodel is not None:
             self._hypermodel.declare_hyperparameters(hp)
-        model = self.build(hp)
+        model = self._build(hp)
         self._hyperparameters = hp
         return model
-
-    def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
-        """The model with the values of `hp`, which gets to know what it asks for."""
-        model = self._build(hp)
-        self.batch_size = self._fitted_batch_size(hp, model)
-        return model
-
-    @property
-    def fits(self) -> bool:
-        """Whether it brings a `fit` of its own."""
-        import keras_tuner
-
-        return self._hypermodel is not None and type(self._hypermodel).fit is not keras_tuner.HyperModel.fit
 
     def text(self) -> str:
         """What the model that was built last asked for, and its values, as JSON that `read` understands."""
@@ -122,7 +117,7 @@ class HyperModel:
 
     def _try(self, hp: keras_tuner.HyperParameters) -> None:
         try:
-            self.build(hp)
+            self._build(hp)
         except TfdistError:
             raise
         except Exception as error:
@@ -130,65 +125,42 @@ class HyperModel:
             raise user_code.failed(f"Building the model with {shown or 'no hyperparameters'}", error) from error
         keras.utils.clear_session()
 
-    def _fitted_batch_size(self, hp: keras_tuner.HyperParameters, model: keras.Model) -> int | None:
-        """What an overridden `fit` passes on to `model.fit`, which it calls with nothing else to pass on."""
-        if not self.fits:
-            return None
-        name = f"{type(self._hypermodel).__name__}.fit"
-        try:
-            self._hypermodel.fit(hp, _Unfitted(model), callbacks=[])
-        except _FitCalled as call:
-            foreign = [argument for argument in call.arguments if argument not in FITS]
-            if not foreign and not call.arguments.get("callbacks"):
-                return call.arguments.get("batch_size")
-            said = f"It passes {', '.join(foreign or ['callbacks'])} to model.fit"
-        except Exception as error:
-            said = f"It fails without data: {user_code.said(error)}"
-        else:
-            said = "It does not call model.fit"
-        raise UserError(
-            f"{name} is overridden, and tfdist's loop trains in its place; of such a fit only the batch_size that it "
-            f"gives to model.fit(*args, batch_size=…, **kwargs) can be taken over. {said}. Leave fit out, and write in "
-            "the gin file train.epochs, train.callbacks and what else it sets; tune.space may name these."
-        )
 
-
-class _FitCalled(Exception):
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
-
-
-class _Unfitted:
-    """A model whose `fit` tells what it was called with."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def fit(self, *args: Any, **kwargs: Any) -> None:
-        raise _FitCalled({**{f"argument {index + 1}": each for index, each in enumerate(args)}, **kwargs})
-
-
-def as_builder(model: Any, values: Mapping[str, Any] | None) -> Any:
-    """The model builder, wrapped if it is of KerasTuner's kind.
+def builder_of(settings: TrainSettings) -> Any:
+    """What builds the model of a training: one that takes `hp` with its values.
 
     Raises:
-      UserError: there are values for a model that takes none, or KerasTuner is not installed.
+      UserError: there are values for a model that takes none, it is no function, or KerasTuner is not installed.
     """
+    model, values = settings.model, settings.hyperparameters
     if values is not None and not isinstance(values, Mapping):
         raise UserError(f"{SETTING} must be a dict of values by name, {{'units': 64}}; received {values!r}.")
-    if not takes_hyperparameters(model):
-        if values:
-            raise UserError(
-                f"{SETTING} is {dict(values)!r}, and the model takes none. It must be a function build(hp), or a "
-                "keras_tuner.HyperModel; the arguments of any other function are settings of their own."
-            )
-        return model
+    if takes_hyperparameters(model):
+        return _wrapped(model, values or {})
+    if values:
+        raise UserError(
+            f"{SETTING} is {dict(values)!r}, and the model takes none. It must be a function build(hp), or a "
+            "keras_tuner.HyperModel; the arguments of any other function are settings of their own."
+        )
+    FUNCTION("train.model", model)
+    return model
+
+
+def builder_of_trained(settings: EvaluateSettings, run_dir: str) -> Any:
+    """What builds the model of an evaluation: one that takes `hp` with the values of the training in `run_dir`.
+
+    Raises:
+      UserError: as `builder_of`.
+    """
+    if takes_hyperparameters(settings.model):
+        return _wrapped(settings.model, (read(run_dir) or {}).get("values") or {})
+    FUNCTION("evaluate.model", settings.model)
+    return settings.model
+
+
+def _wrapped(model: Any, values: Mapping[str, Any]) -> HyperModel:
     try:
-        return HyperModel(model, values or {})
+        return HyperModel(model, values)
     except ModuleNotFoundError as error:
         if error.name != "keras_tuner":
             raise

@@ -15,7 +15,9 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Sequence
 
-from tfdist.command_line import Parser, exit_status_of
+from tfdist import command_line
+from tfdist.command_line import exit_status_of, flags
+from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.history import Sweep, read_sweep
@@ -26,6 +28,13 @@ from tfdist.tuning.plots import draw_curves, draw_importance, draw_objective
 from tfdist.tuning.report_page import Picture, build_page, importance_text
 
 PAGE_NAME = "index.html"
+PROGRAM = "python -m tfdist.tuning.report"
+ABOUT = f"""\
+{PROGRAM} RUN_DIR
+
+Writes trials.csv and report/ of a sweep again, also of one that is running or was killed. RUN_DIR is the run directory
+of --mode=tune, local or gs://.
+"""
 
 
 def import_ahead() -> threading.Thread:
@@ -121,13 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> None:
     """Writes the report of the directory that the arguments name, and says where it is."""
-    parser = Parser(
-        prog="python -m tfdist.tuning.report",
-        description="Writes trials.csv and report/ of a sweep again, also of one that is running or was killed.",
-    )
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="the run directory of --mode=tune, local or gs://")
-    print(write_report(parser.parse_args(arguments).run_dir))
+    _, others = command_line.parse(flags.FlagValues(), arguments, about=ABOUT)
+    if len(others) != 1:
+        raise UserError(f"One RUN_DIR is wanted; received {' '.join(others)!r}. Write: {PROGRAM} runs/sweep")
+    print(write_report(others[0]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command_line.start(main)

@@ -212,14 +212,6 @@ class MedianStopping:
 SEARCHES = (Random, Grid, Bayesian, Hyperband, Asha, MedianStopping)
 
 
-def check_search(search: object) -> Search:
-    """`search`, if it is one; raises UserError."""
-    if not isinstance(search, SEARCHES):
-        names = ", ".join(f"@search.{each.__name__}()" for each in SEARCHES)
-        raise UserError(f"tune.search must be one of {names}; received {search!r}.")
-    return search
-
-
 def _require_whole(search: str, name: str, value: object, *, least: int = 1, or_none: bool = False) -> None:
     if not (value is None and or_none) and not is_whole_number(value, least=least):
         raise UserError(f"search.{search}.{name} must be a whole number of at least {least}; received {value!r}.")

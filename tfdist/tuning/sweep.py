@@ -1,4 +1,4 @@
-"""The gin root `tune`: what `--mode=tune` runs.
+"""A sweep: what `--mode=tune` runs.
 
 Invariant: nothing is trained before all that can be seen to be wrong without training has been said.
 """
@@ -26,11 +26,12 @@ from tfdist.telemetry.console import Console, open_console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training import arguments as checks
 from tfdist.training.identity import lasting
 from tfdist.training.kind import check_kind
 from tfdist.training.run import Request
-from tfdist.tuning import group
+from tfdist.training.settings import TrainSettings
+from tfdist.training.survival import check_start_from
+from tfdist.tuning import group, hypermodel
 from tfdist.tuning import journal as journals
 from tfdist.tuning.asking import Asking
 from tfdist.tuning.chief import Chief, Plan
@@ -42,13 +43,13 @@ from tfdist.tuning.objective import build_objective
 from tfdist.tuning.report import import_ahead, write_report
 from tfdist.tuning.result import write_result
 from tfdist.tuning.role import VARIABLES, Role, find_role
-from tfdist.tuning.search import Grid, Search, check_search
-from tfdist.tuning.space import Parameter, Space
+from tfdist.tuning.settings import TuneSettings
+from tfdist.tuning.space import Space
 from tfdist.tuning.table import SweepTable, open_table
 from tfdist.tuning.terms import Terms
 from tfdist.tuning.trial_settings import TrialSettings
 from tfdist.tuning.waking import open_waking
-from tfdist.tuning.warm_start import check_directories, read_known
+from tfdist.tuning.warm_start import read_known
 from tfdist.tuning.workers import Job, Place, Setting, Workers
 
 if TYPE_CHECKING:
@@ -63,66 +64,37 @@ class Experiment:
     Attributes:
       arguments: flags that name the configuration.
       load: loads the configuration with more gin statements behind it; raises UserError.
+      validate: checks the settings of a training, and tells in lines what it finds; raises UserError.
       nursery: starts trials; None where nothing is to be started.
     """
 
     arguments: Sequence[str]
     load: Callable[[Sequence[str]], Any]
+    validate: Callable[[TrainSettings, Callable[[str], None]], None]
     nursery: Nursery | None = None
 
 
-def tune(
-    *,
-    request: Request,
-    experiment: Experiment,
-    search: Search,
-    objective: str,
-    space: Mapping[str, Parameter] | None = None,
-    direction: str | None = None,
-    warm_start: Sequence[str] = (),
-    max_trials: int | None = None,
-    max_epochs: int | None = None,
-    max_examples: int | None = None,
-    max_seconds: float | None = None,
-    num_workers: int = 1,
-    workers_per_trial: int = 1,
-    seeds_per_trial: int = 1,
-    build_ahead: bool = True,
-    seed: int = 0,
-    max_failures: int = 3,
-    lease_seconds: float = 30.0,
-    peer_timeout_seconds: float = 600.0,
-) -> dict[str, Any] | None:
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """A sweep that nothing is known to be wrong with.
+
+    Attributes:
+      role: of this process in a cluster; None outside of one.
+      sample: gin statements with some values of the space.
+    """
+
+    plan: Plan
+    setting: Setting
+    terms: Terms
+    role: Role | None
+    sample: list[str]
+
+
+def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> dict[str, Any] | None:
     """Searches for the best values of some settings, by one training for each set of values.
 
-    Args:
-      request: from the command line.
-      experiment: from there, too.
-      search: how the values are chosen, one of `tuning/search.py`.
-      objective: a metric of the evaluation, `val_NAME`, or of training, NAME. That of a finished trial is the one in
-        its result.json.
-      space: ranges by the path of a setting, made by the functions of `tuning/space.py`. What a `train.model` of
-        KerasTuner's kind asks for comes on top, and may be all.
-      direction: "max" or "min"; None tells it by the objective's name.
-      warm_start: run directories of earlier sweeps for the same objective. Their finished trials whose values lie in
-        this space are known to the search, and not trained again.
-      max_trials: how many sets of values are tried.
-      max_epochs: that all trials together train for; none begins that would take more.
-      max_examples: the same counted in training examples, of the data as configured without the space's values.
-      max_seconds: after so long, counted from this start, running trials are saved and the sweep ends. The same command
-        with more goes on.
-      num_workers: trials at once on each machine, which share its processors and GPUs.
-      workers_per_trial: processes of each trial, on one machine.
-      seeds_per_trial: trainings of each set of values, with `train.seed` and the numbers behind it; the mean counts.
-      build_ahead: while trials train, lets the process of the next one read its data and build its model, if its values
-        are known, it trains on the CPU, and memory is not short.
-      seed: of the search.
-      max_failures: so many trials in a row that fail by a bug of tfdist end the sweep.
-      lease_seconds: in a cluster, after so long without a word from a worker its trials are queued again.
-      peer_timeout_seconds: how long a worker of a cluster looks for the chief, at the start and when it was lost.
-
     Returns:
-      What is written to result.json; None with `request.check_only`, and on the workers of a cluster.
+      What is written to result.json; None on the workers of a cluster.
 
     Raises:
       UserError: something given is wrong.
@@ -130,70 +102,16 @@ def tune(
       PeerLostError: this is a worker of a cluster, and its chief cannot be reached.
       PreemptedError: the process was told to leave; the running trials have saved.
     """
-    counts = {"max_trials": max_trials, "max_epochs": max_epochs, "max_examples": max_examples}
-    counts |= {"num_workers": num_workers, "workers_per_trial": workers_per_trial}
-    checks.check_counts("tune", counts | {"seeds_per_trial": seeds_per_trial, "max_failures": max_failures})
-    checks.check_seed("tune.seed", seed)
-    checks.check_switches("tune", {"build_ahead": build_ahead})
-    seconds = {"max_seconds": max_seconds, "lease_seconds": lease_seconds, "peer_timeout_seconds": peer_timeout_seconds}
-    for name, value in seconds.items():
-        if value is not None and not (isinstance(value, int | float) and value > 0):
-            raise UserError(f"tune.{name} must be a number above 0; received {value!r}.")
-    role = find_role(environment.current())
-    epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
-    check_search(search).check(max_trials=max_trials, epochs=epochs)
-    for name, limit in (("max_epochs", max_epochs), ("max_examples", max_examples)):
-        if limit is not None and epochs is None:
-            raise UserError(f"tune.{name} counts by epochs: write train.epochs = 10, not train.steps.")
-    directories = check_directories(warm_start)
-    if directories and isinstance(search, Grid):
-        raise UserError(
-            "tune.warm_start is of no use to search.Grid, which goes through every combination. Remove it, or write "
-            "tune.search = @search.Random()."
-        )
-    has_budget = max_epochs is not None or max_examples is not None
-    sample = _checked_sample(space, experiment, search, has_budget=has_budget, seeds_per_trial=seeds_per_trial)
-    asked_for, num_examples = _inspected(request, experiment.load(sample), counts_examples=max_examples is not None)
-    if max_examples is not None:
-        max_epochs = _in_epochs(max_examples, num_examples, max_epochs)
-    plan = Plan(
-        run_dir=RunDirectory(request.run_dir).path,
-        space=Space(space, asked_for.find_space(), asked_for.values) if asked_for else Space(space),
-        objective=build_objective(objective, direction),
-        search=search,
-        epochs=epochs,
-        seed=train_seed,
-        max_trials=max_trials,
-        max_epochs=max_epochs,
-        max_seconds=max_seconds,
-        seeds_per_trial=seeds_per_trial,
-        max_failures=max_failures,
-        lease_seconds=lease_seconds,
-    )
-    setting = Setting(
-        arguments=[*experiment.arguments, f"--gin_param=train.must_report = {objective!r}"],
-        count=num_workers if role is None or role.trains else 0,
-        hidden=(*(VARIABLES if role is not None else ()), environment.SLURM_TASKS),
-        processes=workers_per_trial,
-        launcher=group.launcher_of(request.settings().get("train.strategy", "")) if workers_per_trial > 1 else "",
-        builds_ahead=build_ahead,
-    )
-    terms = Terms(plan.space.hyperparameters(), plan.objective, max_trials, epochs, seed, plan.space.may_grow)
-    if request.check_only:
-        read_known(directories, plan.space, plan.objective, request.tell)
-        checked = dataclasses.replace(request, tell=lambda line: None)
-        experiment.load([*sample, f"train.must_report = {objective!r}"]).run("train", request=checked)
-        varied = ", ".join(plan.space.describe())
-        request.tell(f"a sweep of {varied} by {search!r}: {plan.objective.direction} {plan.objective.name}")
-        return None
+    prepared = _prepared(settings, request, experiment)
+    plan, setting, role = prepared.plan, prepared.setting, prepared.role
     console = open_console(is_chief=True)
-    identity = _identity(plan, request, seed, directories)
-    if num_workers * workers_per_trial > 1:
+    identity = _identity(plan, request, settings)
+    if setting.count * setting.processes > 1:
         setting = dataclasses.replace(setting, gpus=_gpus())
     if role is not None and not role.is_chief:
-        _serve(role, plan, identity, setting, experiment, peer_timeout_seconds)
+        _serve(role, plan, identity, setting, experiment, settings.peer_timeout_seconds)
         return None
-    oracle = search.build(terms)
+    oracle = settings.search.build(prepared.terms)
     RunDirectory(plan.run_dir).create()
     held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     try:
@@ -209,6 +127,73 @@ def tune(
     finally:
         held.release()
         console.close()
+
+
+def validate(settings: TuneSettings, request: Request, experiment: Experiment, tell: Callable[[str], None]) -> None:
+    """Checks all of a sweep that can be checked without a training, and tells in lines what it finds.
+
+    Raises:
+      UserError: something given is wrong.
+    """
+    prepared = _prepared(settings, request, experiment)
+    plan = prepared.plan
+    read_known(settings.warm_start, plan.space, plan.objective, tell)
+    trial = experiment.load([*prepared.sample, _must_report(settings)])
+    trial.run("train", lambda training: experiment.validate(training, lambda line: None), run_dir=request.run_dir)
+    varied = ", ".join(plan.space.describe())
+    tell(f"a sweep of {varied} by {settings.search!r}: {plan.objective.direction} {plan.objective.name}")
+
+
+def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) -> _Prepared:
+    """Raises UserError where something is wrong that can be seen without a training."""
+    role = find_role(environment.current())
+    epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
+    settings.search.check(max_trials=settings.max_trials, epochs=epochs)
+    for name in ("max_epochs", "max_examples"):
+        if getattr(settings, name) is not None and epochs is None:
+            raise UserError(f"tune.{name} counts by epochs: write train.epochs = 10, not train.steps.")
+    sample = _checked_sample(settings, experiment)
+    asked_for, num_examples = _inspected(
+        request, experiment.load(sample), counts_examples=settings.max_examples is not None
+    )
+    space = settings.space
+    plan = Plan(
+        run_dir=RunDirectory(request.run_dir).path,
+        space=Space(space, asked_for.find_space(), asked_for.values) if asked_for else Space(space),
+        objective=build_objective(settings.objective, settings.direction),
+        search=settings.search,
+        epochs=epochs,
+        seed=train_seed,
+        max_trials=settings.max_trials,
+        max_epochs=_budget(settings, num_examples),
+        max_seconds=settings.max_seconds,
+        seeds_per_trial=settings.seeds_per_trial,
+        max_failures=settings.max_failures,
+        lease_seconds=settings.lease_seconds,
+    )
+    processes = settings.workers_per_trial
+    setting = Setting(
+        arguments=[*experiment.arguments, f"--gin_param={_must_report(settings)}"],
+        count=settings.num_workers if role is None or role.trains else 0,
+        hidden=(*(VARIABLES if role is not None else ()), environment.SLURM_TASKS),
+        processes=processes,
+        launcher=group.launcher_of(request.settings().get("train.strategy", "")) if processes > 1 else "",
+        builds_ahead=settings.build_ahead,
+    )
+    terms = Terms(
+        plan.space.hyperparameters(),
+        plan.objective,
+        settings.max_trials,
+        epochs,
+        settings.seed,
+        plan.space.may_grow,
+    )
+    return _Prepared(plan, setting, terms, role, sample)
+
+
+def _must_report(settings: TuneSettings) -> str:
+    """What a trial has to have among its metrics, as a gin statement."""
+    return f"train.must_report = {settings.objective!r}"
 
 
 def _serve(
@@ -241,29 +226,31 @@ def _inspected(request: Request, configuration: Any, *, counts_examples: bool) -
 
     The chief builds and reads on its processors, and leaves GPUs to the trials.
     """
-    found: list[Any] = []
-    asking = dataclasses.replace(request, inspect=lambda *both: found.extend(both))
-    configuration.run("train", request=asking)
-    model, data = found
+    settings = configuration.run("train", run_dir=request.run_dir)
+    model = hypermodel.builder_of(settings)
+    check_start_from(settings.start_from)
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
     num_examples = None
     if counts_examples:
         with tempfile.TemporaryDirectory(prefix="tfdist-sweep-") as scratch:
-            source = as_source(data(), data)
+            source = as_source(settings.train_data(), settings.train_data)
             source.prepare(scratch)
             num_examples = source.num_examples
     return model if isinstance(model, HyperModel) else None, num_examples
 
 
-def _in_epochs(max_examples: int, num_examples: int, max_epochs: int | None) -> int:
-    """The budget in epochs."""
-    if max_examples < num_examples:
+def _budget(settings: TuneSettings, num_examples: int | None) -> int | None:
+    """The epochs that all trials together may take; None where that is not limited."""
+    limit = settings.max_examples
+    if limit is None:
+        return settings.max_epochs
+    if limit < num_examples:
         raise UserError(
-            f"tune.max_examples is {max_examples:,}, less than one epoch of the {num_examples:,} training examples. "
-            "Write a multiple of it: it is counted over all trials."
+            f"tune.max_examples is {limit:,}, less than one epoch of the {num_examples:,} training examples. Write a "
+            "multiple of it: it is counted over all trials."
         )
-    return min(max_examples // num_examples, max_epochs or max_examples)
+    return min(limit // num_examples, settings.max_epochs or limit)
 
 
 def _report(run_dir: str, console: Console) -> None:
@@ -368,49 +355,40 @@ def _past(plan: Plan, identity: Identity, journal: Journal, tell: Callable[[str]
     return events
 
 
-def _identity(plan: Plan, request: Request, seed: int, warm_start: Sequence[str]) -> Identity:
-    settings = [lasting(request.settings()), plan.epochs, plan.seeds_per_trial, seed]
+def _identity(plan: Plan, request: Request, settings: TuneSettings) -> Identity:
+    configured = [lasting(request.settings()), plan.epochs, plan.seeds_per_trial, settings.seed]
     return Identity(
         objective=plan.objective.name,
         direction=plan.objective.direction,
         search=repr(plan.search),
         space=plan.space.describe(),
-        configuration=hashlib.sha256(to_json(settings).encode()).hexdigest(),
-        warm_start=warm_start,
+        configuration=hashlib.sha256(to_json(configured).encode()).hexdigest(),
+        warm_start=list(settings.warm_start),
     )
 
 
-def _checked_sample(
-    space: Mapping[str, Parameter] | None,
-    experiment: Experiment,
-    search: Search,
-    *,
-    has_budget: bool,
-    seeds_per_trial: int,
-) -> list[str]:
+def _checked_sample(settings: TuneSettings, experiment: Experiment) -> list[str]:
     """Statements with some values of the space, once all of its paths were seen to be settings.
 
     Raises:
       UserError: a path is none, or the space varies what the sweep sets itself.
     """
-    if not space:
+    if not settings.space:
         return []
-    made = Space(space)
-    _check_own_settings(space, search, has_budget=has_budget, seeds_per_trial=seeds_per_trial)
+    made = Space(settings.space)
+    _check_own_settings(settings)
     made.check_paths(experiment.load)
     return made.sample()
 
 
-def _check_own_settings(
-    space: Mapping[str, Parameter], search: Search, *, has_budget: bool, seeds_per_trial: int
-) -> None:
+def _check_own_settings(settings: TuneSettings) -> None:
     """Raises UserError where the space varies what the sweep sets itself."""
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
-    if not search.asks_ahead or has_budget:
+    if not settings.search.asks_ahead or settings.has_budget:
         taken["train.epochs"] = "tune.search or the budget"
-    if seeds_per_trial > 1:
+    if settings.seeds_per_trial > 1:
         taken["train.seed"] = "tune.seeds_per_trial"
-    for path in space:
+    for path in settings.space:
         if path in taken or path.startswith("tune."):
             raise UserError(
                 f"tune.space[{path!r}]: this is set by {taken.get(path, 'the sweep itself')} and cannot be searched. "

@@ -79,14 +79,6 @@ def read_known(
     return known
 
 
-def check_directories(directories: object) -> list[str]:
-    """`tune.warm_start`, if it can be meant; raises UserError."""
-    given = directories
-    if not isinstance(given, list | tuple) or not all(isinstance(each, str) and each for each in given):
-        raise UserError(f"tune.warm_start must be a list of run directories, ['runs/earlier']; received {given!r}.")
-    return list(given)
-
-
 def _check_objective(sweep: Sweep, directory: str, objective: Objective) -> None:
     theirs = f"{sweep.direction} {sweep.objective}"
     ours = f"{objective.direction} {objective.name}"

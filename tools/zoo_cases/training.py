@@ -29,6 +29,7 @@ from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.randomness import seed_generators
 from tfdist.training.run import Request
+from tfdist.training.settings import TrainSettings
 from zoo_cases.case import Case
 from zoo_cases.collection import all_cases
 
@@ -53,8 +54,7 @@ def trained(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.ndarra
         models.append(case.model())
         return models[-1]
 
-    result = train(
-        request=Request(run_dir=run_dir),
+    settings = TrainSettings(
         model=model,
         optimizer=case.optimizer,
         task=case.task(),
@@ -69,6 +69,7 @@ def trained(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.ndarra
         steps_per_call=3,
         backup="off",
     )
+    result = train(settings, Request(run_dir=run_dir))
     variables = [v for v in models[-1].variables if v.dtype != "string"]
     weights = {f"weight_{i:03d}": np.array(v.value) for i, v in enumerate(variables)}
     logged = {f"train {name}": value for name, value in result.train_metrics.items()}

@@ -6,7 +6,6 @@ https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
 
@@ -45,16 +44,16 @@ _KINDS = sorted({name.split("-")[0] for name in SLICES})
 
 
 def tpu_type(text: str) -> str:
-    """Checks the name of a slice for argparse."""
+    """Checks the name of a slice that a flag names."""
     if text in SLICES:
         return text
     known = ", ".join(SLICES)
     if re.fullmatch(rf"({'|'.join(_KINDS)})-[0-9]+", text):
-        raise argparse.ArgumentTypeError(
+        raise ValueError(
             f"{text} has several hosts or does not exist; tfdist trains on the TPUs of one host (docs/tpu.md). "
             f"Write one of {known}"
         )
-    raise argparse.ArgumentTypeError(f"must be one of {known}; received {text!r}.{suggest(text, SLICES)}")
+    raise ValueError(f"must be one of {known}; received {text!r}.{suggest(text, SLICES)}")
 
 
 def gpu_or_tpu(text: str) -> str:
@@ -62,7 +61,7 @@ def gpu_or_tpu(text: str) -> str:
     if re.match(r"v[0-9]", text):
         return tpu_type(text)
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
-        raise argparse.ArgumentTypeError(
+        raise ValueError(
             f"must be a GPU as GKE labels it, such as nvidia-l4, or a TPU such as v5litepod-8; received {text!r}"
         )
     return text

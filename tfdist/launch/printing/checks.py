@@ -1,12 +1,11 @@
 """Checks of what a user gives `--print`: each takes a text and returns the value, or says what to write instead.
 
-Invariant: what passes here can stand in a script or a manifest as it is. Each check raises
-`argparse.ArgumentTypeError`, which the parser puts behind the option's name.
+Invariant: what passes here can stand in a script or a manifest as it is. Each check raises a ValueError, which the
+message puts behind the flag.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ SECRET_WORDS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE"
 
 def port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1024 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"must be a port from 1024 to 65535; received {text!r}")
+        raise ValueError(f"must be a port from 1024 to 65535; received {text!r}")
     return int(text)
 
 
@@ -24,7 +23,7 @@ def pattern(regular_expression: str, what: str) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if not re.fullmatch(regular_expression, text):
-            raise argparse.ArgumentTypeError(f"must be {what}; received {text!r}")
+            raise ValueError(f"must be {what}; received {text!r}")
         return text
 
     return check
@@ -58,9 +57,9 @@ def variable(text: str) -> tuple[str, str]:
     """NAME=VALUE of what may be read by everybody."""
     variable_name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable_name):
-        raise argparse.ArgumentTypeError(f"must be NAME=VALUE; received {text.partition('=')[0]!r}")
+        raise ValueError(f"must be NAME=VALUE; received {text.partition('=')[0]!r}")
     if any(secret in variable_name.upper() for secret in SECRET_WORDS):
-        raise argparse.ArgumentTypeError(
+        raise ValueError(
             f"{variable_name} sounds like a secret, and its value would be printed for everybody to read. "
             f"Keep it in a secret and write --secret_env={variable_name}=SECRET/KEY"
         )
@@ -71,7 +70,7 @@ def kubernetes_secret(text: str) -> tuple[str, str, str]:
     """VARIABLE=SECRET/KEY: the variable's name, the secret's name, the key in it."""
     found = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)=([a-z0-9][a-z0-9.-]{0,252})/([A-Za-z0-9._-]{1,253})", text)
     if not found:
-        raise argparse.ArgumentTypeError(
+        raise ValueError(
             f"must be VARIABLE=SECRET/KEY, the name of a Kubernetes secret and of a key in it, never a value; the part "
             f"before '=' was {text.partition('=')[0]!r}"
         )
@@ -82,7 +81,7 @@ def google_secret(text: str) -> tuple[str, str, str]:
     """VARIABLE=SECRET or VARIABLE=SECRET/VERSION of Google's Secret Manager; the version is the latest by default."""
     found = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z0-9_-]{1,255})(?:/([0-9]+|latest))?", text)
     if not found:
-        raise argparse.ArgumentTypeError(
+        raise ValueError(
             f"must be VARIABLE=SECRET or VARIABLE=SECRET/VERSION of Google's Secret Manager, never a value; the part "
             f"before '=' was {text.partition('=')[0]!r}"
         )
@@ -93,5 +92,5 @@ def volume(text: str) -> tuple[str, str]:
     """CLAIM:/path: a persistent volume claim and where it is mounted."""
     found = re.fullmatch(r"([a-z0-9][a-z0-9.-]{0,252}):(/[A-Za-z0-9_./-]+)", text)
     if not found:
-        raise argparse.ArgumentTypeError(f"must be CLAIM:/PATH; received {text!r}")
+        raise ValueError(f"must be CLAIM:/PATH; received {text!r}")
     return found[1], found[2].rstrip("/")

@@ -7,10 +7,10 @@ Imports no TensorFlow.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from tfdist.command_line import Parser, split_at_dashes
+from tfdist import command_line
+from tfdist.command_line import flags, split_at_dashes
 from tfdist.errors import UserError, suggest
 from tfdist.launch.printing import horovod, kubernetes, slurm, tpu_vm
 
@@ -34,25 +34,33 @@ def printed(arguments: Sequence[str]) -> str:
       UserError: the options or tfdist.main's arguments are wrong or do not fit together.
     """
     ours, workers_own = split_at_dashes(arguments)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--print", dest="scheduler", nargs="?", default="")
-    scheduler, rest = first.parse_known_args(ours)
-    if scheduler.scheduler not in SCHEDULERS:
-        near = suggest(scheduler.scheduler or "", SCHEDULERS)
+    scheduler, rest = _scheduler(ours)
+    if scheduler not in SCHEDULERS:
+        near = suggest(scheduler or "", SCHEDULERS)
         raise UserError(
-            f"--print is one of {', '.join(SCHEDULERS)}; received {scheduler.scheduler!r}.{near} "
-            f"Write, for example: {EXAMPLE}"
+            f"--print is one of {', '.join(SCHEDULERS)}; received {scheduler!r}.{near} Write, for example: {EXAMPLE}"
         )
-    module = SCHEDULERS[scheduler.scheduler]
-    parser = Parser(
-        prog=f"python -m tfdist.launch --print={scheduler.scheduler}",
-        usage="%(prog)s OPTIONS -- ARGUMENTS OF tfdist.main",
-    )
-    module.add_arguments(parser)
-    options, unknown = parser.parse_known_args(rest)
-    if unknown:
-        known = parser.shown_options
-        near = suggest(unknown[0].split("=")[0], known)
-        hint = near or f" It takes {', '.join(known)}; tfdist.main's arguments come after `--`."
-        raise UserError(f"--print={scheduler.scheduler} has no option {unknown[0]!r}.{hint}")
+    module = SCHEDULERS[scheduler]
+    values = flags.FlagValues()
+    module.define_flags(values)
+    repeated = [name for name in values if values[name].value is None and isinstance(values[name], flags.MultiFlag)]
+    about = f"python -m tfdist.launch --print={scheduler} [FLAGS] -- ARGUMENTS OF tfdist.main"
+    hint = f"--print={scheduler} --help lists the flags; those of tfdist.main come after `--`."
+    options, others = command_line.parse(values, rest, about=about, hint=hint)
+    if others:
+        raise UserError(f"{others[0]!r} belongs to no flag. {hint}")
+    for name in repeated:
+        options[name].value = options[name].value or []
     return module.render(options, workers_own)
+
+
+def _scheduler(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """What --print names, and the other arguments."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("print", None, "the scheduler", flag_values=values)
+    values.set_gnu_getopt(True)
+    try:
+        others = values(["", *arguments], known_only=True)[1:]
+    except flags.Error:  # nothing follows --print
+        return None, []
+    return values["print"].value, others

@@ -9,13 +9,12 @@ Invariant: the script starts horovodrun at most 1 + `restarts` times.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from tfdist.command_line import whole_number
+from tfdist.command_line import define_checked, flags
 from tfdist.errors import UserError
 from tfdist.launch.printing import checks
-from tfdist.launch.printing.job import add_options, read_job, shell
+from tfdist.launch.printing.job import define_job, read_job, shell
 
 SCRIPT = """\
 #!/bin/bash
@@ -62,17 +61,20 @@ done
 exit 0"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser)
-    add = parser.add_argument
-    add("--hosts", type=checks.hosts, help="HOST:SLOTS,HOST:SLOTS; a slot is a process, one for each GPU")
-    add("--min_workers", type=whole_number(1), metavar="N", help="goes on with so many; makes the run elastic")
-    add("--max_workers", type=whole_number(1), metavar="N", help="default: the slots of --hosts")
-    add("--interfaces", type=checks.word, help="of the network, such as eth0; horovodrun else looks for common ones")
-    add("--discovery", type=checks.path, metavar="SCRIPT", help="your own, which prints HOST:SLOTS lines")
+def define_flags(values: flags.FlagValues) -> None:
+    define_job(values)
+    slots = "HOST:SLOTS,HOST:SLOTS; a slot is a process, one for each GPU"
+    define_checked("hosts", checks.hosts, slots, values)
+    fewest = "goes on with so many; makes the run elastic"
+    flags.DEFINE_integer("min_workers", None, fewest, lower_bound=1, flag_values=values)
+    most = "the slots of --hosts without"
+    flags.DEFINE_integer("max_workers", None, most, lower_bound=1, flag_values=values)
+    interfaces = "of the network, such as eth0; horovodrun else looks for common ones"
+    define_checked("interfaces", checks.word, interfaces, values)
+    define_checked("discovery", checks.path, "a script of your own, which prints HOST:SLOTS lines", values)
 
 
-def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     job = read_job(options, arguments)
     if options.gpus or options.cpus:
         raise UserError(
@@ -111,7 +113,7 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
     )
 
 
-def _check_counts(options: argparse.Namespace, num_workers: int, slots: int) -> None:
+def _check_counts(options: flags.FlagValues, num_workers: int, slots: int) -> None:
     if slots and num_workers > slots:
         raise UserError(f"--workers={num_workers}, but --hosts={options.hosts} has {slots} slots.")
     if slots and (options.min_workers or 0) > slots:
@@ -120,7 +122,7 @@ def _check_counts(options: argparse.Namespace, num_workers: int, slots: int) -> 
         raise UserError(f"--max_workers={options.max_workers} is below --min_workers={options.min_workers}.")
 
 
-def _elastic(options: argparse.Namespace, slots: int) -> list[str]:
+def _elastic(options: flags.FlagValues, slots: int) -> list[str]:
     at_most = options.max_workers or slots
     at_least = str(options.min_workers or 1)
     words = ["-np", at_least, "--min-np", at_least, *(["--max-np", str(at_most)] if at_most else [])]
@@ -128,7 +130,7 @@ def _elastic(options: argparse.Namespace, slots: int) -> list[str]:
     return [*words, "--host-discovery-script", script or '"$discovery"', "--blacklist-cooldown-range 10 60"]
 
 
-def _discovery(options: argparse.Namespace) -> str:
+def _discovery(options: flags.FlagValues) -> str:
     if options.discovery:
         return ""
     return DISCOVERY.format(body=PROBE.format(hosts=" ".join(options.hosts.split(","))))

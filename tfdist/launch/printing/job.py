@@ -5,15 +5,14 @@ Invariant: a `Job` that exists names a gin file that exists (or lies in a bucket
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
-from tfdist.command_line import whole_number
+from tfdist.command_line import define_checked, flags
 from tfdist.errors import UserError
 from tfdist.launch.printing import checks
 
@@ -59,28 +58,22 @@ class Job:
         return [self.python, "-m", self.module, *self.arguments]
 
 
-def add_options(parser: argparse.ArgumentParser, *, memory: str | None = None) -> None:
-    """Adds the options of a Job; `memory` names the check for the scheduler's way to write an amount of it."""
-    add = parser.add_argument
-    add("--name", type=checks.name, help="of the job; default: that of the first gin file")
-    add("--workers", type=whole_number(1), default=1, metavar="N", help="how many, one a machine; default 1")
-    add("--gpus", type=whole_number(0), default=0, metavar="N", help="for each worker; default 0")
-    add("--cpus", type=whole_number(1), metavar="N", help="for each worker")
-    if memory:
-        add("--memory", type=getattr(checks, memory), help="for each worker")
-    add("--doctor", action="store_true", help="have the machines examined (docs/clusters.md) in place of the training")
-    add("--python", type=checks.path, default="python", help="the interpreter; default python")
-    add("--restarts", type=whole_number(0), default=3, metavar="N", help="after failures; default 3")
-    add(
-        "--save_seconds",
-        type=whole_number(1),
-        default=120,
-        metavar="S",
-        help="to save and end after a signal; default 120",
-    )
+def define_job(values: flags.FlagValues, *, memory: Callable[[str], str] | None = None) -> None:
+    """Defines the flags of a Job; `memory` checks the scheduler's way to write an amount of it."""
+    on = {"flag_values": values}
+    define_checked("name", checks.name, "of the job; that of the first gin file without", values)
+    flags.DEFINE_integer("workers", 1, "how many, one a machine", lower_bound=1, upper_bound=9999, **on)
+    flags.DEFINE_integer("gpus", 0, "for each worker", lower_bound=0, **on)
+    flags.DEFINE_integer("cpus", None, "for each worker", lower_bound=1, **on)
+    if memory is not None:
+        define_checked("memory", memory, "for each worker", values)
+    flags.DEFINE_bool("doctor", False, "have the machines examined (docs/clusters.md) in place of the training", **on)
+    define_checked("python", checks.path, "the interpreter", values, default="python")
+    flags.DEFINE_integer("restarts", 3, "after failures", lower_bound=0, **on)
+    flags.DEFINE_integer("save_seconds", 120, "to save and end after a signal", lower_bound=1, **on)
 
 
-def read_job(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
+def read_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     """The Job that the options and tfdist.main's arguments describe.
 
     Raises:
@@ -100,7 +93,7 @@ def read_job(options: argparse.Namespace, arguments: Sequence[str]) -> Job:
         num_workers=options.workers,
         gpus=options.gpus,
         cpus=options.cpus,
-        memory=getattr(options, "memory", None),
+        memory=options.memory if "memory" in options else None,
         python=options.python,
         restarts=0 if options.doctor else options.restarts,
         save_seconds=options.save_seconds,

@@ -10,14 +10,14 @@ Invariant: a secret appears by its name and key, never by value.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.command_line import define_checked, flags
 from tfdist.errors import EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, missing_requirement
 from tfdist.launch.printing import accelerators, checks
-from tfdist.launch.printing.job import Job, add_options, read_job
+from tfdist.launch.printing.job import Job, define_job, read_job
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 WORKER = "worker"
@@ -25,26 +25,28 @@ GROUP = 1000  # of Dockerfile's user, who is to write what is mounted
 LAUNCHER_RESOURCES = {"cpu": "1", "memory": "2Gi"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, memory="kubernetes_memory")
-    add = parser.add_argument
-    add("--image", type=checks.image, required=True, help="with tag or digest; Dockerfile makes one")
-    add("--launcher", choices=["tf_config", "horovod"], default="tf_config", help="a JobSet (default) or an MPIJob")
-    add("--namespace", type=checks.name)
-    add("--accelerator", type=accelerators.gpu_or_tpu, help="as GKE names it: nvidia-l4, …, or a TPU: v5litepod-8, …")
-    add("--spot", action="store_true", help="on GKE's spot machines")
-    add("--port", type=checks.port, default=2222, help="of every worker; default 2222")
-    add("--time", type=checks.duration, help="limit of the whole run, such as 6h")
-    add("--shared_memory", type=checks.kubernetes_memory, default="2Gi", help="size of /dev/shm; default 2Gi")
-    add("--service_account", type=checks.name, help="Kubernetes' own, such as one bound to a Google account")
-    add("--volume", type=checks.volume, action="append", default=[], metavar="CLAIM:/PATH", help="repeats")
-    add("--env", type=checks.variable, action="append", default=[], metavar="NAME=VALUE", help="no secrets; repeats")
-    secret = {"type": checks.kubernetes_secret, "action": "append", "default": []}
-    add("--secret_env", **secret, metavar="VARIABLE=SECRET/KEY", help="a variable from a secret; repeats")
-    add("--secret_file", **secret, metavar="VARIABLE=SECRET/KEY", help="a variable with the path of a file; repeats")
+def define_flags(values: flags.FlagValues) -> None:
+    define_job(values, memory=checks.kubernetes_memory)
+    define_checked("image", checks.image, "with tag or digest; Dockerfile makes one", values, required=True)
+    launchers = ["tf_config", "horovod"]
+    flags.DEFINE_enum("launcher", "tf_config", launchers, "a JobSet, or an MPIJob", flag_values=values)
+    define_checked("namespace", checks.name, "where the job is made", values)
+    names = "as GKE names it: nvidia-l4, …, or a TPU: v5litepod-8, …"
+    define_checked("accelerator", accelerators.gpu_or_tpu, names, values)
+    flags.DEFINE_bool("spot", False, "on GKE's spot machines", flag_values=values)
+    flags.DEFINE_integer("port", 2222, "of every worker", lower_bound=1024, upper_bound=65535, flag_values=values)
+    define_checked("time", checks.duration, "limit of the whole run, such as 6h", values)
+    define_checked("shared_memory", checks.kubernetes_memory, "size of /dev/shm", values, default="2Gi")
+    account = "Kubernetes' own, such as one bound to a Google account"
+    define_checked("service_account", checks.name, account, values)
+    define_checked("volume", checks.volume, "CLAIM:/PATH", values, repeats=True)
+    define_checked("env", checks.variable, "NAME=VALUE, no secrets", values, repeats=True)
+    secret = "VARIABLE=SECRET/KEY: a variable "
+    define_checked("secret_env", checks.kubernetes_secret, f"{secret}from a secret", values, repeats=True)
+    define_checked("secret_file", checks.kubernetes_secret, f"{secret}with the path of a file", values, repeats=True)
 
 
-def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     job = read_job(options, arguments)
     _check(options, job)
     make = mpi_job if options.launcher == "horovod" else job_set
@@ -58,7 +60,7 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
     return f"{head}\n" + yaml.safe_dump(make(options, job), sort_keys=False, width=110, allow_unicode=True)
 
 
-def _check(options: argparse.Namespace, job: Job) -> None:
+def _check(options: flags.FlagValues, job: Job) -> None:
     if not job.is_in_bucket and not any(_is_below(job.run_dir, path) for _, path in options.volume):
         raise UserError(
             f"--run_dir={job.run_dir} lies inside of the container and would be lost with it. Write --run_dir=gs://…, "
@@ -81,7 +83,7 @@ def _is_below(path: str, directory: str) -> bool:
     return f"{path}/".startswith(f"{directory}/")
 
 
-def job_set(options: argparse.Namespace, job: Job) -> dict[str, Any]:
+def job_set(options: flags.FlagValues, job: Job) -> dict[str, Any]:
     """A JobSet (jobset.x-k8s.io/v1alpha2) of one indexed Job with a pod for each worker."""
     rules = [
         _on_statuses("FailJob", EXIT_USER_ERROR, EXIT_DIVERGED),
@@ -118,7 +120,7 @@ def _on_statuses(action: str, *statuses: int) -> dict[str, Any]:
     return {"action": action, "onExitCodes": {"containerName": WORKER, "operator": "In", "values": sorted(statuses)}}
 
 
-def mpi_job(options: argparse.Namespace, job: Job) -> dict[str, Any]:
+def mpi_job(options: flags.FlagValues, job: Job) -> dict[str, Any]:
     """An MPIJob (kubeflow.org/v2beta1): a launcher that runs mpirun, and workers that run sshd.
 
     Its operator knows no rules for exit statuses: every end of mpirun but 0 counts as a restart.
@@ -153,12 +155,12 @@ def mpi_job(options: argparse.Namespace, job: Job) -> dict[str, Any]:
     }
 
 
-def _metadata(options: argparse.Namespace, job: Job) -> dict[str, Any]:
+def _metadata(options: flags.FlagValues, job: Job) -> dict[str, Any]:
     return {"name": job.name, **({"namespace": options.namespace} if options.namespace else {})}
 
 
 def _pod(
-    options: argparse.Namespace,
+    options: flags.FlagValues,
     job: Job,
     variables: Sequence[dict[str, Any]],
     command: Sequence[str] | None,
@@ -200,7 +202,7 @@ def _pod(
     }
 
 
-def _tf_config(options: argparse.Namespace, job: Job) -> list[dict[str, Any]]:
+def _tf_config(options: flags.FlagValues, job: Job) -> list[dict[str, Any]]:
     """Variables of which Kubernetes makes each pod's TF_CONFIG; none for a worker that is alone."""
     if job.num_workers == 1:
         return []
@@ -216,7 +218,7 @@ def _tf_config(options: argparse.Namespace, job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _variables(options: argparse.Namespace) -> list[dict[str, Any]]:
+def _variables(options: flags.FlagValues) -> list[dict[str, Any]]:
     by_reference = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, secret, key in options.secret_env
@@ -232,7 +234,7 @@ def _secret_directory(number: int) -> str:
     return f"/var/run/secrets/tfdist/{number}"
 
 
-def _resources(options: argparse.Namespace, job: Job) -> dict[str, Any]:
+def _resources(options: flags.FlagValues, job: Job) -> dict[str, Any]:
     limits: dict[str, Any] = {}
     if job.cpus:
         limits["cpu"] = str(job.cpus)
@@ -245,7 +247,7 @@ def _resources(options: argparse.Namespace, job: Job) -> dict[str, Any]:
     return {"requests": dict(limits), "limits": limits} if limits else {}
 
 
-def _node_selector(options: argparse.Namespace) -> dict[str, str]:
+def _node_selector(options: flags.FlagValues) -> dict[str, str]:
     selector = {"cloud.google.com/gke-spot": "true"} if options.spot else {}
     if options.accelerator in accelerators.SLICES:
         slice_ = accelerators.SLICES[options.accelerator]
@@ -257,7 +259,7 @@ def _node_selector(options: argparse.Namespace) -> dict[str, str]:
     return selector
 
 
-def _tolerations(options: argparse.Namespace, job: Job) -> list[dict[str, str]]:
+def _tolerations(options: flags.FlagValues, job: Job) -> list[dict[str, str]]:
     """For the taints that GKE puts on machines with GPUs and TPUs and on spot machines."""
     keys = [
         *(["nvidia.com/gpu"] if job.gpus else []),

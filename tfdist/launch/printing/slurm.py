@@ -9,12 +9,12 @@ Invariant: `srun` gives the workers `save_seconds` to end once the first has end
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
+from tfdist.command_line import define_checked, flags
 from tfdist.errors import EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_USER_ERROR
 from tfdist.launch.printing import checks
-from tfdist.launch.printing.job import Job, add_options, read_job, shell
+from tfdist.launch.printing.job import Job, define_job, read_job, shell
 
 SCRIPT = """\
 #!/bin/bash
@@ -55,25 +55,19 @@ exit $status
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, memory="slurm_memory")
-    add = parser.add_argument
-    add("--time", type=checks.slurm_time, required=True, help="limit of one start, such as 24:00:00")
-    add("--partition", type=checks.word)
-    add("--account", type=checks.word)
-    add("--qos", type=checks.word)
-    add("--constraint", type=checks.pattern(r"[A-Za-z0-9_.&|*\[\]()-]+", "features, such as a100&ib"))
-    add("--output", type=checks.path, help="the log; default NAME-%%j.out")
-    add(
-        "--setup",
-        action="append",
-        default=[],
-        metavar="LINE",
-        help="a line of shell before the run, such as 'module load cuda'; repeats",
-    )
+def define_flags(values: flags.FlagValues) -> None:
+    define_job(values, memory=checks.slurm_memory)
+    define_checked("time", checks.slurm_time, "limit of one start, such as 24:00:00", values, required=True)
+    for name in ("partition", "account", "qos"):
+        define_checked(name, checks.word, f"sbatch's --{name}", values)
+    features = checks.pattern(r"[A-Za-z0-9_.&|*\[\]()-]+", "features, such as a100&ib")
+    define_checked("constraint", features, "sbatch's --constraint, such as a100&ib", values)
+    define_checked("output", checks.path, "the log; NAME-%j.out without", values)
+    lines = "a line of shell before the run, such as 'module load cuda'"
+    flags.DEFINE_multi_string("setup", None, lines, flag_values=values)
 
 
-def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     job = read_job(options, arguments)
     worker = [job.python, "-m", "tfdist.launch.slurm_worker"]
     worker += [] if job.module == "tfdist.main" else [f"--module={job.module}"]
@@ -91,7 +85,7 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
     )
 
 
-def _directives(options: argparse.Namespace, job: Job) -> list[str]:
+def _directives(options: flags.FlagValues, job: Job) -> list[str]:
     given = {name: getattr(options, name) for name in ("partition", "account", "qos", "constraint")}
     return [
         f"--job-name={job.name}",

@@ -6,13 +6,13 @@ Secret Manager and never printed.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Sequence
 
+from tfdist.command_line import define_checked, flags
 from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch.printing import accelerators, checks
-from tfdist.launch.printing.job import add_options, read_job, shell
+from tfdist.launch.printing.job import define_job, read_job, shell
 
 SCRIPT = """\
 #!/bin/bash
@@ -87,29 +87,25 @@ INSTALL = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser)
-    add = parser.add_argument
-    add("--accelerator", type=accelerators.tpu_type, required=True, help="such as v5litepod-8 or v4-8: of one host")
-    add("--zone", type=checks.zone, required=True)
-    add("--project", type=checks.pattern(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "the id of a project of Google Cloud"))
-    add("--runtime_version", type=checks.word, help="default: the plain one for the accelerator")
-    add("--network", type=checks.word)
-    add("--service_account", type=checks.word, help="its e-mail address; default: the machine's")
-    add("--spot", action="store_true", help="cheaper, and taken away when somebody pays more")
-    add("--time", type=checks.duration, help="gives the request up when it was not granted by then, such as 6h")
-    add("--env", type=checks.variable, action="append", default=[], metavar="NAME=VALUE", help="no secrets; repeats")
-    add(
-        "--secret_env",
-        type=checks.google_secret,
-        action="append",
-        default=[],
-        metavar="VARIABLE=SECRET[/VERSION]",
-        help="a variable that the VM reads from Google's Secret Manager; repeats",
-    )
+def define_flags(values: flags.FlagValues) -> None:
+    define_job(values)
+    kinds = "such as v5litepod-8 or v4-8: of one host"
+    define_checked("accelerator", accelerators.tpu_type, kinds, values, required=True)
+    define_checked("zone", checks.zone, "such as us-central2-b", values, required=True)
+    project = checks.pattern(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "the id of a project of Google Cloud")
+    define_checked("project", project, "the configured one without", values)
+    define_checked("runtime_version", checks.word, "the plain one for the accelerator without", values)
+    define_checked("network", checks.word, "of the machine", values)
+    define_checked("service_account", checks.word, "its e-mail address; the machine's without", values)
+    flags.DEFINE_bool("spot", False, "cheaper, and taken away when somebody pays more", flag_values=values)
+    deadline = "gives the request up when it was not granted by then, such as 6h"
+    define_checked("time", checks.duration, deadline, values)
+    define_checked("env", checks.variable, "NAME=VALUE, no secrets", values, repeats=True)
+    secret = "VARIABLE=SECRET[/VERSION]: a variable that the VM reads from Google's Secret Manager"
+    define_checked("secret_env", checks.google_secret, secret, values, repeats=True)
 
 
-def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     if options.python == "python":
         options.python = ".venv/bin/python"
     job = read_job(options, arguments)
@@ -143,7 +139,7 @@ def render(options: argparse.Namespace, arguments: Sequence[str]) -> str:
     )
 
 
-def _run(options: argparse.Namespace, command: Sequence[str]) -> str:
+def _run(options: flags.FlagValues, command: Sequence[str]) -> str:
     """What the shell of the VM runs."""
     words = ["cd tfdist"]
     words += [f"export {name}={shlex.quote(value)}" for name, value in options.env]

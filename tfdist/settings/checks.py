@@ -1,0 +1,118 @@
+"""What the value of a setting has to be, and what to write in place of one that it cannot be.
+
+Invariant: a value that passes can be used as the setting's meaning says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.errors import UserError, is_whole_number, suggest
+
+MOST_SEED = 2**32 - 1  # NumPy's
+_LITERALS = (str, int, float, list, tuple, dict, set, type(None))
+_MOST_SHOWN = 100  # characters of a value
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Whether a value will do.
+
+    Attributes:
+      wanted: what to write, "a whole number of at least 1".
+      accepts: tells it of any value but None.
+      takes_none: whether None will do.
+      hint: a sentence about a value that will not, such as a near name.
+    """
+
+    wanted: str
+    accepts: Callable[[Any], bool]
+    takes_none: bool = False
+    hint: Callable[[Any], str] = lambda value: ""
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Raises UserError, with the setting's name, where the value will not do."""
+        if not (self.takes_none if value is None else self.accepts(value)):
+            raise UserError(f"{name} is {shown(value)}; write {self.described}.{self.hint(value)}")
+
+    @property
+    def described(self) -> str:
+        """What to write, None included."""
+        return self.wanted + (", or None" if self.takes_none else "")
+
+
+def or_none(check: Check) -> Check:
+    """The same, and None will do."""
+    return dataclasses.replace(check, takes_none=True)
+
+
+def whole_number(least: int = 1, most: int | None = None) -> Check:
+    """An int from `least`, to `most` if it is given."""
+    if most is None:
+        return Check(f"a whole number of at least {least}", lambda value: is_whole_number(value, least=least))
+    return Check(
+        f"a whole number from {least} to {most}", lambda value: is_whole_number(value, least=least) and value <= most
+    )
+
+
+def one_of(*choices: str) -> Check:
+    """One of some words."""
+    return Check(
+        f"one of {', '.join(map(repr, choices))}",
+        lambda value: isinstance(value, str) and value in choices,
+        hint=lambda value: suggest(value, choices) if isinstance(value, str) else "",
+    )
+
+
+def text(example: str) -> Check:
+    """A text that is not empty."""
+    return Check(f"a text, such as {example!r}", lambda value: isinstance(value, str) and bool(value.strip()))
+
+
+def checked_later(example: str) -> Check:
+    """Any value; what needs it looks at it more closely."""
+    return Check(example, lambda value: True, takes_none=True)
+
+
+def made(kind: type | tuple[type, ...], example: str) -> Check:
+    """An object of a class, which gin makes."""
+    return Check(f"{example}, with parentheses", lambda value: isinstance(value, kind))
+
+
+def _is_above_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _can_be_called(value: Any) -> bool:
+    """Functions and classes are taken as they are, since gin may give them what they need; a callable object is not."""
+    if callable(value) and not isinstance(value, type) and not inspect.isroutine(value):
+        try:
+            inspect.signature(value).bind()
+        except TypeError:
+            return False
+    return callable(value)
+
+
+COUNT = whole_number(1)
+SEED = whole_number(0, MOST_SEED)
+SWITCH = Check("True or False", lambda value: isinstance(value, bool))
+SECONDS = Check("a number of seconds above 0", _is_above_zero)
+FUNCTION = Check(
+    "a function, @my_module.my_function without parentheses",
+    _can_be_called,
+    hint=lambda value: " It is called, without arguments, when the run needs it.",
+)
+
+
+def shown(value: Any) -> str:
+    """A value as a message names it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if callable(value):
+        return f"the function {getattr(value, '__name__', value)}"
+    text = repr(value) if isinstance(value, _LITERALS) else ""
+    return text if 0 < len(text) <= _MOST_SHOWN else f"a {type(value).__name__}"

@@ -1,0 +1,72 @@
+"""Settings as objects: a part of the training declares what can be set about it, once.
+
+A declaration gives a setting's type, default, check, unit and meaning, and whether it may change when a run resumes.
+From it come the check and its message, the names that gin files may use, the page of all settings and what a run
+directory is known by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from tfdist.settings.checks import Check
+
+_KEY = "setting"
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What is declared of a setting beside its type and default.
+
+    Attributes:
+      meaning: in a line, for the page of all settings.
+      check: of its value.
+      unit: of a number; empty where it has none.
+      may_change: whether a run that resumes may have another value than it began with.
+    """
+
+    meaning: str
+    check: Check
+    unit: str
+    may_change: bool
+
+
+def setting(
+    meaning: str,
+    check: Check,
+    default: Any = dataclasses.MISSING,
+    *,
+    unit: str = "",
+    may_change: bool = False,
+) -> Any:
+    """Declares a field of `Settings`; without a default it needs a value."""
+    return dataclasses.field(default=default, metadata={_KEY: Declared(meaning, check, unit, may_change)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set about a part of the training.
+
+    Attributes:
+      NAME: what gin files call it.
+
+    Raises:
+      UserError: a value fails its check.
+    """
+
+    NAME: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, declared in self.declared().items():
+            declared.check(f"{self.NAME}.{name}", getattr(self, name))
+
+    @classmethod
+    def declared(cls) -> dict[str, Declared]:
+        """What is declared, by the name of the setting."""
+        return {field.name: field.metadata[_KEY] for field in dataclasses.fields(cls)}
+
+    @classmethod
+    def changeable(cls) -> list[str]:
+        """The full names of the settings that may change when a run resumes."""
+        return [f"{cls.NAME}.{name}" for name, declared in cls.declared().items() if declared.may_change]

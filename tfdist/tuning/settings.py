@@ -1,0 +1,105 @@
+"""The settings of a sweep: what the gin root `tune` takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from tfdist.errors import UserError
+from tfdist.settings.checks import COUNT, SECONDS, SEED, SWITCH, Check, checked_later, made, or_none
+from tfdist.settings.declaration import Settings, setting
+from tfdist.tuning.search import SEARCHES, Grid, Search
+from tfdist.tuning.space import Parameter
+
+
+def _are_directories(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) and each for each in value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TuneSettings(Settings):
+    """A sweep: the best values of some settings, by one training for each set of values."""
+
+    NAME: ClassVar[str] = "tune"
+
+    search: Search = setting(
+        "how the values are chosen", made(SEARCHES, "one of " + ", ".join(f"@search.{s.__name__}()" for s in SEARCHES))
+    )
+    objective: str = setting(
+        "a metric of the evaluation, `val_NAME`, or of training, NAME; that of a finished trial is the one in its "
+        "result.json",
+        checked_later("'val_accuracy'"),
+    )
+    space: Mapping[str, Parameter] | None = setting(
+        "ranges by the path of a setting, made by the functions of `space`; what a `train.model` of KerasTuner's kind "
+        "asks for comes on top, and may be all",
+        checked_later("{'train.seed': @space.choice(values=[1, 2])}"),
+        None,
+    )
+    direction: str | None = setting(
+        "of better; None tells it by the objective's name", checked_later("'max' or 'min'"), None
+    )
+    warm_start: Sequence[str] = setting(
+        "run directories of earlier sweeps for the same objective, whose finished trials in this space are known to "
+        "the search and not trained again",
+        Check("a list of run directories, ['runs/earlier']", _are_directories),
+        (),
+    )
+    max_trials: int | None = setting("how many sets of values are tried", or_none(COUNT), None, unit="trials")
+    max_epochs: int | None = setting(
+        "that all trials together train for; none begins that would take more", or_none(COUNT), None, unit="epochs"
+    )
+    max_examples: int | None = setting(
+        "the same counted in training examples, of the data as configured without the space's values",
+        or_none(COUNT),
+        None,
+        unit="examples",
+    )
+    max_seconds: float | None = setting(
+        "after so long, counted from this start, running trials are saved and the sweep ends; the same command with "
+        "more resumes it",
+        or_none(SECONDS),
+        None,
+        unit="seconds",
+    )
+    num_workers: int = setting(
+        "trials at once on each machine, which share its processors and GPUs", COUNT, 1, unit="trials"
+    )
+    workers_per_trial: int = setting("of each trial, on one machine", COUNT, 1, unit="processes")
+    seeds_per_trial: int = setting(
+        "trainings of each set of values, with `train.seed` and the numbers after it; the mean counts", COUNT, 1
+    )
+    build_ahead: bool = setting(
+        "while trials train, lets the process of the next one read its data and build its model, if its values are "
+        "known, it trains on the CPU, and memory is not short",
+        SWITCH,
+        True,
+    )
+    seed: int = setting("of the search", SEED, 0)
+    max_failures: int = setting("so many trials in a row that fail by a bug of tfdist end the sweep", COUNT, 3)
+    lease_seconds: float = setting(
+        "in a cluster, after so long without a word from a worker its trials are queued again",
+        SECONDS,
+        30.0,
+        unit="seconds",
+    )
+    peer_timeout_seconds: float = setting(
+        "how long a worker of a cluster looks for the chief, at the start and when it was lost",
+        SECONDS,
+        600.0,
+        unit="seconds",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warm_start and isinstance(self.search, Grid):
+            raise UserError(
+                "tune.warm_start is of no use to search.Grid, which goes through every combination. Remove it, or "
+                "write tune.search = @search.Random()."
+            )
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether all trials together may take so much and no more."""
+        return self.max_epochs is not None or self.max_examples is not None
