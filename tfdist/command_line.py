@@ -42,8 +42,7 @@ def start(command: Callable[[list[str]], int]) -> NoReturn:
     from absl import logging as absl_logging
 
     def leave_unread(argv: list[str]) -> list[str]:
-        flags.FLAGS.mark_as_parsed()  # absl's own; `parse` reads them with the command's
-        flags.FLAGS.verbosity = absl_logging.WARNING
+        flags.FLAGS(["", "--verbosity=-1"])  # warnings; `parse` reads absl's own flags with the command's
         # It would show what libraries log for nobody in particular.
         logging.getLogger().removeHandler(absl_logging.get_absl_handler())
         return argv
@@ -111,7 +110,8 @@ def define_checked(
 ) -> None:
     """Defines a flag whose value `check` makes of its text; a ValueError of it says what it must be."""
     if repeats:
-        parser, writer = _Checked(name, check), flags.ArgumentSerializer()
+        parser = _Checked(name, check)
+        writer: flags.ArgumentSerializer[Any] = flags.ArgumentSerializer()
         flags.DEFINE_multi(parser, writer, name, None, text, flag_values=values)
     else:
         flags.DEFINE(_Checked(name, check), name, default, text, flag_values=values, required=required)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import sys
@@ -360,6 +361,7 @@ def _parse(text: str) -> Iterator[tuple[Import | Include | Assignment, int, str]
         place = parsed.location.line_num, parsed.location.line_content
         yield from ((argument, *place) for argument in parser.inline)
         parser.inline.clear()
+        content: Import | Include | Assignment
         if isinstance(parsed, config_parser.ImportStatement):
             content = Import(parsed.module, parsed.is_from, parsed.alias)
         elif isinstance(parsed, config_parser.IncludeStatement):
@@ -503,7 +505,7 @@ class _Loader:
         for (statement, content), target in zip(assignments, targets, strict=True):
             if content.parameter is not None:
                 with stated_at(statement.source):
-                    value = graph.map_references(content.value, lambda r, s=statement: self._resolve(r, s.file))
+                    value = graph.map_references(content.value, functools.partial(self._resolve, file=statement.file))
                 scope, parameter = (content.macro, "value") if content.macro else (content.scope, content.parameter)
                 settings.append(Setting(scope, target, parameter, value, statement.source))
         return self._config([*settings, *self._inherited(settings, inherited)])
@@ -521,17 +523,17 @@ class _Loader:
 
     def _run_imports(self) -> None:
         files.search_modules_in(self._directories)
-        imports = [s for s in self._statements if isinstance(s.content, Import)]
-        elsewhere = {s.content.bound_name: s for s in imports}
+        imports = [(s, s.content) for s in self._statements if isinstance(s.content, Import)]
+        elsewhere = {content.bound_name: statement for statement, content in imports}
         for file in sorted(self._included, reverse=True):  # an included file comes after the file that includes it
             context = self._contexts[file] = _Context(self._roots, elsewhere)
             visible = [f for f in self._included if f != PARAMS] if file == PARAMS else self._included[file]
             for other in visible:
                 context.adopt(self._contexts[other])
-            for statement in imports:
+            for statement, content in imports:
                 if statement.file == file:
                     with stated_at(statement.source):
-                        context.run_import(statement.content)
+                        context.run_import(content)
 
     def _target(self, statement: Statement, content: Assignment) -> str:
         if content.macro:
@@ -664,8 +666,7 @@ def _describe(configurable: gin_config.Configurable, *, name: str) -> Function:
 def _missing_in_call(error: Exception, functions: Mapping[str, Function]) -> UserError | None:
     """The UserError for an exception that says that a call by gin lacked a value; None for any other."""
     call = _failed_call(error)
-    function = functions.get(call.f_locals["selector"]) if call else None
-    if function is None:
+    if call is None or (function := functions.get(call.f_locals["selector"])) is None:
         return None
     if isinstance(error, RuntimeError):
         missing = call.f_locals.get("missing_required_params", [])

@@ -108,7 +108,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
         raise UserError(f"{what}. Write, for example: {EXAMPLE}")
     if values.port + values.workers > 65536:
         raise UserError(f"--workers={values.workers} from --port={values.port} on are ports above 65535. Write less.")
-    values.gin_param = values.gin_param or []
+    values["gin_param"].value = values.gin_param or []
     return values
 
 

@@ -11,6 +11,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable
+from typing import TypeGuard
 
 EXIT_DONE = 0
 EXIT_BUG = 1
@@ -118,6 +119,6 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def is_whole_number(value: object, *, least: int = 1) -> bool:
+def is_whole_number(value: object, *, least: int = 1) -> TypeGuard[int]:
     """Whether a setting is an int of at least `least`; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -69,7 +69,8 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
             if evaluator is not None:
                 evaluator.close()
         if outcome.paused:
-            return _paused(run, outcome)
+            _tell_paused(run, outcome)
+            return None
         return _conclude(training, opened, outcome, ending, seconds)
 
 
@@ -84,7 +85,7 @@ def validate(settings: TrainSettings, tell: Callable[[str], None]) -> None:
     checks.check_training(settings, model, tell)
 
 
-def _paused(run: Run, outcome: Outcome) -> None:
+def _tell_paused(run: Run, outcome: Outcome) -> None:
     run.events.info(
         "run_paused",
         step=outcome.step,
@@ -175,6 +176,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
         assembly.put_weights(run, built, found)
         evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
         results = evaluator.evaluate()
+        assert results is not None  # nothing asks it to leave
         evaluator.close()
         if run.topology.is_chief:
             evaluated = {

@@ -84,7 +84,8 @@ def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
         from tfdist.launch import elastic_worker
 
         return elastic_worker.main(["--", *arguments])
-    return run(given, wait)
+    run(given, wait)
+    return None
 
 
 def _tell_end() -> None:
@@ -101,7 +102,8 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
     values, others = command_line.parse(FLAGS, arguments, about=ABOUT)
     if others:
         raise UserError(_why_no_flag(others))
-    values.gin_file, values.gin_param = values.gin_file or [], values.gin_param or []
+    for name in ("gin_file", "gin_param"):
+        values[name].value = values[name].value or []
     if values.run_dir is not None and not values.run_dir.strip():
         raise UserError(
             f"--run_dir={values.run_dir} is empty; a variable in it may have no value. Write a directory, or leave "
@@ -112,7 +114,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
             f"There is no --mode={values.mode}; the modes are {', '.join(MODES)}.{suggest(values.mode, MODES)}"
         )
     if not values.gin_file and values.mode == "evaluate" and values.run_dir is not None:
-        values.gin_file = [config_of(values.run_dir)]
+        values["gin_file"].value = [config_of(values.run_dir)]
     if not values.gin_file:
         raise UserError("No experiment given. Write --gin_file=configs/experiments/digits.gin")
     return values
@@ -300,7 +302,7 @@ def import_tensorflow(verbose: bool) -> None:
     """
     for module in REQUIREMENTS:
         if not is_installed(module):
-            raise missing_requirement(module)
+            raise missing_requirement(module) or ModuleNotFoundError(module)
     os.environ["KERAS_BACKEND"] = "tensorflow"
     if verbose:
         import tensorflow

@@ -48,8 +48,8 @@ def own_places(error: BaseException) -> list[str]:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
     places = [f"{shown(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in frames]
     if not places and _is_graph_failure(error):
-        frames = [f for f in _graph_frames(str(error)) if is_own(f["file"])]
-        places = [f"{shown(f['file'])}:{f['line']}, in {f['function']}" for f in frames]
+        named = [f for f in _graph_frames(str(error)) if is_own(f["file"])]
+        places = [f"{shown(f['file'])}:{f['line']}, in {f['function']}" for f in named]
     return list(dict.fromkeys(places))[-_MAX_PLACES:]
 
 

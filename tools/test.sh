@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes what the tests need in .venv (Horovod included), then runs ruff and pytest. Arguments go to pytest.
+# Makes what the tests need in .venv (Horovod included), then runs ruff, mypy and pytest. Arguments go to pytest.
 #
 #     tools/test.sh                          # everything, as in CI
 #     tools/test.sh --quick                  # without the slow ones
@@ -7,7 +7,7 @@
 #     tools/test.sh -n 0 -x tests/data       # in one process
 #     TFDIST_SKIP_HOROVOD=1 tools/test.sh    # on a machine that cannot build Horovod
 #
-# Ends with pytest's closing line, and with pytest's status, or ruff's if pytest passed.
+# Ends with pytest's closing line, and with pytest's status, or that of ruff or mypy if pytest passed.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
@@ -15,9 +15,10 @@ ensure_environment dev
 cd "$root"
 [[ "${TFDIST_SKIP_HOROVOD:-}" == 1 ]] || "$python" tools/build_horovod.py </dev/null
 
-ruff_status=0
-"$python" -m ruff check --quiet . || ruff_status=$?
-((ruff_status == 0)) || echo "test.sh: ruff found the above; the tests run all the same, and the end will be status $ruff_status"
+checked=0
+"$python" -m ruff check --quiet . || checked=$?
+"$python" -m mypy --no-error-summary || checked=$?
+((checked == 0)) || echo "test.sh: ruff or mypy found the above; the tests run all the same, and the end will be status $checked"
 
 # Two processes, each with whole files: more would fight for the processors with the workers that tests start.
 arguments=(-n 2 --dist loadfile --no-loadscope-reorder)
@@ -26,4 +27,4 @@ for argument; do
 done
 pytest_status=0
 "$python" -m pytest "${arguments[@]}" </dev/null || pytest_status=$?
-exit $((pytest_status ? pytest_status : ruff_status))
+exit $((pytest_status ? pytest_status : checked))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tfdist import command_line
 from tfdist.backup import catalog, restore, retention, transfer
@@ -197,7 +198,7 @@ def _define_list(values: flags.FlagValues) -> None:
 
 
 def _define_prune(values: flags.FlagValues) -> None:
-    on = {"flag_values": values}
+    on: dict[str, Any] = {"flag_values": values}
     flags.DEFINE_integer("keep_last", BackupPolicy.keep_last, "how many of the newest stay", lower_bound=1, **on)
     flags.DEFINE_integer("keep_every_steps", None, "those whose step is a multiple stay", lower_bound=1, **on)
     flags.DEFINE_string("keep_best", None, "the one with the best value of this metric stays", **on)

@@ -84,7 +84,7 @@ def unpack(data: memoryview, packing: str, *, most_bytes: int) -> memoryview:
             frame.decompress_chunk(index, dst=unpacked[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES])
     except (RuntimeError, ValueError) as error:
         raise DamagedBackup(f"it does not unpack: {error}") from error
-    return memoryview(unpacked)
+    return unpacked.data
 
 
 def choose(data: memoryview, *, item_bytes: int, write_bytes_per_second: float) -> tuple[str, dict[str, Any]]:

@@ -93,6 +93,7 @@ class BackupPolicy(Settings):
         Raises:
           UserError: `best_mode` is "auto", and the metric's name does not tell.
         """
+        assert self.keep_best is not None
         direction = larger_is_better(self.keep_best) if self.best_mode == "auto" else self.best_mode == "max"
         if direction is None:
             raise UserError(

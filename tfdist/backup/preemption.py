@@ -137,7 +137,7 @@ class Preemption:
         with reading:
             while received := reading.recv(64):
                 count += received.count(signal.SIGINT)
-                if count > 1:
+                if count > 1 and self._abort is not None:
                     self._abort()
 
     def _tell_notes(self) -> None:

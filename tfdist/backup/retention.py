@@ -38,7 +38,8 @@ def best(candidates: Sequence[Entry], policy: BackupPolicy) -> Entry | None:
     """The one with the best value of the policy's metric; of equal ones the newest, which comes first."""
     if policy.keep_best is None:
         return None
-    scored = [(entry.manifest.metrics.get(policy.keep_best, math.nan), entry) for entry in candidates]
+    whole = [(entry.manifest, entry) for entry in candidates if entry.manifest is not None]
+    scored = [(manifest.metrics.get(policy.keep_best, math.nan), entry) for manifest, entry in whole]
     scored = [(value, entry) for value, entry in scored if not math.isnan(value)]
     if not scored:
         return None

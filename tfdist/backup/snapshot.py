@@ -57,7 +57,7 @@ class HostBuffer:
 
     def parts(self, index: int) -> list[memoryview]:
         """The bytes of one file, in order."""
-        return [memoryview(self.files[index].header), memoryview(self.contents[index])]
+        return [memoryview(self.files[index].header), self.contents[index].data]
 
     def fill(self, arrays: Mapping[str, np.ndarray], threads: ThreadPoolExecutor) -> None:
         """Copies arrays of the planned names, types and shapes."""

@@ -64,4 +64,4 @@ def _bytes_of(path: str, num_bytes: int) -> memoryview:
     data = np.empty(num_bytes, np.uint8)
     files.read_into(path, data)
     data.flags.writeable = False
-    return memoryview(data)
+    return data.data

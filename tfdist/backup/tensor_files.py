@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -123,6 +124,6 @@ def _type_name(spec: TensorSpec) -> str:
     return _NAMES[spec.dtype.name]
 
 
-def _array(body: memoryview, entry: dict[str, object]) -> np.ndarray:
+def _array(body: memoryview, entry: dict[str, Any]) -> np.ndarray:
     first, end = entry["data_offsets"]
     return np.frombuffer(body[first:end], np.uint8).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])

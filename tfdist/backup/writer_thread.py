@@ -248,10 +248,11 @@ class WriterThread:
         buffer = snapshot.buffer
         if buffer.num_bytes < _SAMPLED_BYTES:
             return
+        assert written.entry.manifest is not None
         speed = written.entry.manifest.num_stored_bytes / written.data_seconds
         largest = max(range(len(buffer.files)), key=lambda index: buffer.files[index].num_bytes)
         self._pack_as, figures = packing.choose(
-            memoryview(buffer.contents[largest]),
+            buffer.contents[largest].data,
             item_bytes=buffer.files[largest].item_bytes,
             write_bytes_per_second=speed,
         )
@@ -259,6 +260,7 @@ class WriterThread:
 
 
 def _committed(entry: Entry, write_seconds: float) -> News:
+    assert entry.manifest is not None
     details = {
         "backup": entry.path,
         "num_bytes": entry.manifest.num_stored_bytes,

@@ -102,7 +102,7 @@ def import_module(statement: str, module: str) -> None:
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise UserError(_why_not_found(statement, error.name)) from error
+            raise UserError(_why_not_found(statement, error.name or module)) from error
         if module.split(".")[0] in FRAMEWORKS:
             raise
         raise _failure_inside(statement, error) from error

@@ -97,9 +97,9 @@ def _parameters(called: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
     named = [p for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     parameters = {p.name: NO_DEFAULT if p.default is p.empty else p.default for p in named}
     takes_any = any(p.kind == p.VAR_KEYWORD for p in signature)
-    if takes_any and _is_keras_optimizer(called):
+    if takes_any and inspect.isclass(called) and _is_keras_optimizer(called):
         # Their **kwargs go to the base class, which refuses names that are not its own, but only when it is built.
-        bases = [inspect.signature(base.__init__) for base in called.__mro__[:-1] if "__init__" in vars(base)]
+        bases = [inspect.signature(vars(base)["__init__"]) for base in called.__mro__[:-1] if "__init__" in vars(base)]
         inherited = {p.name: p.default for base in bases for p in base.parameters.values() if p.default is not p.empty}
         return {**inherited, **parameters}, False
     return parameters, takes_any
@@ -114,9 +114,9 @@ def _constructor(cls: type) -> Callable[..., Any] | None:
     return None
 
 
-def _is_keras_optimizer(called: Callable[..., Any]) -> bool:
+def _is_keras_optimizer(called: type) -> bool:
     keras = sys.modules.get("keras")
-    if keras is None or not inspect.isclass(called) or not called.__module__.startswith("keras."):
+    if keras is None or not called.__module__.startswith("keras."):
         return False
     return issubclass(called, keras.optimizers.Optimizer)
 

@@ -162,7 +162,7 @@ class Reader:
                     self.statements.append(Statement(content, source, file))
         except SyntaxError as error:
             if isinstance(error, IndentationError):
-                raise source_of(error.lineno, error.text or "").error(f"cannot read this: {error.msg}.") from error
+                raise source_of(error.lineno or 1, error.text or "").error(f"cannot read this: {error.msg}.") from error
             message, (_, number, _, line) = error.args
             raise source_of(number, line).error(_syntax_hint(message, line)) from error
         except (tokenize.TokenError, StopIteration) as error:
@@ -222,8 +222,7 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
     """
     definitions = {s.content.macro: s for s in statements if isinstance(s.content, Assignment) and s.content.macro}
     if own := definitions.get((run_directory.NAME,)):
-        name = run_directory.NAME
-        raise own.source.error(f"the macro {name} is given by --run_dir. Give yours another name.")
+        raise own.source.error(f"the macro {run_directory.NAME} is given by --run_dir. Give yours another name.")
     own_modules = [s for s in statements if isinstance(s.content, Import) and _is_own(s.content.module)]
     for statement in statements:
         _check_texts(statement)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -154,7 +154,7 @@ def _open_member(archive: zipfile.ZipFile, path: str, name: str) -> np.ndarray:
                 member.seek(0)
                 return np.lib.format.read_array(member, allow_pickle=False)
             begin = _data_offset(path, info.header_offset) + member.tell()
-        order = "F" if is_fortran else "C"
+        order: Literal["F", "C"] = "F" if is_fortran else "C"
         return np.memmap(path, dtype=dtype, mode="r", offset=begin, shape=shape, order=order)
     except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"The array {name!r} of {path} cannot be read: {error}. Write it with np.savez.") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -123,7 +124,7 @@ class BatchPlan:
 
     def _exact(self, microbatches: list[Range], replica: tf.Tensor, *, may_be_short: bool) -> dict[str, tf.Tensor]:
         piece: dict[str, tf.Tensor] = {}
-        parts = [self._part(begin, end, replica) for begin, end in microbatches]
+        parts: Sequence[Range] = [self._part(begin, end, replica) for begin, end in microbatches]
         if may_be_short:
             parts, shares = zip(*(self._shared(begin, end, replica) for begin, end in microbatches), strict=True)
             sizes = [end - begin for begin, end in parts]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -25,7 +26,7 @@ def file_version(path: str) -> FileVersion:
         raise UserError(f"The file {path} cannot be looked at: {error.strerror or error}") from error
 
 
-def matching_files(patterns: str | list[str] | tuple[str, ...]) -> list[str]:
+def matching_files(patterns: str | Sequence[str]) -> list[str]:
     """The files of one or several patterns: in the order of the patterns, sorted within each, each once.
 
     Raises:

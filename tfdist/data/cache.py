@@ -134,7 +134,7 @@ class Cached(Source):
     @functools.cached_property
     def _store(self) -> ExampleStore:
         """Opened when the first pipeline is built: what a source is, is known only once it is prepared."""
-        directory: pathlib.Path | None = self._base() / self.source.identity()
+        directory = self._base() / self.source.identity()
         num_bytes = row_bytes(self._rows) * self.num_examples
         if self._where == "disk":
             return ExampleStore(self._rows, self.num_examples, directory)

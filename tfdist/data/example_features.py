@@ -171,6 +171,7 @@ def _check_feature(name: str, feature: Feature, held: Any, where: str) -> None:
     if feature.kind == "sparse" and stored == "int64":
         outside = [number for number in held.int64_list.value if not 0 <= number < feature.size]
         if outside:
+            assert feature.size is not None
             raise UserError(
                 f"{where} holds {outside[0]} in the sparse feature {name!r}, outside 0 … {feature.size - 1}. "
                 f"Give features[{name!r}] the SIZE {outside[0] + 1} or more."

@@ -83,6 +83,7 @@ class ExampleStore:
     def _finish(self) -> None:
         if self._directory is not None:
             for array in (*self._arrays, self._there):
+                assert isinstance(array, np.memmap)
                 array.flush()
             _write(self._directory / "complete", "")
         self._complete = True

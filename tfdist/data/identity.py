@@ -13,7 +13,7 @@ import json
 import os
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ def _told(value: Any, depth: int) -> Any:
         case bytes():
             return hashlib.sha256(value).hexdigest()
         case np.ndarray():
-            return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()]
+            return [str(value.dtype), value.shape, hashlib.sha256(cast(Any, np.ascontiguousarray(value))).hexdigest()]
         case FileVersion(path=path, num_bytes=size, changed_nanoseconds=changed):
             return [path if files.is_remote(path) else os.path.abspath(path), size, changed]
         case Mapping():

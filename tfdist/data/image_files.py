@@ -63,7 +63,7 @@ class ImageReader:
             ("fit", self.fit, FITS),
         ):
             if value not in known:
-                near = suggest(value, known) if isinstance(value, str) else ""
+                near = suggest(value, map(str, known)) if isinstance(value, str) else ""
                 raise UserError(f"{name} is one of {', '.join(map(str, known))}; received {value!r}.{near}")
         if not is_whole_number(self.pad_value, least=0) or self.pad_value > 255:
             raise UserError(f"pad_value is a whole number from 0 to 255; received {self.pad_value!r}.")

@@ -129,6 +129,7 @@ class ImageFolder(RandomAccessSource):
         return [f"{self._root}: {self.num_examples:,} images; {said}{more}"]
 
     def _augmented(self, examples: Any, seeds: tf.Tensor) -> Any:
+        assert self._layers is not None
         images, labels = self._layers(examples, seeds)
         return images * self._scale, labels
 

@@ -11,6 +11,7 @@ import io
 import os
 import zipfile
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def cached(file: FileVersion, settings: str, make: Callable[[], Arrays]) -> Arra
             return dict(held)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         pass  # not there, or torn
-    arrays = make()
+    arrays: dict[str, Any] = make()
     packed = io.BytesIO()
     np.savez(packed, **arrays)
     try:

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -213,13 +213,12 @@ class DatasetFunction(StreamSource):
             dataset = dataset.repeat()
         batches = dataset.batch(len(held), drop_remainder=True).skip(first_step)
 
+        def piece(batch: Any, indices: np.ndarray, extra: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+            return {"examples": tf.nest.map_structure(functools.partial(tf.gather, indices=indices), batch), **extra}
+
         def split(*batch: Any) -> tf.data.Dataset:
-            found = [
-                tf.data.Dataset.from_tensors(
-                    {"examples": tf.nest.map_structure(functools.partial(tf.gather, indices=r), _one(batch)), **extra}
-                )
-                for r, extra in zip(rows, extras, strict=True)
-            ]
+            pieces = (piece(_one(batch), r, extra) for r, extra in zip(rows, extras, strict=True))
+            found = [tf.data.Dataset.from_tensors(each) for each in pieces]
             return functools.reduce(lambda a, b: a.concatenate(b), found)
 
         return batches.flat_map(split)

@@ -60,7 +60,8 @@ class Schedule:
 
     def quotas(self, num_examples: int, order: Order) -> Quotas:
         """The counts for epochs of `num_examples` places."""
-        begins, shares = [], []
+        begins: list[Any] = []
+        shares: list[Any] = []
         for begin, weights in self._pieces():
             place = _first_place(begin, self.unit, num_examples, order)
             if begins and place == begins[-1]:

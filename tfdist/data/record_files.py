@@ -203,7 +203,7 @@ class RecordFileSource(RecordSource):
     def describe(self) -> list[str]:
         found = {part.file.path: part.file for part in self.parts}
         empty = sum(size == 0 for size in self.file_sizes)
-        packed = sorted({file.compression for file in found.values()} - {None})
+        packed = sorted({file.compression for file in found.values() if file.compression is not None})
         said = f" ({empty} empty)" if empty else ""
         line = (
             f"{len(found):,} file{'s' if len(found) != 1 else ''}{said}, {self.num_examples:,} records, "

@@ -188,8 +188,8 @@ def _checked(line: bytes) -> dict[str, Any]:
     for name in ("first_step", "turn", "of"):
         if not is_whole_number(asked.get(name), least=0):
             raise ValueError(f"its {name} is missing, or no whole number")
-    for name, kind in (("plan", BatchPlan), ("topology", Topology)):
-        known = {field.name for field in dataclasses.fields(kind)}
+    for name, made in (("plan", BatchPlan), ("topology", Topology)):
+        known = {field.name for field in dataclasses.fields(made)}
         values = asked[name].values()
         if asked[name].keys() != known or not all(value is None or isinstance(value, int) for value in values):
             raise ValueError(f"its {name} is not one of this version")

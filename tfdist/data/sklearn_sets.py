@@ -6,6 +6,8 @@ depend on the experiment's seed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tfdist.errors import UserError, missing_extra, suggest
@@ -37,7 +39,7 @@ def load_breast_cancer(*, split: str) -> tuple[np.ndarray, np.ndarray]:
     return _split(rows.astype(np.float32), data.target.astype(np.int32), split)
 
 
-def _sklearn_datasets():
+def _sklearn_datasets() -> Any:
     try:
         from sklearn import datasets
     except ImportError as error:

@@ -199,7 +199,7 @@ class Table(Source):
         ]
         for name, rule in self._rules.items():
             counts = [table.missing.get(name, 0) for table in self._tables if table.kinds]
-            missing = "unknown" if None in counts else f"{sum(counts):,}"
+            missing = "unknown" if None in counts else f"{sum(count or 0 for count in counts):,}"
             what = f"{name}: {rule.kind} → {rule.dtype}, {missing} missing ({rule.missing})"
             if rule.is_category:
                 known = [str(value) for value in vocabulary(rule, self.fitted)]

@@ -244,9 +244,9 @@ def _check(
         raise UserError(
             f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
         )
-    for name, value, known in (("standardize", standardize, STANDARDS), ("split", split, SPLITS)):
-        if value not in known:
-            raise UserError(f"TextLines.{name} is {value!r}; write one of {list(known)}.")
+    for name, choice, known in (("standardize", standardize, STANDARDS), ("split", split, SPLITS)):
+        if choice not in known:
+            raise UserError(f"TextLines.{name} is {choice!r}; write one of {list(known)}.")
 
 
 def _understood(kept: dict[str, Any]) -> tuple[list[str] | None, list[str]]:

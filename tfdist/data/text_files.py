@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -71,8 +72,9 @@ def open_class(file: FileVersion, *, label: str, split: str) -> TextFile:
 
 
 def _text_file(file: FileVersion, index: Arrays) -> TextFile:
-    lists = {name: index[name].tolist() for name in ("names", "first_lines")}
-    return TextFile(file, **{name: index[name] for name in ("begins", "sizes", "lengths", "labels")}, **lists)
+    parts: dict[str, Any] = {name: index[name].tolist() for name in ("names", "first_lines")}
+    parts |= {name: index[name] for name in ("begins", "sizes", "lengths", "labels")}
+    return TextFile(file, **parts)
 
 
 def _scanned(file: FileVersion, separator: bytes, split: str, only_label: str) -> Arrays:

@@ -62,12 +62,11 @@ class _Meeting:
         """What was heard of each peer within the time, and why this worker could not listen, if it could not."""
         host, port = split_address(self.cluster.address)
         everywhere = not self.cluster.is_of_one_machine
+        cannot_listen: OSError | None = None
         try:
             sockets = hello.listen(None if everywhere else host, port)
         except OSError as error:
             sockets, cannot_listen = [], error
-        else:
-            cannot_listen = None
         servers = [await asyncio.start_server(self._answer, sock=s, limit=hello.MAX_LINE_BYTES) for s in sockets]
         tasks = [asyncio.create_task(self._ask(peer)) for peer in self.peers.values()]
         deadline = time.monotonic() + seconds

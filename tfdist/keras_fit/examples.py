@@ -207,6 +207,7 @@ def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
 def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:
     """The batches of one pass over the data, and the steps of an epoch where these are others."""
     if isinstance(given, Once):
+        assert steps is not None
         return steps, steps
     if isinstance(given, tf.data.Dataset):
         found = int(given.cardinality())
@@ -220,7 +221,9 @@ def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[in
         raise UserError(
             f"The {type(given).__name__} has no end, or no batch. Say how many batches to take: {name} = N."
         )
-    return num_batches or steps, _at_most(steps, num_batches)
+    count = num_batches or steps
+    assert count is not None
+    return count, _at_most(steps, num_batches)
 
 
 def _at_most(steps: int | None, num_batches: int | None) -> int | None:

@@ -122,6 +122,7 @@ def fit(
             seed=seed if shuffle else None,
             epochs=range(initial_epoch, epochs),
         )
+        assert data.batch_size is not None
         held_out = examples.to_evaluate(
             validation_data, batch_size=validation_batch_size or batch_size, steps=validation_steps
         )

@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 class Once:
     """A generator whose first batch has `batch_size` examples; `generator` gives that batch, too."""
 
-    generator: types.GeneratorType
+    generator: Iterator[Any]
     batch_size: int | None
 
 

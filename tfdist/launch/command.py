@@ -153,7 +153,7 @@ def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
     if options.launcher == "host":
         if options.workers not in (None, 1):
             raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")
-        options.workers = 1
+        options["workers"].value = 1
     if options.workers is None:
         raise UserError(f"--workers=N is missing: how many processes? Write, for example: {EXAMPLE}")
     return options

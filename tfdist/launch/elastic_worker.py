@@ -211,7 +211,7 @@ class ElasticWorker:
             "status": None,
             "how": "is gone or hangs, and its host may, too",
         }
-        worker = found["worker"]
+        worker: Any = found["worker"]
         message = f"{'a worker' if worker is None else f'worker {worker}'} {found['how']}"
         self._journal.note(
             "warning",

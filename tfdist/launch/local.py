@@ -8,6 +8,7 @@ kernel from giving the port to anybody who asks for a free one or connects outwa
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
 import socket
@@ -47,11 +48,11 @@ def start_each(plan: Plan, output: Output, own: Mapping[int, Mapping[str, str]])
         at_end.callback(_kill, workers)
         for (index, variables), cpus in zip(own.items(), plan.cpus, strict=True):
             pulse = directory / f"{index}.pulse"
-            environment = plan.environment | plan.own_variables(index) | variables | {PULSE_VARIABLE: str(pulse)}
+            environment = plan.environment | plan.own_variables(index) | dict(variables) | {PULSE_VARIABLE: str(pulse)}
             workers.append(Process(index, plan.command, environment, cpus, pulse))
         for worker in workers:
             for pipe, stream in zip(worker.pipes, (STDOUT, STDERR), strict=True):
-                output.follow(pipe, stream, lambda line, index=worker.index: [(index, line)])
+                output.follow(pipe, stream, functools.partial(_labelled, worker.index))
         yield workers
 
 
@@ -66,6 +67,10 @@ def reserve_port() -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((HOST, 0))
     return sock
+
+
+def _labelled(index: int, line: bytes) -> list[tuple[int, bytes]]:
+    return [(index, line)]
 
 
 def _kill(workers: Sequence[Process]) -> None:

@@ -9,6 +9,7 @@ import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tfdist.launch.processes import Worker
 from tfdist.launch.vitals import Vital
@@ -67,7 +68,7 @@ def _threads(stack: str) -> list[str]:
 
 
 def _shortened(stack: str) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for thread in _threads(stack)[:MOST_THREADS]:
         head, *frames = thread.splitlines()
         lines.append("main thread:" if not lines else re.sub(r" 0x[0-9a-f]+.*", ":", head.replace("Current t", "T")))
@@ -94,14 +95,14 @@ def _library(frame: str) -> str:
     return found[1] if found else ""
 
 
-def _size(path: object) -> int:
+def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
         return 0
 
 
-def _read(path: object, begin: int) -> str:
+def _read(path: Path, begin: int) -> str:
     try:
         return path.read_text(errors="replace")[begin:]
     except OSError:

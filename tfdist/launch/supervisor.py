@@ -91,7 +91,7 @@ class _Supervisor:
             return watch(workers, signals=self.signals, say=self.output.say, patience=self.patience)
 
     def _decide(self, outcome: Outcome) -> Again | Enough:
-        place = self.plan.place_of(outcome.worker) if outcome.is_certain else None
+        place = self.plan.place_of(outcome.worker) if outcome.is_certain and outcome.worker is not None else None
         may_mend = bool(outcome.facts.get("address_taken"))  # a start chooses its ports anew
         decision = self.restarts.after(Failure(outcome.status, place, outcome.step), may_mend=may_mend)
         if outcome.status not in OWN_DOING or may_mend:

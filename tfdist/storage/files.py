@@ -94,7 +94,7 @@ def write_new(path: StrPath, parts: Iterable[Buffer], *, crc32c: int | None = No
       OSError: it could not be written; then `path` does not exist, unless the store cannot be asked any more.
     """
     views = contents.each_view(parts)
-    return _store(path).write_new(os.fspath(path), list(views) if is_remote(path) else views, crc32c)
+    return _store(path).write_new(os.fspath(path), views, crc32c)
 
 
 def open_log(path: StrPath, *, flush_seconds: float = 30.0) -> LogSink:

@@ -12,7 +12,7 @@ import errno
 import fnmatch
 import os
 import re
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
@@ -68,7 +68,8 @@ class GcsFiles:
     def write_atomic(self, path: str, data: bytes) -> None:
         upload(path, [memoryview(data)], replaces=None)
 
-    def write_new(self, path: str, parts: Sequence[memoryview], crc32c: int | None) -> int:
+    def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
+        parts = list(parts)
         upload(path, parts, replaces=0, checksum=crc32c)
         return total_bytes(parts)
 

@@ -181,7 +181,8 @@ def _patience_seconds(error: Exception) -> float:
     if isinstance(error, OSError) and error.filename is not None:  # said by us
         return 0.0
     causes = list(_causes(error))
-    status = next((c.code for c in causes if isinstance(getattr(c, "code", None), int)), None)
+    codes = (getattr(cause, "code", None) for cause in causes)
+    status = next((code for code in codes if isinstance(code, int)), None)
     if status is not None:
         return _BUSY_PATIENCE_SECONDS if status in _RETRIED_STATUSES else 0.0
     if any(isinstance(cause, urllib3.NewConnectionError) for cause in causes):  # a kind of ConnectTimeoutError, too

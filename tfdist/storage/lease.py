@@ -222,7 +222,7 @@ class _ObjectTaker:
             self._seen = (generation, now)
         lapsed = now - self._seen[1] > LAPSE_SECONDS  # of our own watching, whatever the clocks say
         is_old = age_seconds is not None and age_seconds > _OLD_SECONDS
-        return lapsed or is_old or self.other.is_dead()
+        return lapsed or is_old or (self.other is not None and self.other.is_dead())
 
 
 class _ObjectLease:

@@ -52,6 +52,7 @@ class AppendedLog:
 
     def _end_torn_line(self) -> None:
         """A machine that lost its power may have left half a line, which must not swallow the next one."""
+        assert self._descriptor is not None
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")

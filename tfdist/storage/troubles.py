@@ -48,7 +48,7 @@ def failed(error: BaseException) -> UserError | None:
 def explain_bucket(error: OSError) -> str:
     """Reason and cure, for a bucket that was asked for a directory."""
     reason = " ".join((error.strerror or str(error)).split())
-    return f"{reason}. {_BUCKET_ADVICE.get(error.errno, _BUCKET_UNREACHABLE)}"
+    return f"{reason}. {_BUCKET_ADVICE.get(error.errno or 0, _BUCKET_UNREACHABLE)}"
 
 
 def explain_local(path: str, error: OSError) -> str:
@@ -56,7 +56,7 @@ def explain_local(path: str, error: OSError) -> str:
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return f"{_file_in_the_way(path)!r} is a file. Choose another run directory, or move that file away."
     place = _nearest_directory(path)
-    advice = _LOCAL_ADVICE.get(error.errno, "Choose another run directory.")
+    advice = _LOCAL_ADVICE.get(error.errno or 0, "Choose another run directory.")
     return f"{error.strerror or error} (in {place!r}). {advice}"
 
 

@@ -180,7 +180,7 @@ class Strategy(abc.ABC):
         """Gives every worker the chief's values of Keras `variables`, once, before training."""
         # tf.distribute's own strategies do this when a variable is created.
 
-    def sum_over_workers(self, values: Sequence[float]) -> np.ndarray:
+    def sum_over_workers(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Sums float64 `values`, a vector that each worker holds on the host, over the workers.
 
         A collective: every worker calls it at the same point of the run. Sums of flags are how workers agree.
@@ -200,7 +200,7 @@ class Strategy(abc.ABC):
 
         return self.first_local(self.run(on_replica))
 
-    def gather_from_workers(self, values: Sequence[float]) -> np.ndarray:
+    def gather_from_workers(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Every worker's `values`, float64 [num_workers, len(values)]; a collective like `sum_over_workers`."""
         rows = np.zeros((self.topology.num_workers, len(values)))
         rows[self.topology.worker_index] = values
@@ -272,8 +272,7 @@ def check_peer_timeout(name: str, seconds: object) -> None:
 
 def check_seconds(name: str, seconds: object) -> None:
     """Raises UserError where a setting is no time."""
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not is_number or not seconds > 0:
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
         raise UserError(f"{name} is {seconds!r}; write seconds above 0.")
 
 

@@ -88,7 +88,7 @@ async def connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.S
     refused: OSError = ConnectionRefusedError()
     for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         try:
-            reader, writer = await asyncio.open_connection(address[0], port, limit=MAX_LINE_BYTES)
+            reader, writer = await asyncio.open_connection(str(address[0]), port, limit=MAX_LINE_BYTES)
         except OSError as error:
             refused = error
             continue

@@ -115,7 +115,7 @@ class Horovod(Strategy):
         if variables:
             self._hvd.broadcast_variables([v.value for v in variables], root_rank=0)
 
-    def sum_over_workers(self, values: Sequence[float]) -> np.ndarray:
+    def sum_over_workers(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         vector = np.asarray(values, np.float64)
         if self.topology.num_workers == 1:
             return vector

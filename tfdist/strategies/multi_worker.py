@@ -82,7 +82,7 @@ class MultiWorker(Strategy):
         return super().distribute(dataset)
 
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-        packing = DEFAULT_PACKING if self.bytes_per_pack == "auto" else self.bytes_per_pack
+        packing = DEFAULT_PACKING if isinstance(self.bytes_per_pack, str) else self.bytes_per_pack
         context = tf.distribute.get_replica_context()
         if any(isinstance(t, tf.Tensor) and t.shape.num_elements() is None for t in tensors):
             packing = 0  # TensorFlow packs only known shapes, and would warn of it

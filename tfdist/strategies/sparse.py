@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import tensorflow as tf
 
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
 def without_repeats(gradient: Gradient) -> Gradient:

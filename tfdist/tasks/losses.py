@@ -6,7 +6,7 @@ Invariant: values, mask and reduction are those that the loss's own `__call__` w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -15,7 +15,7 @@ from tfdist.errors import UserError
 from tfdist.tasks.base import REDUCTIONS
 from tfdist.tasks.names import loss_of_name
 
-Loss = keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Loss: TypeAlias = "keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
 
 
 class FunctionLoss(keras.losses.Loss):

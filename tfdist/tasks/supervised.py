@@ -77,7 +77,7 @@ class Supervised(Task):
         class_weight: Mapping[int, float] | None = None,
     ) -> None:
         self._single = not isinstance(loss, Mapping)
-        self._losses = {ONLY_OUTPUT: loss} if self._single else dict(loss)
+        self._losses: dict[str, Any] = dict(loss) if isinstance(loss, Mapping) else {ONLY_OUTPUT: loss}
         self._names = list(self._losses)
         if loss is None:
             self._losses = {}
@@ -102,7 +102,9 @@ class Supervised(Task):
         for name, builders in metrics_by_output.items():
             if not isinstance(builders, (list, tuple)):
                 raise UserError(f"metrics is {builders!r} for {name}; write a list, [@keras.metrics.AUC].")
-        self._metrics = [(o, _checked_builder(b)) for o, builders in metrics_by_output.items() for b in builders]
+        self._metrics: list[tuple[str, Any]] = [
+            (o, _checked_builder(b)) for o, builders in metrics_by_output.items() for b in builders
+        ]
 
     def bind(self, model: keras.Model, structure: Any) -> None:
         refuse_own_steps(model)
@@ -136,7 +138,7 @@ class Supervised(Task):
     def inputs(self, examples: Any) -> Any:
         return _parts(examples)[0]
 
-    def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term], Any]:
+    def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
         if training and self._class_weight is not None:
             examples = self._by_class(examples)
         x, y, sample_weight = _parts(examples)
@@ -150,6 +152,7 @@ class Supervised(Task):
         x, y, sample_weight = _parts(examples)
         if sample_weight is not None:
             raise UserError("The data gives sample weights, and class_weight is set. Multiply them in the data.")
+        assert self._class_weight is not None
         return x, y, weights_of(self._targets(examples)[ONLY_OUTPUT], self._class_weight)
 
     def _terms(self, examples: Any, outputs: Mapping[str, Any]) -> dict[str, Term | WholeTerm]:
@@ -172,10 +175,11 @@ class Supervised(Task):
         """The loss of these examples alone, for a model's own `compute_loss` that asks Keras's for it."""
         examples = (y_pred, y, sample_weight)
         terms = self._terms(examples, self._named(y_pred, "The model's outputs", self._model))
-        if not terms or any(isinstance(term, WholeTerm) for term in terms.values()):
+        whole = {name: term for name, term in terms.items() if isinstance(term, Term)}
+        if not terms or len(whole) < len(terms):
             what = "is one of a whole batch" if terms else "is not given"
             raise UserError(f"compute_loss asks for the loss of compile(), and Supervised.loss {what}.")
-        return mean_of(terms, tf.cast(tf.shape(tf.nest.flatten(y_pred)[0])[0], tf.float32))
+        return mean_of(whole, tf.cast(tf.shape(tf.nest.flatten(y_pred)[0])[0], tf.float32))
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
         try:

@@ -46,6 +46,7 @@ def quiet_import(environment: Mapping[str, str]) -> Iterator[None]:
     if reader is None:
         yield
         return
+    assert reader.stdin is not None
     sys.stderr.flush()
     terminal = os.dup(2)
     os.dup2(reader.stdin.fileno(), 2)

@@ -17,19 +17,27 @@ SHOWN_VARIABLES = 5
 class Waited(Protocol):
     """What workers waited for input: the share of the time of the one that waited most, and the figures of all."""
 
-    share: float
-    worst: int
-    seconds: tuple[float, ...]
-    by_worker: list[float]
-    is_notable: bool
+    @property
+    def share(self) -> float: ...
+    @property
+    def worst(self) -> int: ...
+    @property
+    def seconds(self) -> tuple[float, ...]: ...
+    @property
+    def by_worker(self) -> list[float]: ...
+    @property
+    def is_notable(self) -> bool: ...
 
 
 class WorkerTimes(Protocol):
     """What a worker's steps took: its own seconds a step, its shares of waiting."""
 
-    step_seconds: float
-    input_share: float
-    idle_share: float
+    @property
+    def step_seconds(self) -> float: ...
+    @property
+    def input_share(self) -> float: ...
+    @property
+    def idle_share(self) -> float: ...
 
 
 class RunReporter:

@@ -190,7 +190,7 @@ def build_step(training: Training) -> TrainStep:
     def batches() -> Iterator[Any]:
         return stream(run, training.source, plan)
 
-    auto = {"deterministic": settings.deterministic, "tell": run.events.info}
+    auto: dict[str, Any] = {"deterministic": settings.deterministic, "tell": run.events.info}
     step = TrainStep(
         strategy=run.strategy,
         model=learner.model,
@@ -354,6 +354,7 @@ def evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, recovery: Re
     if evaluator is not None and outcome.evaluated_at != outcome.step:
         results = evaluator.evaluate(no_wishes if recovery is None else lambda: recovery.wishes(outcome.step))
         if results is None:
+            assert recovery is not None
             recovery.leave(outcome.step)
         outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
 
@@ -383,6 +384,7 @@ def find_weights(run: Run, weights: str | int | None, policy: BackupPolicy | Non
         lambda: find(weights, run.directory, policy, tell=run.events), "The backups cannot be read"
     )
     if run.topology.num_workers == 1:
+        assert found is not None
         return found
     text = to_json([found.path, found.step, found.why]).encode() if found is not None else None
     path, step, why = json.loads(bytes(run.strategy.broadcast(text)))

@@ -138,4 +138,5 @@ class Boundaries:
         return number in self.eval_every_epochs
 
     def logs(self, step: int) -> bool:
-        return bool(self.log_every_steps) and step % self.log_every_steps == 0 and not self.ends_epoch(step)
+        period = self.log_every_steps
+        return period is not None and step % period == 0 and not self.ends_epoch(step)

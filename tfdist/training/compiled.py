@@ -7,8 +7,8 @@ compiled are used here and in callback_model.py; tests/training/test_compiled.py
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import keras
 import tensorflow as tf
@@ -19,9 +19,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.tasks.own_methods import overrides
 from tfdist.tasks.supervised import Supervised, Unweighted
-
-ModelBuilder = Callable[[], keras.Model]
-OptimizerBuilder = Callable[[], keras.optimizers.Optimizer]
+from tfdist.training.learner import ModelBuilder, OptimizerBuilder
 
 
 class Parts(NamedTuple):
@@ -58,7 +56,7 @@ def parts_of(
     else:
         with strategy.scope():
             made, own_optimizer, own_task = _built(model, structure, is_task_wanted=task is None)
-    return Parts(lambda: made, optimizer or (lambda: own_optimizer), task or own_task)
+    return Parts(lambda: made, optimizer or (lambda: own_optimizer), cast(Task, task or own_task))
 
 
 def _built(
@@ -113,15 +111,15 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     losses = _by_output(compiled._user_loss, outputs, "loss", every=True)
     named_targets = _by_output(targets, outputs, "y")
     weights = _by_output(compiled._user_loss_weights, outputs, "loss_weights")
-    builders = {name: [] for name in losses}
+    by_output: dict[str, list[Any]] = {name: [] for name in losses}
     for kind, metrics in own:
         for name, some in _by_output(metrics, outputs, "metrics").items():
             made = [functools.partial(_metric, one, named_targets[name], outputs[name]) for one in _flat(some)]
-            builders.setdefault(name, []).extend(map(kind, made))
+            by_output.setdefault(name, []).extend(map(kind, made))
     return Supervised(
         loss={name: compile_utils.get_loss(one, named_targets[name], outputs[name]) for name, one in losses.items()},
         loss_weights=weights,
-        metrics=builders,
+        metrics=by_output,
     )
 
 

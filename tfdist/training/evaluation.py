@@ -65,7 +65,7 @@ class Evaluator:
         self._task = task
         self._metrics = metrics
         self._term_names: Sequence[str] = task.term_names()
-        self._iterator = iterator
+        self._iterator: Any = iterator
         self._batch_size = batch_size
         self._num_steps = num_steps
         self._note = note

@@ -9,7 +9,7 @@ for one (synchronized batch normalization, losses of a whole batch).
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -25,7 +25,7 @@ from tfdist.training.precision import LossScale, factor_of
 SPARSE_FROM_ELEMENTS = 2**20
 MEAN = "mean"
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 
 class LocalSums(NamedTuple):
@@ -80,7 +80,7 @@ class LocalGradients:
         self._metrics = metrics
         self._num_microbatches = num_microbatches
         num_parts = strategy.topology.num_replicas * num_microbatches
-        self._parts = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
+        self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
         self._is_scaled = loss_scale is not None or scale_factor != 1.0
         self._factor = lambda: factor_of(loss_scale, scale_factor)
         self.gives_means = num_parts == 1 and not self._is_scaled
@@ -94,6 +94,7 @@ class LocalGradients:
             with tf.control_dependencies([] if sums is None else [sums.divisors[ROWS], *sums.shown.values()]):
                 part = _microbatch(batch, i, self._num_microbatches)
             sums = self._on_microbatch(part, previous=sums)
+        assert sums is not None
         return sums
 
     def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None) -> LocalSums:

@@ -36,9 +36,10 @@ def newest(run: Run, policy: BackupPolicy) -> tuple[State | None, str]:
             message=f"{run.directory.memory} names the backups in {other}, which are not of this run, or not of this "
             "user alone. They are neither read nor removed. Was the run directory copied or moved?",
         )
-    directory = place and place.find()
+    directory = None if place is None else place.find()
     if directory is None or (kept := restore.newest(directory, tell=run.events)) is None:
         return stored, stores
+    assert kept.manifest is not None
     is_newer = stored is None or kept.step > stored.step
     if is_newer and lasting(kept.manifest.identity["settings"]) == lasting(run.request.settings()):
         return kept, directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -25,7 +25,7 @@ from tfdist.training.tracing import traced
 from tfdist.user_code import own_places, said, where_defined
 
 ModelBuilder = Callable[[], keras.Model]
-OptimizerBuilder = Callable[[], keras.optimizers.Optimizer]
+OptimizerBuilder: TypeAlias = "Callable[[], keras.optimizers.Optimizer] | str"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,6 +141,7 @@ class Loop:
             self._save(must_store=True)  # what follows can be done again from here
         self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
+            assert self._recovery is not None
             self._recovery.pause(outcome.step, because="train.stop_after_epochs asks for it")
             return dataclasses.replace(outcome, paused=True)
         changed = self._strategy.any_worker(self._callbacks.train_end(self._logs()))
@@ -203,6 +204,7 @@ class Loop:
 
     def _save(self, *, boundary_is_due: bool = False, must_store: bool = False) -> None:
         outcome = self._outcome
+        assert self._recovery is not None
         callbacks, arrays = self._callbacks.changes()
         values = {
             "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
@@ -218,6 +220,7 @@ class Loop:
     def _leave(self, *, boundary_is_due: bool) -> NoReturn:
         if self._diverged is not None:
             raise self._diverged  # there is nothing to save
+        assert self._recovery is not None
         self._save(boundary_is_due=boundary_is_due, must_store=True)
         self._recovery.leave(self._outcome.step)
 
@@ -335,6 +338,7 @@ class Loop:
             raise self._diverged
 
     def _evaluate(self) -> None:
+        assert self._evaluator is not None
         started = time.perf_counter()
         self._callbacks.test_begin()
         hooks = self._callbacks if self._callbacks.act_on_test_batches else None

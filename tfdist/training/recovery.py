@@ -150,10 +150,12 @@ class Recovery:
     def _keep(self, state: State, metrics: Mapping[str, float], *, stores: bool) -> None:
         """Hands the state to the keepers, on the chief."""
         if stores:
+            assert self._keeper is not None
             self._keeper.save(state, metrics=metrics)
             if self._keeper.write_seconds is not None:
                 self._schedule.written(self._keeper.write_seconds)
         if self._memory is not None and self._memory.schedule.due(state.step, time.monotonic()):
+            assert self._memory.keeper is not None
             self._memory.keeper.save(state)
 
     def has_saved(self, step: int) -> bool:

@@ -67,7 +67,7 @@ class TrainSettings(BatchSettings, LengthSettings):
     )
     train_data: DataFunction = setting("gives the training examples", FUNCTION)
     strategy: Strategy = setting("who computes", STRATEGY, may_change=True)
-    optimizer: OptimizerBuilder | str | None = setting(
+    optimizer: OptimizerBuilder | None = setting(
         "builds the Keras optimizer, in the scope too; None takes that which the model is compiled with",
         checked_later("@keras.optimizers.Adam, or a name, 'adam'"),
         None,

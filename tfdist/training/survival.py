@@ -77,7 +77,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         raise UserError(f"{run.place.said} It cannot go on: none of its backups is whole.")
     if start is None:
         lost = _begin_anew(run, keeps_backups=policy is not None)
-    if run.place.extends and run.topology.is_chief:
+    if start is not None and run.place.extends and run.topology.is_chief:
         run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it goes on.")
         files.remove(run.directory.result)  # which a run has when it is done
     if start is None and settings.start_from is not None:
@@ -180,6 +180,7 @@ def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, 
             tell=run.events,
             only_model=True,
         )
+        assert taken is not None
         found = f"step {taken.step:,} of {path}"
     run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
 
@@ -213,6 +214,7 @@ def _state_in(path: str, tell: Teller) -> State:
     found = find_backup(path, "train.start_from", tell=tell)
     if found is None:  # which `check_start_from` saw there
         raise UserError(f"No backup in train.start_from = {path!r} is whole.")
+    assert found.state is not None
     return found.state
 
 

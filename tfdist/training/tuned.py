@@ -40,10 +40,14 @@ def choose_xla(
     counts = strategy.topology.num_replicas > 1 and bool(aggregated_variables(learner.model))
     if deterministic or counts or any(map(is_synchronized, batch_norm_layers(learner.model))):
         return make_gradients(False)
+
+    def probe(pass_: LocalGradients) -> Callable[[Any], Any]:
+        return lambda batch: _one_number(pass_(batch))
+
     variants = {"off": make_gradients(False), "on": make_gradients(True)}
     choice, seconds = quickest(
         strategy,
-        {name: lambda batch, pass_=pass_: _one_number(pass_(batch)) for name, pass_ in variants.items()},
+        {name: probe(pass_) for name, pass_ in variants.items()},
         next(batches()),
         keep=moving_variables(learner.model),
     )

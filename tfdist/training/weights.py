@@ -121,6 +121,7 @@ def _best(run: RunDirectory, policy: BackupPolicy | None) -> Found:
     best = retention.best(entries, policy)
     if best is None:
         raise UserError(f"No backup in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
+    assert best.manifest is not None
     return dataclasses.replace(
         _loaded(best.path), why=f"best {policy.keep_best} {best.manifest.metrics[policy.keep_best]:.4g}"
     )

@@ -14,7 +14,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files
@@ -119,7 +119,7 @@ class Chief:
         """The best trained to its end; where none was, the best of those that were stopped or paused."""
         scored = [trial for trial in self.trials if trial.status in SCORED]
         finished = [trial for trial in scored if trial.status == DONE] or scored
-        return min(finished, key=lambda trial: self._plan.objective.cost(trial.objective), default=None)
+        return min(finished, key=lambda trial: self._plan.objective.cost(cast(float, trial.objective)), default=None)
 
     def run(self, events: Sequence[Mapping[str, Any]]) -> None:
         """From what the journal holds to the end.
@@ -274,7 +274,7 @@ class Chief:
             trial = Trial(name, values, runs, suggestion.name, rung, epochs)
         else:
             trial.go_on(suggestion.name, rung, epochs)
-        trial.is_partial = EPOCHS in suggestion.values and epochs < self._plan.epochs
+        trial.is_partial = EPOCHS in suggestion.values and cast(int, epochs) < cast(int, self._plan.epochs)
         return trial
 
     def _build_ahead(self) -> None:

@@ -46,7 +46,7 @@ class HyperModel:
     def __init__(self, model: Any, values: Mapping[str, Any]) -> None:
         import keras_tuner
 
-        made = model() if inspect.isclass(model) else model
+        made: Any = model() if inspect.isclass(model) else model
         self._hypermodel = made if isinstance(made, keras_tuner.HyperModel) else None
         if self._hypermodel is not None and type(made).fit is not keras_tuner.HyperModel.fit:
             raise UserError(
@@ -72,6 +72,7 @@ class HyperModel:
     def text(self) -> str:
         """What the model that was built last asked for, and its values, as JSON that `read` understands."""
         hp = self._hyperparameters
+        assert hp is not None
         known = {each.name for each in hp.space if hp.is_active(each)}
         return to_json({**hp.get_config(), "values": {k: v for k, v in hp.values.items() if k in known}}) + "\n"
 

@@ -33,6 +33,8 @@ def common(terms: Terms) -> dict[str, Any]:
 class Journaled:
     """Takes the files and the printing out of an oracle, and makes its score the last value that was told."""
 
+    objective: keras_tuner.Objective
+
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.verbose = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -105,7 +105,9 @@ def png(figure: Figure) -> bytes:
     image = PIL.Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
     few = image.quantize(256, method=PIL.Image.Quantize.FASTOCTREE, dither=PIL.Image.Dither.NONE)
-    palette, background = few.getpalette(), 3 * few.getpixel((0, 0))
+    palette: Any = few.getpalette()
+    corner: Any = few.getpixel((0, 0))
+    background = 3 * corner
     palette[background : background + 3] = image.getpixel((0, 0))  # an edge would show where it is not the page's own
     few.putpalette(palette)
     few.save(buffer, format="PNG")

@@ -198,7 +198,8 @@ class RemoteWorker:
     def _wait(self) -> None:
         until = min(self._next_renewal if self._is_welcome else self._next_attempt, time.monotonic() + WAIT_SECONDS)
         seconds = max(0.0, until - time.monotonic()) if self._hello_sent is None or self._is_welcome else WAIT_SECONDS
-        if self._woken in select.select([self._workers, self._woken], [], [], seconds)[0]:
+        waited: list[Any] = [self._workers, self._woken]
+        if self._woken in select.select(waited, [], [], seconds)[0]:
             os.read(self._woken, 1 << 12)
 
     # What the chief says

@@ -166,6 +166,7 @@ class Asha:
     def build(self, terms: Terms) -> keras_tuner.Oracle:
         from tfdist.tuning import asha, oracles
 
+        assert terms.max_trials is not None and terms.epochs is not None
         return asha.Asha(
             **oracles.common(terms),
             num_trials=terms.max_trials,

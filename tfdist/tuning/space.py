@@ -204,7 +204,8 @@ def integer(
 
 def choice(values: Sequence[Any], under: Mapping[str, Sequence[Any]] = NO_CONDITIONS) -> Choice:
     """One of `values`: numbers, texts, True, None, lists …, or references as text: '@module.function', '%NAME'."""
-    return Choice(tuple(values) if isinstance(values, list | tuple) else values, under=under)
+    given: Any = values
+    return Choice(tuple(given) if isinstance(given, list | tuple) else given, under=under)
 
 
 def boolean(under: Mapping[str, Sequence[Any]] = NO_CONDITIONS) -> Choice:

@@ -108,6 +108,7 @@ class Waiting:
         """What it is to become, its log and processors taken; waits until that is told."""
         if self._begun is None:
             self._begin(self._next()[1])
+        assert self._begun is not None
         return self._begun
 
     def _next(self) -> tuple[str, Start]:

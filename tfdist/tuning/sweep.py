@@ -202,6 +202,7 @@ def _serve(
     """Runs trials for the chief of a cluster until the sweep has ended."""
     from tfdist.tuning.remote_worker import RemoteWorker
 
+    assert experiment.nursery is not None
     workers: Workers[Any] = Workers(experiment.nursery, setting)
     with contextlib.closing(workers):
         RemoteWorker(
@@ -243,7 +244,7 @@ def _inspected(request: Request, configuration: Any, *, counts_examples: bool) -
 def _budget(settings: TuneSettings, num_examples: int | None) -> int | None:
     """The epochs that all trials together may take; None where that is not limited."""
     limit = settings.max_examples
-    if limit is None:
+    if limit is None or num_examples is None:
         return settings.max_epochs
     if limit < num_examples:
         raise UserError(
@@ -286,11 +287,11 @@ def _run(
         chief: Chief | None = None
 
         def claim(key: str, settings: TrialSettings, place: Place) -> Job | None:
-            return chief and chief.claim(key, settings, place)
+            return None if chief is None else chief.claim(key, settings, place)
 
-        workers: Workers[Job] | Fleet = Workers(experiment.nursery, setting)
-        if role is not None:
-            workers = _open_fleet(plan, identity, role, workers, wake, claim)
+        assert experiment.nursery is not None
+        local: Workers[Job] = Workers(experiment.nursery, setting)
+        workers = local if role is None else _open_fleet(plan, identity, role, local, wake, claim)
         leaving.callback(workers.close)
         chief = Chief(plan, asking, journal, workers, woken, on_wait=table.refresh, notify=_tell)
         for event in past:
@@ -388,7 +389,7 @@ def _check_own_settings(settings: TuneSettings) -> None:
         taken["train.epochs"] = "tune.search or the budget"
     if settings.seeds_per_trial > 1:
         taken["train.seed"] = "tune.seeds_per_trial"
-    for path in settings.space:
+    for path in settings.space or ():
         if path in taken or path.startswith("tune."):
             raise UserError(
                 f"tune.space[{path!r}]: this is set by {taken.get(path, 'the sweep itself')} and cannot be searched. "

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tfdist.errors import (
     EXIT_BUG,
@@ -244,8 +244,8 @@ class Trial:
 
     def mean_report(self, step: int) -> Report | None:
         """The mean over the seeds of an evaluation, once all have come there."""
-        reports = [run.reports.get(step) for run in self.runs]
-        if None in reports:
+        reports = [report for report in (run.reports.get(step) for run in self.runs) if report is not None]
+        if len(reports) < len(self.runs):
             return None
         names = [name for name, value in reports[0].metrics.items() if isinstance(value, int | float)]
         if len(reports) == 1:
@@ -269,7 +269,7 @@ class Trial:
             if status in by_status:
                 return status, None, by_status[status].message
         status = next(each for each in (STOPPED, PAUSED, DONE) if each in by_status)
-        return status, statistics.fmean(run.objective for run in self.runs), ""
+        return status, statistics.fmean(cast(float, run.objective) for run in self.runs), ""
 
     @property
     def has_failed(self) -> bool:

@@ -31,11 +31,13 @@ LOG = "output.log"
 class Work(Protocol):
     """What a place runs: the run of a directory, whose last name is its own; `worker` and the rest once it runs."""
 
-    directory: RunDirectory
     worker: int
     log: str
     started: float
     memory_kills: int
+
+    @property
+    def directory(self) -> RunDirectory: ...
 
 
 @dataclasses.dataclass

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from tfdist.command_line import define_checked, flags
 from tfdist.errors import UserError
@@ -60,7 +61,7 @@ class Job:
 
 def define_job(values: flags.FlagValues, *, memory: Callable[[str], str] | None = None) -> None:
     """Defines the flags of a Job; `memory` checks the scheduler's way to write an amount of it."""
-    on = {"flag_values": values}
+    on: dict[str, Any] = {"flag_values": values}
     define_checked("name", checks.name, "of the job; that of the first gin file without", values)
     flags.DEFINE_integer("workers", 1, "how many, one a machine", lower_bound=1, upper_bound=9999, **on)
     flags.DEFINE_integer("gpus", 0, "for each worker", lower_bound=0, **on)

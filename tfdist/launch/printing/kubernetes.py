@@ -56,7 +56,7 @@ def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise missing_requirement("yaml") from error
+        raise missing_requirement("yaml") or error from error
     return f"{head}\n" + yaml.safe_dump(make(options, job), sort_keys=False, width=110, allow_unicode=True)
 
 
@@ -170,7 +170,7 @@ def _pod(
 ) -> dict[str, Any]:
     """The specification of a pod; `resources` replaces the worker's, for a pod that needs no accelerator."""
     is_worker = resources is None
-    mounts = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    mounts: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}]
     for number, (claim, path) in enumerate(options.volume):
         mounts.append({"name": f"volume-{number}", "mountPath": path})

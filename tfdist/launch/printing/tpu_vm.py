@@ -107,7 +107,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     if options.python == "python":
-        options.python = ".venv/bin/python"
+        options["python"].value = ".venv/bin/python"
     job = read_job(options, arguments)
     if job.num_workers > 1 or job.gpus:
         raise UserError("A TPU slice of one host is one worker: leave --workers and --gpus out with --print=tpu_vm.")
