@@ -144,7 +144,12 @@ def test_an_experiment_that_says_nothing_of_evaluation_is_evaluated_as_it_was_tr
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert found["loss"] == pytest.approx(result["eval_metrics"]["loss"])
     assert found["evaluated"] | {"weights": "", "data": ""} == {
-        **{"weights": "", "step": None, "data": "", "num_examples": 20, "strategy": "one_device", "num_replicas": 1}
+        "weights": "",
+        "step": None,
+        "data": "",
+        "num_examples": 20,
+        "strategy": "one_device",
+        "num_replicas": 1,
     }
 
 

@@ -53,7 +53,7 @@ def steps(run_dir: pathlib.Path) -> list[int]:
 
 def damage(run_dir: pathlib.Path, step: int) -> pathlib.Path:
     (path,) = (run_dir / "backups").glob(f"step-*{step}-*")
-    file = sorted(path.glob("data-*"))[-1]
+    file = max(path.glob("data-*"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -155,7 +155,7 @@ def test_a_copy_that_was_interrupted_is_completed(run_dir: pathlib.Path, tmp_pat
     assert command.main(copy) == 0
     (path,) = (tmp_path / "other" / "backups").iterdir()
     (path / "manifest.json").unlink()
-    sorted(path.glob("data-*"))[0].unlink()
+    min(path.glob("data-*")).unlink()
     assert command.main(copy) == 0
     assert command.main(["verify", str(tmp_path / "other")]) == 0
     assert command.main(copy) == 0  # and a whole one is left as it is
@@ -250,7 +250,7 @@ def test_a_manifest_of_somebody_else_writes_and_reads_nothing_outside_of_its_bac
 ) -> None:
     (backup,) = (run_dir / "backups").glob("step-*40-*")
     text = (backup / manifests.NAME).read_bytes().split(b',"manifest_crc32c"')[0]
-    first = sorted(backup.glob("data-*"))[0]
+    first = min(backup.glob("data-*"))
     (run_dir / "backups" / "outside").write_bytes(first.read_bytes())
     for name in ("../outside", str(run_dir / "backups" / "outside")):
         body = text.replace(first.name.encode(), name.encode())

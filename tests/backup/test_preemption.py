@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 import support
@@ -22,8 +21,8 @@ from tfdist.strategies import environment
 
 
 @pytest.fixture
-def told() -> Iterator[queue.SimpleQueue[str]]:
-    yield queue.SimpleQueue()
+def told() -> queue.SimpleQueue[str]:
+    return queue.SimpleQueue()
 
 
 def next_of(told: queue.SimpleQueue[str]) -> str:

@@ -24,8 +24,15 @@ from tfdist.doctor.findings import Finding
 from tfdist.strategies.cluster import Cluster
 
 FITTING = {
-    **{"tensorflow": "2.21.0", "keras": "3.15.1", "gin-config": "0.5.0", "numpy": "2.4.6", "google-crc32c": "1.7.1"},
-    **{"pyyaml": "6.0.2", "rich": "14.0.0", "tensorboard": "2.21.0", "packaging": "25.0"},
+    "tensorflow": "2.21.0",
+    "keras": "3.15.1",
+    "gin-config": "0.5.0",
+    "numpy": "2.4.6",
+    "google-crc32c": "1.7.1",
+    "pyyaml": "6.0.2",
+    "rich": "14.0.0",
+    "tensorboard": "2.21.0",
+    "packaging": "25.0",
 }
 
 

@@ -475,8 +475,7 @@ def _(fit: Fit) -> Seen:
 
 @behaviour(STEPS, "validation_split of several inputs with sample_weight")
 def _(fit: Fit) -> Seen:
-    found = simply(fit, list(HALVES), Y, sample_weight=WEIGHTS, validation_split=0.2, model=two_inputs())
-    return found
+    return simply(fit, list(HALVES), Y, sample_weight=WEIGHTS, validation_split=0.2, model=two_inputs())
 
 
 @behaviour(STEPS, "validation_freq, a number")

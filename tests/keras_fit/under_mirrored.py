@@ -55,7 +55,7 @@ def main() -> None:
     model.fit(X, Y, shuffle=False, verbose=0)  # Keras's optimizer sums over the replicas again
     single = classifier()
     single.fit(X, Y, shuffle=False, epochs=2, verbose=0)
-    different += differences([w for w in single.get_weights()], [w for w in model.get_weights()], "fit afterwards")
+    different += differences(list(single.get_weights()), list(model.get_weights()), "fit afterwards")
     print("\n".join(different) or "all the same")
 
 

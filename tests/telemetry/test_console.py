@@ -122,7 +122,7 @@ def test_a_long_epoch_gets_a_line_in_ten_seconds_with_the_time_left() -> None:
     clock, stdout = _Clock(), io.StringIO()
     console = PlainConsole(stdout, io.StringIO(), clock=clock)
     console.start(Plan(total_steps=1000))
-    for step in range(0, 501):
+    for step in range(501):
         clock.now = step * 0.05
         console.update(Progress(step=step, epoch=1, step_in_epoch=step, metrics={"loss": 2.0}, examples_per_second=640))
     assert stdout.getvalue().splitlines()[1:] == [

@@ -391,7 +391,7 @@ def test_of_a_model_with_another_head_what_fits_may_be_taken(tmp_path: pathlib.P
     assert "body" not in str(refused)
     # At a rate of 0 a training leaves what it began with.
     still = other | {"optimizer": lambda: keras.optimizers.SGD(0.0), "partial_restore": True}
-    (newest,) = [model for model in [source.model]]
+    newest = source.model
     for place, path in enumerate((source.directory, source.directory / "export" / "model.keras")):
         trained = run(tmp_path / str(place), **BASE | still | {"start_from": str(path)})
         taken = trained.model.get_layer("body").get_weights()

@@ -79,7 +79,7 @@ def load_tfds(
             f"Prepare it so, with: tfds build {name} --file_format=array_record"
         )
     record_files = {path: RecordFile(path) for path in dict.fromkeys(str(part.filename) for part in parts)}
-    source = _TfdsRecords(
+    return _TfdsRecords(
         [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
         decode,
         [repr(features), decoding],
@@ -87,7 +87,6 @@ def load_tfds(
         max_corrupt_records=max_corrupt_records,
         block_records=block_records,
     )
-    return source
 
 
 class _TfdsRecords(RecordFileSource):
