@@ -29,12 +29,12 @@ REQUIREMENTS = {
     "absl": "absl-py",
     "gin": "gin-config",
     "google_crc32c": "google-crc32c",
+    "jinja2": "jinja2",
     "keras": "keras",
     "numpy": "numpy",
     "rich": "rich",
     "tensorboard": "tensorboard",
     "tensorflow": "tensorflow",
-    "yaml": "pyyaml",
 }
 
 

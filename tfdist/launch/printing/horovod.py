@@ -14,51 +14,8 @@ from collections.abc import Sequence
 from tfdist.command_line import define_checked, flags
 from tfdist.errors import UserError
 from tfdist.launch.printing import checks
-from tfdist.launch.printing.job import define_job, read_job, shell
-
-SCRIPT = """\
-#!/bin/bash
-# bash FILE, on the first host; {title}, run directory {run_dir}
-set -uo pipefail
-{discovery}{validate}
-running=
-trap '[[ -z "$running" ]] || kill -TERM "$running"; wait; exit 143' TERM INT
-pause=2
-for ((start = 0; start <= {restarts}; start++)); do
-    if ((start > 0)); then
-        echo "horovodrun ended with status $status; start $((start + 1)) in $pause s" >&2
-        sleep "$pause"
-        pause=$((pause < 30 ? 2 * pause : 60))
-    fi
-    {horovodrun} \\
-        {command} &
-    running=$!
-    status=0
-    wait "$running" || status=$?
-    running=
-    ((status == 0)) && break
-done
-exit "$status"
-"""
-DISCOVERY = """
-# Prints HOST:SLOTS for each host that answers; horovodrun asks it again while it runs.
-discovery="$(mktemp)"
-trap 'rm -f "$discovery"' EXIT
-cat >"$discovery" <<'END'
-#!/bin/bash
-{body}
-END
-chmod +x "$discovery"
-"""
-VALIDATE = """
-# A mistake in the configuration would be the same on every host and at every start.
-{command} >/dev/null || exit
-"""
-PROBE = """\
-for each in {hosts}; do
-    timeout 5 ssh -o BatchMode=yes -o ConnectTimeout=4 "${{each%:*}}" true 2>/dev/null && echo "$each"
-done
-exit 0"""
+from tfdist.launch.printing.job import define_job, read_job
+from tfdist.launch.printing.templates import fill
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -102,14 +59,14 @@ def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
         if is_elastic
         else f"{num_workers} workers"
     )
-    return SCRIPT.format(
+    return fill(
+        "horovod.sh",
+        options=options,
+        job=job,
         title=title,
-        run_dir=job.run_dir,
-        discovery=_discovery(options) if is_elastic else "",
-        validate="" if options.doctor else VALIDATE.format(command=shell([*job.command, "--mode=validate"])),
-        restarts=job.restarts,
+        is_elastic=is_elastic,
         horovodrun=" ".join(["horovodrun", "--gloo", *interfaces, *words]),
-        command=shell(command, indent="        "),
+        command=command,
     )
 
 
@@ -128,9 +85,3 @@ def _elastic(options: flags.FlagValues, slots: int) -> list[str]:
     words = ["-np", at_least, "--min-np", at_least, *(["--max-np", str(at_most)] if at_most else [])]
     script = f"./{options.discovery}" if options.discovery and "/" not in options.discovery else options.discovery
     return [*words, "--host-discovery-script", script or '"$discovery"', "--blacklist-cooldown-range 10 60"]
-
-
-def _discovery(options: flags.FlagValues) -> str:
-    if options.discovery:
-        return ""
-    return DISCOVERY.format(body=PROBE.format(hosts=" ".join(options.hosts.split(","))))

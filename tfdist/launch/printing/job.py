@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -123,13 +122,3 @@ def name_from(gin_file: str) -> str:
     """A job's name made of a gin file's."""
     stem = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(gin_file).stem.lower()).strip("-")[:40].strip("-")
     return stem if re.match(r"[a-z]", stem) else f"run-{stem}"[:40].strip("-")
-
-
-def shell(words: Sequence[str], *, indent: str = "    ", width: int = 110) -> str:
-    """Words quoted for a shell, over several lines where one would be long."""
-    lines = [""]
-    for word in map(shlex.quote, words):
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return f" \\\n{indent}".join(lines)

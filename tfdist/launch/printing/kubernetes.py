@@ -15,14 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.command_line import define_checked, flags
-from tfdist.errors import EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, missing_requirement
+from tfdist.errors import UserError
 from tfdist.launch.printing import accelerators, checks
 from tfdist.launch.printing.job import Job, define_job, read_job
-
-INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-WORKER = "worker"
-GROUP = 1000  # of Dockerfile's user, who is to write what is mounted
-LAUNCHER_RESOURCES = {"cpu": "1", "memory": "2Gi"}
+from tfdist.launch.printing.templates import fill
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -49,15 +45,17 @@ def define_flags(values: flags.FlagValues) -> None:
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     job = read_job(options, arguments)
     _check(options, job)
-    make = mpi_job if options.launcher == "horovod" else job_set
-    head = (
-        f"# kubectl apply -f FILE; {job.num_workers} worker{'s' * (job.num_workers > 1)}, run directory {job.run_dir}"
-    )
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise missing_requirement("yaml") or error from error
-    return f"{head}\n" + yaml.safe_dump(make(options, job), sort_keys=False, width=110, allow_unicode=True)
+    values: dict[str, Any] = {
+        "options": options,
+        "job": job,
+        "seconds": _seconds(options.time) if options.time else None,
+        "resources": _resources(options, job),
+        "selector": _node_selector(options),
+        "tolerations": _tolerations(options, job),
+    }
+    if options.launcher == "horovod":
+        return fill("mpijob.yaml", **values, processes=max(1, job.gpus), mpirun=_mpirun(options, job))
+    return fill("jobset.yaml", **values, place=_tf_config(options, job))
 
 
 def _check(options: flags.FlagValues, job: Job) -> None:
@@ -83,168 +81,38 @@ def _is_below(path: str, directory: str) -> bool:
     return f"{path}/".startswith(f"{directory}/")
 
 
-def job_set(options: flags.FlagValues, job: Job) -> dict[str, Any]:
-    """A JobSet (jobset.x-k8s.io/v1alpha2) of one indexed Job with a pod for each worker."""
-    rules = [
-        _on_statuses("FailJob", EXIT_USER_ERROR, EXIT_DIVERGED),
-        _on_statuses("Ignore", EXIT_PREEMPTED),
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    ]
-    pod = _pod(options, job, _tf_config(options, job), job.command) | {"restartPolicy": "Never"}
-    work = {
-        "parallelism": job.num_workers,
-        "completions": job.num_workers,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "podFailurePolicy": {"rules": rules},
-        **({"activeDeadlineSeconds": _seconds(options.time)} if options.time else {}),
-        "template": {"metadata": {"labels": {"app": job.name}}, "spec": pod},
-    }
-    failed_for_good = {"name": "again_would_be_the_same", "action": "FailJobSet"}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(options, job),
-        "spec": {
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": job.name},
-            "failurePolicy": {
-                "maxRestarts": job.restarts,
-                "rules": [failed_for_good | {"onJobFailureReasons": ["PodFailurePolicy"]}],
-            },
-            "replicatedJobs": [{"name": WORKER, "replicas": 1, "template": {"spec": work}}],
-        },
-    }
-
-
-def _on_statuses(action: str, *statuses: int) -> dict[str, Any]:
-    return {"action": action, "onExitCodes": {"containerName": WORKER, "operator": "In", "values": sorted(statuses)}}
-
-
-def mpi_job(options: flags.FlagValues, job: Job) -> dict[str, Any]:
-    """An MPIJob (kubeflow.org/v2beta1): a launcher that runs mpirun, and workers that run sshd.
+def _mpirun(options: flags.FlagValues, job: Job) -> list[str]:
+    """What the launcher of an MPIJob (kubeflow.org/v2beta1) runs.
 
     Its operator knows no rules for exit statuses: every end of mpirun but 0 counts as a restart.
     """
-    processes = max(1, job.gpus)
-    mpirun = ["mpirun", "--allow-run-as-root", "-np", str(job.num_workers * processes)]
-    mpirun += ["--bind-to", "none", "--map-by", "slot", "--mca", "pml", "ob1", "--mca", "btl", "^openib"]
-    mpirun += ["--mca", "odls_base_sigkill_timeout", str(job.save_seconds)]
-    named = [name for name, _ in options.env] + [name for name, *_ in [*options.secret_env, *options.secret_file]]
+    words = ["mpirun", "--allow-run-as-root", "-np", str(job.num_workers * max(1, job.gpus))]
+    words += ["--bind-to", "none", "--map-by", "slot", "--mca", "pml", "ob1", "--mca", "btl", "^openib"]
+    words += ["--mca", "odls_base_sigkill_timeout", str(job.save_seconds)]
+    named = [name for name, *_ in [*options.env, *options.secret_env, *options.secret_file]]
     for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONUNBUFFERED", *named):
-        mpirun += ["-x", name]
-    launcher = _pod(options, job, [], [*mpirun, *job.command], resources=LAUNCHER_RESOURCES, name="launcher")
-    worker = _pod(options, job, [], None)
-    return {
-        "apiVersion": "kubeflow.org/v2beta1",
-        "kind": "MPIJob",
-        "metadata": _metadata(options, job),
-        "spec": {
-            "slotsPerWorker": processes,
-            "launcherCreationPolicy": "WaitForWorkersReady",
-            "mpiImplementation": "OpenMPI",
-            "runPolicy": {
-                "cleanPodPolicy": "Running",
-                "backoffLimit": job.restarts,
-                **({"activeDeadlineSeconds": _seconds(options.time)} if options.time else {}),
-            },
-            "mpiReplicaSpecs": {
-                "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": {"spec": launcher}},
-                "Worker": {"replicas": job.num_workers, "restartPolicy": "Never", "template": {"spec": worker}},
-            },
-        },
-    }
+        words += ["-x", name]
+    return [*words, *job.command]
 
 
-def _metadata(options: flags.FlagValues, job: Job) -> dict[str, Any]:
-    return {"name": job.name, **({"namespace": options.namespace} if options.namespace else {})}
-
-
-def _pod(
-    options: flags.FlagValues,
-    job: Job,
-    variables: Sequence[dict[str, Any]],
-    command: Sequence[str] | None,
-    *,
-    resources: dict[str, str] | None = None,
-    name: str = WORKER,
-) -> dict[str, Any]:
-    """The specification of a pod; `resources` replaces the worker's, for a pod that needs no accelerator."""
-    is_worker = resources is None
-    mounts: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
-    volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}]
-    for number, (claim, path) in enumerate(options.volume):
-        mounts.append({"name": f"volume-{number}", "mountPath": path})
-        volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}})
-    for number, (_, secret, key) in enumerate(options.secret_file):
-        mounts.append({"name": f"secret-{number}", "mountPath": _secret_directory(number), "readOnly": True})
-        source = {"secretName": secret, "items": [{"key": key, "path": key}], "defaultMode": 0o444}
-        volumes.append({"name": f"secret-{number}", "secret": source})
-    container = {
-        "name": name,
-        "image": options.image,
-        **({"command": list(command)} if command else {}),
-        "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, *_variables(options), *variables],
-        **({"ports": [{"containerPort": options.port}]} if variables else {}),
-        "resources": _resources(options, job)
-        if resources is None
-        else {"requests": dict(resources), "limits": dict(resources)},
-        "volumeMounts": mounts,
-    }
-    selector = _node_selector(options) if is_worker else {}
-    return {
-        "terminationGracePeriodSeconds": job.save_seconds,
-        **({"serviceAccountName": options.service_account} if options.service_account else {}),
-        **({"nodeSelector": selector} if selector else {}),
-        **({"tolerations": _tolerations(options, job)} if _tolerations(options, job) and is_worker else {}),
-        **({"securityContext": {"fsGroup": GROUP}} if options.volume else {}),
-        "containers": [container],
-        "volumes": volumes,
-    }
-
-
-def _tf_config(options: flags.FlagValues, job: Job) -> list[dict[str, Any]]:
-    """Variables of which Kubernetes makes each pod's TF_CONFIG; none for a worker that is alone."""
+def _tf_config(options: flags.FlagValues, job: Job) -> str | None:
+    """What Kubernetes makes each pod's TF_CONFIG of; None for a worker that is alone."""
     if job.num_workers == 1:
-        return []
-    addresses = [f"{job.name}-{WORKER}-0-{i}.{job.name}:{options.port}" for i in range(job.num_workers)]
+        return None
+    addresses = [f"{job.name}-worker-0-{i}.{job.name}:{options.port}" for i in range(job.num_workers)]
     cluster = json.dumps({"worker": addresses})
-    label = f"metadata.labels['{INDEX_LABEL}']"
-    return [
-        {"name": "TASK_INDEX", "valueFrom": {"fieldRef": {"fieldPath": label}}},
-        {
-            "name": "TF_CONFIG",
-            "value": f'{{"cluster": {cluster}, "task": {{"type": "worker", "index": $(TASK_INDEX)}}}}',
-        },
-    ]
+    return f'{{"cluster": {cluster}, "task": {{"type": "worker", "index": $(TASK_INDEX)}}}}'
 
 
-def _variables(options: flags.FlagValues) -> list[dict[str, Any]]:
-    by_reference = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        for name, secret, key in options.secret_env
-    ]
-    paths = [
-        {"name": name, "value": f"{_secret_directory(number)}/{key}"}
-        for number, (name, _, key) in enumerate(options.secret_file)
-    ]
-    return [{"name": name, "value": value} for name, value in options.env] + by_reference + paths
-
-
-def _secret_directory(number: int) -> str:
-    return f"/var/run/secrets/tfdist/{number}"
-
-
-def _resources(options: flags.FlagValues, job: Job) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
-    if job.cpus:
-        limits["cpu"] = str(job.cpus)
-    if job.memory:
-        limits["memory"] = job.memory
-    if job.gpus:
-        limits["nvidia.com/gpu"] = str(job.gpus)
-    if options.accelerator in accelerators.SLICES:
-        limits["google.com/tpu"] = str(accelerators.SLICES[options.accelerator].chips)
-    return {"requests": dict(limits), "limits": limits} if limits else {}
+def _resources(options: flags.FlagValues, job: Job) -> dict[str, str]:
+    slice_ = accelerators.SLICES.get(options.accelerator)
+    amounts = {
+        "cpu": job.cpus,
+        "memory": job.memory,
+        "nvidia.com/gpu": job.gpus,
+        "google.com/tpu": None if slice_ is None else slice_.chips,
+    }
+    return {kind: str(amount) for kind, amount in amounts.items() if amount}
 
 
 def _node_selector(options: flags.FlagValues) -> dict[str, str]:
@@ -259,14 +127,13 @@ def _node_selector(options: flags.FlagValues) -> dict[str, str]:
     return selector
 
 
-def _tolerations(options: flags.FlagValues, job: Job) -> list[dict[str, str]]:
-    """For the taints that GKE puts on machines with GPUs and TPUs and on spot machines."""
-    keys = [
+def _tolerations(options: flags.FlagValues, job: Job) -> list[str]:
+    """The taints that GKE puts on machines with GPUs and TPUs and on spot machines."""
+    return [
         *(["nvidia.com/gpu"] if job.gpus else []),
         *(["google.com/tpu"] if options.accelerator in accelerators.SLICES else []),
         *(["cloud.google.com/gke-spot"] if options.spot else []),
     ]
-    return [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
 
 
 def _seconds(duration: str) -> int:

@@ -10,76 +10,11 @@ import shlex
 from collections.abc import Sequence
 
 from tfdist.command_line import define_checked, flags
-from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from tfdist.errors import UserError
 from tfdist.launch.printing import accelerators, checks
-from tfdist.launch.printing.job import define_job, read_job, shell
+from tfdist.launch.printing.job import define_job, read_job
+from tfdist.launch.printing.templates import fill
 
-SCRIPT = """\
-#!/bin/bash
-# bash FILE, in the repository; one {accelerator} slice, run directory {run_dir}
-set -uo pipefail
-
-name={name}
-where=({where})
-archive="$(mktemp --suffix=.tar.gz)"
-
-created=
-
-# Deletes only what this script created: the name may be somebody else's.
-give_back() {{
-    [[ -z "$created" ]] || gcloud compute tpus queued-resources delete "$name" "${{where[@]}}" --force --quiet
-    created=
-}}
-
-get() {{
-    # A queued resource: granted when there is capacity{valid}.
-    gcloud compute tpus queued-resources create "$name" "${{where[@]}}" \\
-        --node-id="$name" \\
-        {create} || return 1
-    created=yes
-    local state=
-    until [[ "$state" == ACTIVE ]]; do
-        state="$(gcloud compute tpus queued-resources describe "$name" "${{where[@]}}" \\
-            --format='value(state.state)')" || return 1
-        case "$state" in
-            FAILED | SUSPENDED | SUSPENDING)
-                echo "the queued resource $name is $state" >&2
-                return 1
-                ;;
-            ACTIVE) ;;
-            *) sleep "${{POLL_SECONDS:-30}}" ;;
-        esac
-    done
-    tar -czf "$archive" --exclude='./.git' --exclude='./.venv*' --exclude='./runs' --exclude='./data' . || return 1
-    gcloud compute tpus tpu-vm scp "$archive" "$name:tfdist.tar.gz" "${{where[@]}}" --worker=all --quiet || return 1
-    gcloud compute tpus tpu-vm ssh "$name" "${{where[@]}}" --worker=all --quiet \\
-        --command={install} || return 1
-}}
-
-train() {{
-    gcloud compute tpus tpu-vm ssh "$name" "${{where[@]}}" --worker=all --quiet \\
-        --command={run}
-}}
-
-trap 'give_back; rm -f "$archive"' EXIT
-failures=0
-while true; do
-    status=0
-    get || status=$?
-    if ((status == 0)); then
-        train || status=$?
-    fi
-    case $status in
-        {done} | {user_error} | {diverged}) break ;; # done, or again would be the same
-        {preempted}) ;;       # told to leave, and saved: that is no failure
-        *) ((++failures > {restarts})) && break ;;
-    esac
-    # A spot VM that was taken away leaves a queued resource that is suspended: a new one takes its place.
-    echo "ended with status $status: starting again" >&2
-    give_back
-done
-exit "$status"
-"""
 INSTALL = (
     "sudo add-apt-repository --yes ppa:deadsnakes/ppa && sudo apt-get install --yes python3.11 python3.11-venv && "
     "mkdir -p tfdist && tar -xzf tfdist.tar.gz -C tfdist && cd tfdist && python3.11 -m venv .venv && "
@@ -121,22 +56,8 @@ def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
         *(["--spot"] if options.spot else []),
         *([f"--valid-until-duration={options.time}"] if options.time else []),
     ]
-    where = [f"--zone={options.zone}", *([f"--project={options.project}"] if options.project else [])]
-    return SCRIPT.format(
-        accelerator=options.accelerator,
-        run_dir=job.run_dir,
-        name=job.name,
-        where=shlex.join(where),
-        valid=f", or given up after {options.time}" if options.time else "",
-        create=shell(create, indent="        "),
-        install=shlex.quote(INSTALL),
-        run=shlex.quote(_run(options, job.command)),
-        restarts=job.restarts,
-        done=EXIT_DONE,
-        preempted=EXIT_PREEMPTED,
-        user_error=EXIT_USER_ERROR,
-        diverged=EXIT_DIVERGED,
-    )
+    run = _run(options, job.command)
+    return fill("tpu_vm.sh", options=options, job=job, create=create, install=INSTALL, run=run)
 
 
 def _run(options: flags.FlagValues, command: Sequence[str]) -> str:
