@@ -40,7 +40,7 @@ class WorkerTimes(Protocol):
     def idle_share(self) -> float: ...
 
 
-class RunReporter:
+class Reporter:
     """Passes on what the loop says; rates come as steps a second and go out as examples a second."""
 
     def __init__(self, *, console: Console, metrics: Metrics, events: EventLog, examples_per_step: float) -> None:

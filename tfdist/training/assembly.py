@@ -25,7 +25,7 @@ from tfdist.tasks.base import Task
 from tfdist.telemetry import pulse
 from tfdist.telemetry.console_text import Plan
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.reporter import RunReporter
+from tfdist.telemetry.reporter import Reporter
 from tfdist.training import accumulation
 from tfdist.training.best import check_keep_best, watched
 from tfdist.training.boundaries import Boundaries
@@ -269,7 +269,7 @@ def run_loop(training: Training, step: TrainStep, evaluator: Evaluator | None, o
         iterator=iterator,
         evaluator=evaluator,
         callbacks=hooks,
-        reporter=RunReporter(
+        reporter=Reporter(
             console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
         ),
         boundaries=boundaries,

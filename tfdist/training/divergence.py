@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import keras
 
 from tfdist.errors import DivergedError
+from tfdist.telemetry.reporter import Reporter
 from tfdist.training.precision import LossScale
 
 
-class SkipReporter(Protocol):
-    """Who is told."""
-
-    def skipped(self, *, step: int, steps: int, scale: float) -> None: ...
-
-
 def judge(
-    *, step: int, steps: int, overflowed: int, loss_scale: LossScale | None, reporter: SkipReporter
+    *, step: int, steps: int, overflowed: int, loss_scale: LossScale | None, reporter: Reporter
 ) -> DivergedError | None:
     """The error that a call of `steps`, of which `overflowed` were not finite, ends the run with; None if it goes on.
 

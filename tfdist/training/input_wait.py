@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry.reporter import Reporter
 from tfdist.training.randomness import is_deterministic
 
 SHOWN_SHARE, SHOWN_SECONDS = 0.05, 1.0
@@ -72,14 +73,6 @@ class Waited:
         return self.share >= WARNED_SHARE and self.seconds[self.worst] >= WARNED_SECONDS
 
 
-class WaitReporter(Protocol):
-    """Who is told."""
-
-    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None: ...
-
-    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None: ...
-
-
 class InputWait:
     """Adds up what this worker waits, tells of each epoch, and warns once in a run.
 
@@ -89,7 +82,7 @@ class InputWait:
       cure: what would help with this data, as a sentence.
     """
 
-    def __init__(self, strategy: Strategy, reporter: WaitReporter, *, cure: str) -> None:
+    def __init__(self, strategy: Strategy, reporter: Reporter, *, cure: str) -> None:
         self._strategy = strategy
         self._reporter = reporter
         self._cure = cure

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -20,46 +20,21 @@ import numpy as np
 from tfdist.errors import DivergedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import pulse
+from tfdist.telemetry.reporter import Reporter
 from tfdist.training import divergence
 from tfdist.training.best import Watched
 from tfdist.training.boundaries import Boundaries
 from tfdist.training.callbacks import Callbacks
 from tfdist.training.evaluation import Evaluator, to_python
-from tfdist.training.input_wait import InputWait, Waited
+from tfdist.training.input_wait import InputWait
 from tfdist.training.optimizer import learning_rate
 from tfdist.training.outcome import EpochSums, Outcome
 from tfdist.training.pace import Pace
 from tfdist.training.precision import LossScale
 from tfdist.training.recovery import Position, Recovery
 from tfdist.training.step import TrainStep
-from tfdist.training.stragglers import Stragglers, WorkerTimes
+from tfdist.training.stragglers import Stragglers
 from tfdist.training.wishes import NUM_WISHES, Wanted
-
-
-class Reporter(Protocol):
-    """Where the loop tells what it did; experiment.py passes the console, metrics.jsonl and TensorBoard in one."""
-
-    def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: dict[str, Any], rate: float) -> None: ...
-
-    def point(self, *, step: int, epoch: int, split: str, metrics: dict[str, Any], learning_rate: float) -> None: ...
-
-    def epoch_end(
-        self, *, step: int, epoch: int, train: dict[str, Any], evaluation: dict[str, Any], seconds: float, rate: float
-    ) -> None: ...
-
-    def skipped(self, *, step: int, steps: int, scale: float) -> None: ...
-
-    def weightless(self, *, step: int) -> None: ...
-
-    def unused(self, *, step: int, variables: list[str]) -> None: ...
-
-    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None: ...
-
-    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None: ...
-
-    def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None: ...
-
-    def workers(self, *, step: int, times: Sequence[WorkerTimes]) -> None: ...
 
 
 class Loop:

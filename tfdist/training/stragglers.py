@@ -13,12 +13,13 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry.reporter import Reporter
 from tfdist.training.randomness import is_deterministic
 
 SLOW_FACTOR = 1.5  # of the median worker's own time
@@ -65,14 +66,6 @@ class WorkerTimes:
     idle_share: float
 
 
-class StragglerReporter(Protocol):
-    """Who is told."""
-
-    def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None: ...
-
-    def workers(self, *, step: int, times: Sequence[WorkerTimes]) -> None: ...
-
-
 class Stragglers:
     """Compares the workers of a run.
 
@@ -81,7 +74,7 @@ class Stragglers:
       reporter: told of a worker that is slow for a while, once each time, and of all at the end.
     """
 
-    def __init__(self, strategy: Strategy, reporter: StragglerReporter) -> None:
+    def __init__(self, strategy: Strategy, reporter: Reporter) -> None:
         self._topology = strategy.topology
         self._strategy = strategy
         self._reporter = reporter
