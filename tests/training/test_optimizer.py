@@ -49,6 +49,7 @@ def test_clipping_and_moving_averages_of_the_optimizer_still_work() -> None:
         (keras.optimizers.SGD(), "Write @keras.optimizers.SGD without parentheses"),
         ("adm", "train.optimizer is 'adm'.*Did you mean 'adam'"),
         (3, "train.optimizer is 3"),
+        (keras.losses.MeanSquaredError(), "train.optimizer is .*MeanSquaredError; write @keras.optimizers.Adam"),
         (lambda: "adam", "train.optimizer gave a str"),
         (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "train.precision = 'float16'"),
     ],

@@ -112,7 +112,7 @@ def shown(value: Any) -> str:
     """A value as a message names it."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    if callable(value):
+    if inspect.isroutine(value):
         return f"the function {getattr(value, '__name__', value)}"
     text = repr(value) if isinstance(value, _LITERALS) else ""
     return text if 0 < len(text) <= _MOST_SHOWN else f"a {type(value).__name__}"

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError, suggest
+from tfdist.settings.checks import FUNCTION, shown
 
 REDUCTION = "_all_reduce_sum_gradients"
 
@@ -30,10 +31,10 @@ def check_optimizer_builder(builder: object) -> None:
             f"train.optimizer is a {type(builder).__name__} object; it must be made inside the strategy's scope. Write "
             f"@keras.optimizers.{type(builder).__name__} without parentheses."
         )
-    if not callable(builder):
+    if not FUNCTION.accepts(builder):
         raise UserError(
-            f"train.optimizer is {builder!r}; write @keras.optimizers.Adam, or another, without parentheses, or its "
-            "name, 'adam'."
+            f"train.optimizer is {shown(builder)}; write @keras.optimizers.Adam, or another, without parentheses, or "
+            "its name, 'adam'."
         )
 
 
