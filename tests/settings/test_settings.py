@@ -34,6 +34,7 @@ class Callable_:
     ("check", "good", "bad", "said"),
     [
         (COUNT, [1, 10**9], [0, -1, True, 1.0, "1", None, [1]], "write a whole number of at least 1."),
+        (COUNT, [10**12], [10**12 + 1, 10**30], "at least 1. The most is 1,000,000,000,000."),
         (or_none(COUNT), [None, 1], [0], "write a whole number of at least 1, or None."),
         (SEED, [0, 2**32 - 1], [-1, 2**32], "write a whole number from 0 to 4294967295."),
         (SECONDS, [0.5, 3], [0, -1.0, float("inf"), float("nan"), True, "1"], "write a number of seconds above 0."),

@@ -14,6 +14,7 @@ from typing import Any
 from tfdist.errors import UserError, is_whole_number, suggest
 
 MOST_SEED = 2**32 - 1  # NumPy's
+MOST_COUNT = 10**12
 _LITERALS = (str, int, float, list, tuple, dict, set, type(None))
 _MOST_SHOWN = 100  # characters of a value
 
@@ -51,11 +52,14 @@ def or_none(check: Check) -> Check:
 
 
 def whole_number(least: int = 1, most: int | None = None) -> Check:
-    """An int from `least`, to `most` if it is given."""
-    if most is None:
-        return Check(f"a whole number of at least {least}", lambda value: is_whole_number(value, least=least))
+    """An int from `least` to `most`; without, to one whose products with others fit into TensorFlow's 64 bits."""
+    limit = MOST_COUNT if most is None else most
     return Check(
-        f"a whole number from {least} to {most}", lambda value: is_whole_number(value, least=least) and value <= most
+        f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}",
+        lambda value: is_whole_number(value, least=least) and value <= limit,
+        hint=lambda value: (
+            f" The most is {limit:,}." if most is None and is_whole_number(value) and value > limit else ""
+        ),
     )
 
 
