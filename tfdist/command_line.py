@@ -38,6 +38,8 @@ _HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
 
 def start(command: Callable[[list[str]], int]) -> NoReturn:
     """Runs a command as absl's programs are run; `command` takes the arguments and returns the exit status."""
+    if _HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
+        sys.exit(command(sys.argv[1:]))
     from absl import app
     from absl import logging as absl_logging
 
