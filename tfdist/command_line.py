@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from tfdist.errors import (
     EXIT_DONE,
@@ -36,7 +36,7 @@ except ModuleNotFoundError:  # without it not even an argument can be read
 _HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
 
 
-def start(command: Callable[[list[str]], int]) -> NoReturn:
+def start(command: Callable[[list[str]], int]) -> None:
     """Runs a command as absl's programs are run; `command` takes the arguments and returns the exit status."""
     if _HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
         sys.exit(command(sys.argv[1:]))
@@ -50,13 +50,22 @@ def start(command: Callable[[list[str]], int]) -> NoReturn:
         return argv
 
     app.run(lambda argv: command(argv[1:]), flags_parser=leave_unread)
-    raise AssertionError("app.run does not return")
 
 
 def parse(
     defined: flags.FlagValues, arguments: Sequence[str], *, about: str, hint: str = "--help lists the flags."
+) -> flags.FlagValues:
+    """`parse_with_operands` of a command that takes flags alone; raises UserError where there is something else."""
+    values, operands = parse_with_operands(defined, arguments, about=about, hint=hint)
+    if operands:
+        raise UserError(f"{operands[0]!r} belongs to no flag. {hint}")
+    return values
+
+
+def parse_with_operands(
+    defined: flags.FlagValues, arguments: Sequence[str], *, about: str, hint: str = "--help lists the flags."
 ) -> tuple[flags.FlagValues, list[str]]:
-    """Reads a command's flags, and absl's own.
+    """Reads a command's flags, and absl's own; a flag that repeats and was not given is an empty list.
 
     Args:
       defined: the command's flags, which stay as they are: a process may read several command lines.
@@ -83,10 +92,14 @@ def parse(
         if name not in values and name == flags.FLAGS[name].name and not name.startswith("help"):
             values[name] = flags.FLAGS[name]
     try:
-        return values, values(["", *arguments])[1:]
+        operands = values(["", *arguments])[1:]
     except flags.Error as error:
         said = str(error).strip()
         raise UserError(f"{said}{'' if said.endswith(('.', '?')) else '.'} {hint}") from error
+    for name in defined:
+        if isinstance(values[name], flags.MultiFlag) and values[name].value is None:
+            values[name].value = []
+    return values, operands
 
 
 def define_seconds(name: str, default: float | None, text: str, values: flags.FlagValues) -> None:

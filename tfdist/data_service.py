@@ -102,13 +102,12 @@ def start_several(given: flags.FlagValues, arguments: Sequence[str]) -> int:
 
 def parse(arguments: Sequence[str]) -> flags.FlagValues:
     """The flags; raises UserError for arguments that cannot be read."""
-    values, others = command_line.parse(FLAGS, arguments, about=__doc__, hint=f"Write, for example: {EXAMPLE}")
-    if others or not values.gin_file:
-        what = f"{others[0]!r} belongs to no flag" if others else "--gin_file is missing"
-        raise UserError(f"{what}. Write, for example: {EXAMPLE}")
+    hint = f"Write, for example: {EXAMPLE}"
+    values = command_line.parse(FLAGS, arguments, about=__doc__, hint=hint)
+    if not values.gin_file:
+        raise UserError(f"--gin_file is missing. {hint}")
     if values.port + values.workers > 65536:
         raise UserError(f"--workers={values.workers} from --port={values.port} on are ports above 65535. Write less.")
-    values["gin_param"].value = values.gin_param or []
     return values
 
 

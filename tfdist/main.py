@@ -99,11 +99,9 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
     for argument in arguments:
         if not is_unicode(argument):
             raise UserError(f"{argument!r} is no text in UTF-8. Write file names and values in UTF-8.")
-    values, others = command_line.parse(FLAGS, arguments, about=ABOUT)
+    values, others = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
     if others:
         raise UserError(_why_no_flag(others))
-    for name in ("gin_file", "gin_param"):
-        values[name].value = values[name].value or []
     if values.run_dir is not None and not values.run_dir.strip():
         raise UserError(
             f"--run_dir={values.run_dir} is empty; a variable in it may have no value. Write a directory, or leave "

@@ -15,7 +15,9 @@ sys.path.insert(0, str(REPOSITORY))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from tfdist.backup.policy import BackupPolicy  # noqa: E402 (found only now)
+from marked_page import filled  # noqa: E402 (found only now)
+
+from tfdist.backup.policy import BackupPolicy  # noqa: E402
 from tfdist.settings import page  # noqa: E402
 from tfdist.training.settings import EvaluateSettings, TrainSettings  # noqa: E402
 from tfdist.tuning.settings import TuneSettings  # noqa: E402
@@ -25,14 +27,10 @@ BEGIN, END = "<!-- the settings begin -->", "<!-- the settings end -->"
 PARTS = (TrainSettings, BackupPolicy, EvaluateSettings, TuneSettings)
 
 
-def written(text: str) -> str:
+def written() -> str:
     """The page's text with the tables between its marks."""
-    head, _, rest = text.partition(BEGIN)
-    _, found, tail = rest.partition(END)
-    if not found:
-        raise SystemExit(f"{PAGE} lacks the lines {BEGIN} and {END}, between which the tables go.")
-    return f"{head}{BEGIN}\n\n{page.text(PARTS)}\n{END}{tail}"
+    return filled(PAGE, BEGIN, END, page.text(PARTS))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(written())

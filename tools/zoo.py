@@ -25,7 +25,8 @@ sys.path[:0] = [str(REPOSITORY), str(TOOLS)]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from zoo_cases import collection  # noqa: E402 (found only now)
+from marked_page import filled  # noqa: E402 (found only now)
+from zoo_cases import collection  # noqa: E402
 from zoo_cases.comparing import Row, compared, table  # noqa: E402
 from zoo_cases.training import result_path  # noqa: E402
 
@@ -70,16 +71,6 @@ def _environment() -> dict[str, str]:
     return os.environ | threads | {"PYTHONPATH": path}
 
 
-def write_page(text: str) -> None:
-    """Puts the table between its marks in docs/equivalence.md."""
-    page = PAGE.read_text()
-    head, _, rest = page.partition(BEGIN)
-    _, found, tail = rest.partition(END)
-    if not found:
-        raise SystemExit(f"{PAGE} lacks the lines {BEGIN} and {END}, between which the table goes.")
-    PAGE.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{tail}")
-
-
 def main() -> int:
     """Runs the command; its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,7 +97,7 @@ def main() -> int:
     text = table(rows)
     print(text)
     if not arguments.only:
-        write_page(text)
+        PAGE.write_text(filled(PAGE, BEGIN, END, text))
     return _conclude(missing, rows)
 
 

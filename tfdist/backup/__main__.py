@@ -248,7 +248,7 @@ def parse(arguments: Sequence[str]) -> Given:
     values = flags.FlagValues()
     command.define(values)
     usage = f"{PROGRAM} {name} {' '.join(command.operands)} [FLAGS]"
-    values, operands = command_line.parse(
+    values, operands = command_line.parse_with_operands(
         values, arguments[1:], about=f"{usage}\n\n{command.text}", hint=f"{PROGRAM} {name} --help lists the flags."
     )
     if len(operands) != len(command.operands):

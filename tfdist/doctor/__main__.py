@@ -243,12 +243,7 @@ def make_strategy(name: str, peer_seconds: float) -> Any:
 
 def parse(arguments: Sequence[str]) -> flags.FlagValues:
     """The flags; raises UserError for arguments that cannot be read."""
-    values, others = command_line.parse(FLAGS, arguments, about=ABOUT)
-    if others:
-        raise UserError(f"{others[0]!r} belongs to no flag. --help lists the flags.")
-    for name in ("gin_file", "gin_param", "bucket"):
-        values[name].value = values[name].value or []
-    return values
+    return command_line.parse(FLAGS, arguments, about=ABOUT)
 
 
 if __name__ == "__main__":

@@ -147,9 +147,7 @@ def _rules(options: flags.FlagValues) -> Rules:
 
 def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
     hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
-    options, others = command_line.parse(FLAGS, arguments, about=DESCRIPTION, hint=hint)
-    if others:
-        raise UserError(f"Unknown argument {others[0]!r}. {hint}")
+    options = command_line.parse(FLAGS, arguments, about=DESCRIPTION, hint=hint)
     if options.launcher == "host":
         if options.workers not in (None, 1):
             raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")

@@ -259,9 +259,7 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, list[str]]:
     """
     ours, workers_own = split_at_dashes(arguments)
     hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
-    options, others = command_line.parse(FLAGS, ours, about=DESCRIPTION, hint=hint)
-    if others:
-        raise UserError(f"Unknown argument {others[0]!r}. {hint}")
+    options = command_line.parse(FLAGS, ours, about=DESCRIPTION, hint=hint)
     if not workers_own:
         raise UserError(
             f"The `--` and tfdist.main's arguments are missing. Received: {' '.join(arguments)!r}. Write: {EXAMPLE}"

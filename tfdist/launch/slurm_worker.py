@@ -49,10 +49,7 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[l
       UserError: this is no task of a Slurm job, or the job has another number of tasks than there are hosts.
     """
     ours, workers_own = split_at_dashes(arguments)
-    hint = f"Write, for example: {EXAMPLE}"
-    options, others = command_line.parse(FLAGS, ours, about=__doc__, hint=hint)
-    if others:
-        raise UserError(f"{others[0]!r} belongs to no flag. {hint}")
+    options = command_line.parse(FLAGS, ours, about=__doc__, hint=f"Write, for example: {EXAMPLE}")
     command = [sys.executable, "-m", options.module, *workers_own]
     hosts = [host for host in options.hosts if host]
     index, num_tasks = _number("SLURM_PROCID", environment), _number("SLURM_NTASKS", environment)

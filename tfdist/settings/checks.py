@@ -74,7 +74,12 @@ def one_of(*choices: str) -> Check:
 
 def text(example: str) -> Check:
     """A text that is not empty."""
-    return Check(f"a text, such as {example!r}", lambda value: isinstance(value, str) and bool(value.strip()))
+    return Check(f"a text, such as {example!r}", is_text)
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a text that is not empty."""
+    return isinstance(value, str) and bool(value.strip())
 
 
 def checked_later(example: str) -> Check:

@@ -110,10 +110,10 @@ def check_reported(
     check_keep_best(settings.policy, reported)
 
 
-def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
+def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
     """What a data function gives, prepared on every worker: on the chief first, for the others to find.
 
-    The chief tells in one line what the `split` ("training", "evaluation") holds; of None nobody is told.
+    The chief tells in one line what the `split` ("training", "evaluation") holds.
 
     Raises:
       UserError: the data cannot be read; on every worker, where it is the chief that fails.
@@ -123,7 +123,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str | None) -> Source:
     run.strategy.on_chief(lambda: source.prepare(run.directory.fitted), "The data cannot be prepared")
     if not run.topology.is_chief:
         source.prepare(run.directory.fitted)
-    elif split is not None:
+    else:
         lines = source.describe()
         run.events.info(
             "data_opened",

@@ -22,6 +22,7 @@ from tfdist.settings.checks import (
     SWITCH,
     Check,
     checked_later,
+    is_text,
     made,
     one_of,
     or_none,
@@ -44,14 +45,10 @@ PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-START = Check("a run directory, a backup in it, or a .keras file", _is_path)
+START = Check("a run directory, a backup in it, or a .keras file", is_text)
 WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a backup or of a run, or a .keras file",
-    lambda value: _is_path(value) or is_whole_number(value, least=0),
+    lambda value: is_text(value) or is_whole_number(value, least=0),
 )
 
 

@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> None:
     """Writes the report of the directory that the arguments name, and says where it is."""
-    _, others = command_line.parse(flags.FlagValues(), arguments, about=ABOUT)
+    _, others = command_line.parse_with_operands(flags.FlagValues(), arguments, about=ABOUT)
     if len(others) != 1:
         raise UserError(f"One RUN_DIR is wanted; received {' '.join(others)!r}. Write: {PROGRAM} runs/sweep")
     print(write_report(others[0]))

@@ -43,15 +43,9 @@ def printed(arguments: Sequence[str]) -> str:
     module = SCHEDULERS[scheduler]
     values = flags.FlagValues()
     module.define_flags(values)
-    repeated = [name for name in values if values[name].value is None and isinstance(values[name], flags.MultiFlag)]
     about = f"python -m tfdist.launch --print={scheduler} [FLAGS] -- ARGUMENTS OF tfdist.main"
     hint = f"--print={scheduler} --help lists the flags; those of tfdist.main come after `--`."
-    options, others = command_line.parse(values, rest, about=about, hint=hint)
-    if others:
-        raise UserError(f"{others[0]!r} belongs to no flag. {hint}")
-    for name in repeated:
-        options[name].value = options[name].value or []
-    return module.render(options, workers_own)
+    return module.render(command_line.parse(values, rest, about=about, hint=hint), workers_own)
 
 
 def _scheduler(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
