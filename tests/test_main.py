@@ -244,7 +244,7 @@ def test_a_wrong_flag_is_told_with_the_right_one(
         ("train.num_microbatches = 65", ["global_batch_size = 64", "65 microbatches", "multiple of 65"]),
         ("train.model = 'convnet'", ["train.model is 'convnet'", "without parentheses"]),
         ("train.model = None", ["train.model is None", "without parentheses"]),
-        ("train.eval_data = @keras.losses.Huber()", ["train.eval_data is the function", "without arguments"]),
+        ("train.eval_data = @keras.losses.Huber()", ["train.eval_data is a Huber", "without arguments"]),
         ("train.model = @convnet.build_convnet()", ["@convnet.build_convnet()", "without parentheses"]),
         ("train.optimizer = @keras.optimizers.Adam()", ["@keras.optimizers.Adam()", "without parentheses"]),
         ("train.optimizer = 'adm'", ["train.optimizer is 'adm'", "Did you mean 'adam'"]),

@@ -17,15 +17,31 @@ from tfdist.backup import catalog
 
 DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
 DEADLINE_SECONDS = 120
+DIES = """
+import json
+import os
+import signal
+
+import keras
 
 
-def start_worker(index: int, addresses: list[str], run_dir: pathlib.Path) -> subprocess.Popen[str]:
+class DiesBetweenCalls(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def start_worker(
+    index: int, addresses: list[str], run_dir: pathlib.Path, *params: str, directory: pathlib.Path | None = None
+) -> subprocess.Popen[str]:
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     command = ["--gin_file", DIGITS, "--gin_param", "train.epochs = 100000", "--run_dir", run_dir]
+    command += [word for param in params for word in ("--gin_param", param)]
     return subprocess.Popen(
         [sys.executable, "-m", "tfdist.main", *map(str, command)],
         env=support.clean_environment() | {"TF_CONFIG": json.dumps(config)},
-        cwd=support.REPOSITORY,
+        cwd=directory or support.REPOSITORY,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -58,6 +74,24 @@ def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, 
     assert stderr.count("error:") == 1
     assert f"Worker {1 - killed} lost the connection" in stderr
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_none_talks_to_it_is_missed(tmp_path: pathlib.Path) -> None:
+    """The chief then waits for it to join the next collective, and no connection of its own breaks."""
+    (tmp_path / "dies.py").write_text(DIES)
+    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
+    params = ("import dies", "train.callbacks = [@dies.DiesBetweenCalls()]")
+    workers = [start_worker(i, addresses, tmp_path / "run", *params, directory=tmp_path) for i in range(2)]
+    try:
+        _, stderr = workers[0].communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert workers[1].returncode == -signal.SIGKILL
+    assert workers[0].returncode == 4, stderr
+    assert stderr.count("error:") == 1 and "Worker 0 lost the connection" in stderr, stderr
 
 
 @pytest.mark.slow

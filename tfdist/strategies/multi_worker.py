@@ -14,7 +14,12 @@ from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies import environment
 from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout, check_seconds
 from tfdist.strategies.cluster import Cluster, read_tf_config
-from tfdist.strategies.heartbeat import HEARTBEAT_SECONDS, LOCAL_HEARTBEAT_SECONDS, set_heartbeat_timeout
+from tfdist.strategies.heartbeat import (
+    HEARTBEAT_SECONDS,
+    LOCAL_HEARTBEAT_SECONDS,
+    set_heartbeat_timeout,
+    watch_for_deaths,
+)
 from tfdist.strategies.rendezvous import AddressTakenError, rendezvous
 from tfdist.telemetry import pulse
 
@@ -138,6 +143,7 @@ class MultiWorker(Strategy):
                     "The strategy multi_worker has to connect before TensorFlow computes anything, and this process "
                     "has made a tensor or a tf.data.Dataset already. Enter strategy.scope() first, and make them then."
                 ) from error
+        watch_for_deaths(cluster)
         num_local = distribution.num_replicas_in_sync // cluster.num_workers
         return distribution, Topology(cluster.worker_index, cluster.num_workers, num_local_replicas=num_local)
 
