@@ -54,7 +54,8 @@ def watch_for_deaths(cluster: Cluster) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=_ask_until_one_died, args=(others, stop), name="tfdist-deaths", daemon=True)
     thread.start()
-    atexit.register(lambda: (stop.set(), thread.join()))  # TensorFlow must not end while it is asked
+    atexit.register(thread.join)  # TensorFlow must not end while it is asked
+    atexit.register(stop.set)  # called first
 
 
 def _ask_until_one_died(tasks: Sequence[str], stop: threading.Event) -> None:
