@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
+import forks
 import psutil
 import pytest
 
@@ -114,7 +115,7 @@ def run_command(
         tempfile.TemporaryFile("w+", errors="replace") as stdout,
         tempfile.TemporaryFile("w+", errors="replace") as stderr,
     ):
-        process = subprocess.Popen(
+        process = forks.Popen(
             [os.fspath(part) for part in command],
             env={name: value for name, value in environment.items() if value is not None},
             cwd=cwd,

@@ -6,13 +6,13 @@ import contextlib
 import os
 import pathlib
 import pty
-import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 
+import forks
 import pytest
 import support
 
@@ -32,7 +32,7 @@ class InTerminal:
         self.master, slave = pty.openpty()
         flags = [f"--gin_param={text}" for text in ("train.epochs = 100000", *params)]
         flags = ["--gin_file=configs/experiments/digits.gin", *flags, f"--run_dir={run_dir}"]
-        self.process = subprocess.Popen(
+        self.process = forks.Popen(
             [sys.executable, "-m", "tfdist.main", *flags],
             env=support.clean_environment() | {support.MARK: self.mark, "TERM": "xterm"},
             cwd=support.REPOSITORY,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import forks
 import pytest
 import support
 
@@ -38,7 +39,7 @@ def start_worker(
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     command = ["--gin_file", DIGITS, "--gin_param", "train.epochs = 100000", "--run_dir", run_dir]
     command += [word for param in params for word in ("--gin_param", param)]
-    return subprocess.Popen(
+    return forks.Popen(
         [sys.executable, "-m", "tfdist.main", *map(str, command)],
         env=support.clean_environment() | {"TF_CONFIG": json.dumps(config)},
         cwd=directory or support.REPOSITORY,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import os
 import pathlib
@@ -302,15 +303,19 @@ def import_tensorflow(verbose: bool) -> None:
         if not is_installed(module):
             raise missing_requirement(module) or ModuleNotFoundError(module)
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    if verbose:
-        import tensorflow
-    else:
-        from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
+    from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
 
+    if not verbose:
         quiet_tensorflow(os.environ)
-        # Its libraries chatter while they load; a trial's process has it already.
-        with contextlib.nullcontext() if "tensorflow" in sys.modules else quiet_import(os.environ):
+    if "tensorflow" in sys.modules:  # a trial's process has it already
+        return
+    gc.disable()  # a million objects come, and stay: a second goes into looking for garbage among them
+    try:
+        with contextlib.nullcontext() if verbose else quiet_import(os.environ):  # its libraries chatter while they load
             import tensorflow  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def is_installed(module: str) -> bool:

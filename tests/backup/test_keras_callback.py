@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import forks
 import keras
 import numpy as np
 import pytest
@@ -291,7 +292,7 @@ def test_after_a_fit_that_raised_signals_do_again_what_they_did_before(tmp_path:
 
 
 def start(result: pathlib.Path, backup_dir: pathlib.Path | str, kind: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    return forks.Popen(
         [sys.executable, PROGRAM, result, backup_dir, kind],
         env=support.clean_environment(),
         stdout=subprocess.PIPE,

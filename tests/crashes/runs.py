@@ -19,6 +19,7 @@ import uuid
 import zipfile
 from typing import Any
 
+import forks
 import h5py
 import numpy as np
 import psutil
@@ -81,7 +82,7 @@ class Process:
         self._begin = self._output.tell()
         self.events_before = len(run.events())
         pace = None if step_seconds is None else f"{step_seconds}:{run.directory}"
-        self._popen = subprocess.Popen(
+        self._popen = forks.Popen(
             command(strategy, run.directory, *params),
             env=environment(pace) | {support.MARK: self._mark} | (env or {}),
             cwd=support.REPOSITORY,

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 
+import forks
 import keras
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def services(files: Sequence[str], count: int, *params: str) -> Iterator[tuple[s
     flags = [*(f"--gin_file={file}" for file in files), named, *(f"--gin_param={param}" for param in params)]
     mark = uuid.uuid4().hex
     started = [
-        subprocess.Popen(
+        forks.Popen(
             [sys.executable, "-m", "tfdist.data_service", *flags, f"--port={port}"],
             env=support.clean_environment() | {support.MARK: mark},
             stdout=subprocess.PIPE,
@@ -141,7 +142,7 @@ def test_a_service_that_reads_other_data_or_is_not_there_is_refused(files: list[
 
 def test_a_training_ends_when_a_service_is_killed(files: list[str], tmp_path: pathlib.Path) -> None:
     with services(files, 2) as (named, started):
-        training = subprocess.Popen(
+        training = forks.Popen(
             [sys.executable, *command(files, tmp_path / "run", named, "--gin_param=train.epochs = 1000000")],
             env=support.clean_environment(),
             stdout=subprocess.PIPE,
@@ -178,7 +179,7 @@ def test_workers_of_one_command_end_with_it(files: list[str]) -> None:
     ports = support.free_ports(1)
     flags = [*(f"--gin_file={file}" for file in files), "--gin_param=SERVICES = ['127.0.0.1:1']"]
     mark = uuid.uuid4().hex
-    started = subprocess.Popen(
+    started = forks.Popen(
         [sys.executable, "-m", "tfdist.data_service", *flags, f"--port={ports[0]}", "--workers=2"],
         env=support.clean_environment() | {support.MARK: mark},
         stdout=subprocess.PIPE,

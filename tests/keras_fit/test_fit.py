@@ -7,10 +7,10 @@ import os
 import pathlib
 import pickle
 import signal
-import subprocess
 import sys
 from typing import Any
 
+import forks
 import keras
 import numpy as np
 import pytest
@@ -143,7 +143,7 @@ def test_each_of_two_workers_ends_with_the_weights_of_one_device(tmp_path: pathl
     addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
     paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
     workers = [
-        subprocess.Popen(
+        forks.Popen(
             [sys.executable, str(WORKER), str(tmp_path / str(index))],
             env=support.clean_environment()
             | {"PYTHONPATH": paths}

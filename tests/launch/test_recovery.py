@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import forks
 import numpy as np
 import pytest
 import support
@@ -52,7 +53,7 @@ def train(
     mark = uuid.uuid4().hex
     faults = {"TFDIST_TEST_FAULTS": str(faults_of(run_dir))} if faults_of(run_dir).exists() else {}
     with run_dir.with_suffix(".output").open("w+", errors="replace") as output:
-        process = subprocess.Popen(
+        process = forks.Popen(
             [sys.executable, "-m", *module, *given, f"--run_dir={run_dir}"],
             env=environment() | {support.MARK: mark} | faults,
             cwd=support.REPOSITORY,

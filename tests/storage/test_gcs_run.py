@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 
+import forks
 import keras
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def kill_after(commits: int, command: list[str]) -> None:
     """Starts a training, and kills it once it has told of so many backups."""
     told = ["-u", *command, "--gin_param=train.steps_per_call = 1"]
     environment = clean_environment()
-    with subprocess.Popen(
+    with forks.Popen(
         [sys.executable, *told], cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import forks
 import psutil
 import support
 
@@ -139,7 +140,7 @@ class Running:
         self._log = log
         environment = support.clean_environment() | dict(variables) | {support.MARK: self.mark}
         with log.open("a") as output:
-            self._popen = subprocess.Popen(
+            self._popen = forks.Popen(
                 [sys.executable, "-m", "tfdist.main", *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,220 @@
+"""Python processes for tests that begin with TensorFlow and Keras imported, by a fork in place of six seconds.
+
+`Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, or a script
+of this repository, and its environment differs from `support.clean_environment()` only in what is read after the
+imports, the process is a fork of a server, which has imported TensorFlow, Keras and tfdist and used none of them. What
+a launcher of tfdist starts in turn is forked by a server of the launcher's own. All else is started as ever.
+
+Invariant: the process is a child of the one that asked for it, with its own pid, command line, environment, working
+directory, descriptors, session and signal handlers, and ends as any Python does. Linux alone.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import inspect
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "equivalence.cases", "keras_fit.callback_cases")
+IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
+READ_LATE = ("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_", "no_proxy")
+CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
+LAUNCHER = "tfdist.launch"
+_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+ROOM = 1 << 16  # bytes for what /proc shows of a process: as much as the server was started with
+BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import forks; forks.main()"  # leaves __main__ to the forks
+_Popen = subprocess.Popen
+_server: socket.socket | None = None
+_server_environment: dict[str, str] = {}
+
+
+class Popen(_Popen):
+    """As `subprocess.Popen`."""
+
+    def _execute_child(self, *given: Any) -> None:
+        names = list(inspect.signature(_Popen._execute_child).parameters)[1:]
+        asked = dict(zip(names, given, strict=True))
+        command = [os.fspath(part) for part in asked["args"]] if isinstance(asked["args"], (list, tuple)) else []
+        environment = dict(os.environ if asked["env"] is None else asked["env"])
+        if not _can_fork(command, environment) or asked["preexec_fn"] or asked["pass_fds"] or asked["shell"]:
+            super()._execute_child(*given)
+            return
+        job = {
+            "command": command,
+            "environment": environment,
+            "cwd": os.fspath(asked["cwd"] or os.getcwd()),
+            "session": bool(next(value for name, value in asked.items() if name.endswith("start_new_session"))),
+        }
+        ends = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
+        self.pid = _fork_elsewhere(job, [own if end == -1 else end for own, end in enumerate(ends)])
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(asked[name] for name in pipes))
+
+
+def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    if len(command) < 2 or command[0] != sys.executable or sys.platform != "linux":
+        return False
+    if command[1:4] == ["-I", "-S", str(CHILD)]:
+        command = command[6:]
+        return len(command) > 1 and _can_fork(command, environment)
+    is_module = command[1] == "-m" and command[2] in MODULES
+    is_script = command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents
+    if not (is_module or is_script) or "--help" in command:
+        return False
+    expected = _server_environment or _clean()
+    changed = {n for n in {*expected, *environment} if expected.get(n) != environment.get(n)}
+    return all(name.startswith(READ_LATE) for name in changed)
+
+
+def _clean() -> dict[str, str]:
+    import support
+
+    return support.clean_environment()
+
+
+def _fork_elsewhere(job: dict[str, Any], descriptors: Sequence[int]) -> int:
+    global _server, _server_environment
+    if _server is None:
+        _server_environment = _clean()
+        _server, theirs = socket.socketpair()
+        # What the server forks twice over becomes this process's child.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        with theirs:
+            _Popen(
+                [sys.executable, "-c", BEGIN, str(Path(__file__).parent), str(theirs.fileno()), " " * ROOM],
+                env=_server_environment | {"ROOM": " " * ROOM},
+                pass_fds=[theirs.fileno()],
+            )
+    line = json.dumps(job).encode()
+    socket.send_fds(_server, [len(line).to_bytes(8, "big")], list(descriptors))
+    _server.sendall(line)
+    return int.from_bytes(_received(_server, 8), "big")
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        if not more:
+            raise EOFError("the server of tests/forks.py is gone")
+        data += more
+    return data
+
+
+def serve(connection: socket.socket) -> dict[str, Any]:
+    """Forks until the other end hangs up; returns, in a fork, the job that it has to do."""
+    size = array.array("i").itemsize
+    while True:
+        head, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * size))
+        if not head:
+            os._exit(0)
+        descriptors = array.array("i", ancillary[0][2])
+        job = json.loads(_received(connection, int.from_bytes(head, "big")))
+        told, tell = os.pipe()
+        begun, begin = os.pipe()
+        between = os.fork()
+        if not between:
+            pid = os.fork()
+            if pid:
+                os.write(tell, pid.to_bytes(8, "big"))
+                os._exit(0)
+            os.close(begin)
+            os.read(begun, 1)  # until the process between is gone, and its place as the parent is taken
+            for each in (begun, told, tell):
+                os.close(each)
+            connection.close()
+            for target, each in enumerate(descriptors):
+                os.dup2(each, target)
+                os.close(each)
+            return job
+        os.waitpid(between, 0)
+        connection.sendall(os.read(told, 8))
+        for each in (told, tell, begun, begin, *descriptors):
+            os.close(each)
+
+
+def become(job: dict[str, Any]) -> NoReturn:
+    """Is the process that the job describes, from its first line to its end."""
+    os.chdir(job["cwd"])
+    if job["session"]:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    _show(job["command"], [f"{name}={value}" for name, value in job["environment"].items()])
+    paths = [p for p in sys.path[1:] if p not in _server_environment.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:] = [*filter(None, job["environment"].get("PYTHONPATH", "").split(os.pathsep)), *paths]
+    command = job["command"]
+    if command[1:3] == ["-I", "-S"]:
+        os.execvp = _run  # what child.py ends with
+        command = [command[0], *command[3:]]
+    _run(command[0], command)
+
+
+def _run(executable: str, command: Sequence[str]) -> NoReturn:
+    sys.orig_argv = list(command)
+    if command[1] == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = ["-m", *command[3:]]
+        if command[2] == LAUNCHER:
+            _start_own_server()
+        runpy._run_module_as_main(command[2])
+    else:
+        sys.argv = list(command[1:])
+        if command[1] != str(CHILD):
+            sys.path.insert(0, os.path.dirname(os.path.abspath(command[1])))
+        runpy.run_path(command[1], run_name="__main__")
+    sys.exit()
+
+
+def _show(*lists: Sequence[str]) -> None:
+    """Has /proc show this command line and this environment, see proc_pid_stat(5)."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    starts_and_ends = [int(fields[number - 3]) for number in (48, 49, 50, 51)]
+    for start, end, strings in zip(starts_and_ends[::2], starts_and_ends[1::2], lists, strict=True):
+        line = "\0".join(strings).encode()
+        ctypes.memmove(start, line.ljust(end - start, b"\0"), end - start)
+
+
+def _start_own_server() -> None:
+    """Gives this process, which has no threads yet, a server of its own, and has all that it starts come from there."""
+    global _server, _server_environment
+    ours, theirs = socket.socketpair()
+    if not os.fork():
+        ours.close()
+        os.setsid()
+        become(serve(theirs))
+    theirs.close()
+    _server = ours
+    _server_environment = dict(os.environ)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    subprocess.Popen = Popen
+
+
+def main() -> None:
+    global _server_environment
+    os.environ.pop("ROOM")
+    _server_environment = dict(os.environ)
+    connection = socket.socket(fileno=int(sys.argv[2]))
+    for name in IMPORTED:
+        with contextlib.suppress(ImportError):
+            __import__(name)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tests'
+    job = serve(connection)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    become(job)
