@@ -18,15 +18,15 @@ from measuring import Figure, interleaved, ratio
 from trainings import Train, tfdist_learner_and_training
 from workloads import heavy_mlp, loss, metric, optimizer
 
-from tfdist.backup import restore
-from tfdist.backup.entries import list_backups
-from tfdist.backup.keeper import BackupKeeper
-from tfdist.backup.policy import BackupPolicy
-from tfdist.backup.preemption import Preemption
-from tfdist.backup.schedule import Schedule
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.format.entries import list_backups
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.preemption import Preemption
+from tfdist.checkpoint.schedule import Schedule
+from tfdist.checkpoint.write.keeper import BackupKeeper
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.recovery import Position, Recovery, restored
-from tfdist.training.state import TrainingState
+from tfdist.training.recovery.recovery import Position, Recovery, restored
+from tfdist.training.step.state import TrainingState
 
 STEPS_BETWEEN = 2  # of training, before a stall is measured
 

@@ -16,13 +16,13 @@ import time
 import keras
 from workloads import Workload, heavy_mlp, loss, metric, optimizer
 
-from tfdist.backup.policy import BackupPolicy
-from tfdist.data.arrays import ArraySource
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.data.sources.arrays import ArraySource
 from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run import Request
-from tfdist.training.settings import TrainSettings
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
 
 STEPS_PER_EPOCH = 50
 SECONDS_BETWEEN_BACKUPS = 3.0  # of tfdist's; about what its automatic interval comes to

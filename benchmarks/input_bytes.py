@@ -19,13 +19,13 @@ import input_files
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.array_record import ArrayRecordSource
-from tfdist.data.batches import BatchPlan
-from tfdist.data.columns import Columns
-from tfdist.data.source import Order, Source
-from tfdist.data.tables import Table
-from tfdist.data.text import TextLines
-from tfdist.data.tfrecord import TFRecordSource
+from tfdist.data.formats.array_record import ArrayRecordSource
+from tfdist.data.formats.tfrecord import TFRecordSource
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.source import Order, Source
+from tfdist.data.tables.tables import Table
+from tfdist.data.text.text import TextLines
 
 BATCHES = (256, 100)
 WORKERS = (2, 4, 8)

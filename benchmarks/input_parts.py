@@ -22,13 +22,13 @@ import numpy as np
 import tensorflow as tf
 from measuring import Figure, interleaved, ratio
 
-from tfdist.data.arrays import ArraySource
-from tfdist.data.batches import BatchPlan
-from tfdist.data.columns import Columns
-from tfdist.data.image_folder import ImageFolder
-from tfdist.data.pipeline import build_pipeline, dispose
-from tfdist.data.source import Source
-from tfdist.data.tfrecord import TFRecordSource
+from tfdist.data.formats.image_folder import ImageFolder
+from tfdist.data.formats.tfrecord import TFRecordSource
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline, dispose
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.source import Source
 from tfdist.strategies.base import Topology
 
 ALONE = Topology(worker_index=0, num_workers=1, num_local_replicas=1)

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
+from tfdist.telemetry.console.quiet import quiet_import, quiet_tensorflow
 
 
 def main(module: str, function: str, path: str, *arguments: str) -> None:

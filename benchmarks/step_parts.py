@@ -12,7 +12,7 @@ from workloads import Workload, mlp
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.pace import Pace
+from tfdist.training.watch.pace import Pace
 
 LOOP_ROUNDS = 40
 FIT_ROUNDS = 15

@@ -14,17 +14,17 @@ import keras
 import tensorflow as tf
 from workloads import Workload, loss, metric, optimizer
 
-from tfdist.data.arrays import ArraySource
-from tfdist.data.batches import BatchPlan
-from tfdist.data.pipeline import build_pipeline
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.arrays import ArraySource
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.gradients import LocalGradients
-from tfdist.training.learner import Learner, build_learner
-from tfdist.training.outcome import EpochSums
-from tfdist.training.step import TrainStep
-from tfdist.training.tuned import choose_packing
-from tfdist.training.wishes import Wanted
+from tfdist.training.loop.learner import Learner, build_learner
+from tfdist.training.loop.outcome import EpochSums
+from tfdist.training.loop.votes import Vote
+from tfdist.training.run.tuned import choose_packing
+from tfdist.training.step.gradients import LocalGradients
+from tfdist.training.step.step import TrainStep
 
 Train = Callable[[int], None]
 SHUFFLE_BUFFER = 10_000  # examples
@@ -97,7 +97,7 @@ def tfdist_learner_and_training(
     iterator = batches()
 
     def train(num_steps: int) -> None:
-        totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Wanted().tensor(), EpochSums().vector([]))
+        totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), EpochSums().vector([]))
         _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
 
     return learner, train

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist.data.sklearn_sets import load_digits
+from tfdist.data.sources.sklearn_sets import load_digits
 
 
 def make_train_dataset(seed: int) -> tf.data.Dataset:

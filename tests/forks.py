@@ -28,7 +28,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "equivalence.cases", "keras_fit.callback_cases")
+MODULES = (
+    "tfdist.main",
+    "tfdist.launch",
+    "tfdist.commands.data_service",
+    "equivalence.cases",
+    "keras_fit.callback_cases",
+)
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
 READ_LATE = ("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_", "no_proxy")
 CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"

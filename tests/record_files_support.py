@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.batches import BatchPlan
-from tfdist.data.columns import Columns
-from tfdist.data.pipeline import build_pipeline
-from tfdist.data.source import Source
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.source import Source
 from tfdist.strategies.base import Topology
 
 FEATURES = {"x": ("fixed", (2,), "float32"), "number": ("fixed", (), "int64")}

@@ -1,4 +1,4 @@
-"""What `tfdist.config` promises, with real files; the roots are small functions, most of it needs no TensorFlow."""
+"""What `config/loading.py` promises, with real files; the roots are small functions, most of it needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tfdist import config
+from tfdist.config import loading
 from tfdist.errors import UserError
 
 CALLS: list[dict[str, Any]] = []
@@ -91,10 +91,10 @@ def write(name: str, text: str) -> str:
     return name
 
 
-def load(*texts: str, params: tuple[str, ...] = (), roots: dict[str, Callable] | None = None) -> config.Config:
+def load(*texts: str, params: tuple[str, ...] = (), roots: dict[str, Callable] | None = None) -> loading.Config:
     """Loads texts as the files 0.gin, 1.gin …"""
     names = [write(f"{i}.gin", text) for i, text in enumerate(texts)]
-    return config.load(gin_files=names, gin_params=params, roots=lambda: ROOTS if roots is None else roots)
+    return loading.load(gin_files=names, gin_params=params, roots=lambda: ROOTS if roots is None else roots)
 
 
 def message(*texts: str, params: tuple[str, ...] = (), run: str | None = None, roots=None) -> str:
@@ -247,7 +247,7 @@ def test_includes_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
     write("repo/configs/experiments/beside.py", "def build(): return 'beside'")
     write("elsewhere/empty", "")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    loaded = config.load(
+    loaded = loading.load(
         gin_files=["../repo/configs/experiments/a.gin"],
         gin_params=["import beside", "train.model = @beside.build"],
         roots=lambda: ROOTS,
@@ -257,7 +257,7 @@ def test_includes_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_url_is_read_by_the_function_given():
     texts = {"gs://bucket/run/config.gin": "train.model = 1\ntrain.epochs = 8"}
-    loaded = config.load(gin_files=list(texts), gin_params=(), roots=lambda: ROOTS, read_url=texts.__getitem__)
+    loaded = loading.load(gin_files=list(texts), gin_params=(), roots=lambda: ROOTS, read_url=texts.__getitem__)
     assert loaded.run("train")["epochs"] == 8
     assert loaded.bindings[1].source == "gs://bucket/run/config.gin:2"
 
@@ -265,7 +265,7 @@ def test_a_url_is_read_by_the_function_given():
 def test_a_missing_file_is_named_with_near_ones():
     write("experiments/digits.gin", "")
     with pytest.raises(UserError, match=r"no gin file 'experiments/digit.gin'.*Did you mean 'experiments/digits.gin'"):
-        config.load(gin_files=["experiments/digit.gin"], gin_params=(), roots=lambda: ROOTS)
+        loading.load(gin_files=["experiments/digit.gin"], gin_params=(), roots=lambda: ROOTS)
 
 
 def test_a_missing_include_is_named_with_its_line():
@@ -278,7 +278,7 @@ def test_files_that_include_each_other_are_refused():
     write("a.gin", "include 'b.gin'")
     write("b.gin", "train.model = 1\ninclude 'a.gin'")
     with pytest.raises(UserError, match=r"b.gin:2: .*circle: a.gin → b.gin → a.gin"):
-        config.load(gin_files=["a.gin"], gin_params=(), roots=lambda: ROOTS)
+        loading.load(gin_files=["a.gin"], gin_params=(), roots=lambda: ROOTS)
 
 
 def test_an_error_in_an_included_file_names_that_file_once():
@@ -291,7 +291,7 @@ def test_an_error_in_an_included_file_names_that_file_once():
 def test_what_cannot_be_read_as_a_gin_file_is_refused(name: str):
     Path("binary.gin").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=name):
-        config.load(gin_files=[name], gin_params=(), roots=lambda: ROOTS)
+        loading.load(gin_files=[name], gin_params=(), roots=lambda: ROOTS)
 
 
 def test_a_file_knows_the_modules_that_what_it_includes_imports():
@@ -335,9 +335,9 @@ def test_the_written_configuration_says_where_its_modules_lie(tmp_path: Path, mo
 
 
 def test_a_root_inherits_of_another_what_it_has_no_value_for():
-    def loaded(text: str) -> config.Config:
+    def loaded(text: str) -> loading.Config:
         inherited = {"evaluate.model": ["train.options", "train.model"], "evaluate.data": ["train.data"]}
-        return config.load(gin_files=[write("0.gin", text)], gin_params=(), roots=lambda: ROOTS, inherited=inherited)
+        return loading.load(gin_files=[write("0.gin", text)], gin_params=(), roots=lambda: ROOTS, inherited=inherited)
 
     text = "import library\ntrain.model = @library.build_head\ntrain.options = None"
     assert loaded(text).run("evaluate") == ("head", 10)
@@ -416,12 +416,12 @@ def test_a_function_that_is_its_own_argument_is_refused():
 def test_a_byte_order_mark_at_the_start_of_a_file_is_no_part_of_it():
     Path("marked.gin").write_text("\ufefftrain.model = 1\ninclude 'inner.gin'", encoding="utf-8")
     Path("inner.gin").write_text("\ufefftrain.epochs = 4", encoding="utf-8")
-    assert config.load(gin_files=["marked.gin"], gin_params=(), roots=lambda: ROOTS).run("train")["epochs"] == 4
+    assert loading.load(gin_files=["marked.gin"], gin_params=(), roots=lambda: ROOTS).run("train")["epochs"] == 4
 
 
 def test_a_name_of_a_file_that_cannot_be_looked_for_is_refused():
     with pytest.raises(UserError, match="too long"):
-        config.load(gin_files=["a" * 5000], gin_params=(), roots=lambda: ROOTS)
+        loading.load(gin_files=["a" * 5000], gin_params=(), roots=lambda: ROOTS)
 
 
 def test_arguments_may_stand_in_the_call():
@@ -504,16 +504,17 @@ def test_plain_mistakes_are_reported_without_importing_tensorflow(text: str, par
     write("a.gin", text)
     program = f"""
         import sys
-        from tfdist import config, errors
+        from tfdist import errors
+        from tfdist.config import loading
         def roots():
             raise AssertionError("called too early")
         try:
-            config.load(gin_files=["a.gin"], gin_params={params!r}, roots=roots)
+            loading.load(gin_files=["a.gin"], gin_params={params!r}, roots=roots)
         except errors.UserError:
             sys.exit("tensorflow" in sys.modules or "keras" in sys.modules)
         sys.exit(3)
     """
-    environment = {"PYTHONPATH": str(Path(config.__file__).parents[1])}
+    environment = {"PYTHONPATH": str(Path(loading.__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment).returncode == 0
 
 
@@ -709,7 +710,7 @@ def test_a_type_error_inside_called_code_stays_one():
 # What is written.
 
 
-def effective(loaded: config.Config) -> dict[str, str]:
+def effective(loaded: loading.Config) -> dict[str, str]:
     return {b.key: b.value for b in loaded.bindings if not b.overridden and not b.idle}
 
 
@@ -874,7 +875,7 @@ def test_keras_classes_can_be_referred_to_and_configured():
     optimizer = loaded.run("train")["model"]
     assert type(optimizer) is keras.optimizers.Adam and optimizer.global_clipnorm == 2.0
     nets = CALLS[0]["data"]
-    with config._gin_state(loaded._gin_bindings, {}):
+    with loading._gin_state(loaded._gin_bindings, {}):
         assert nets[0]().dense.units == 7
         assert nets[1]().output_shape == (None, 8)
     assert load(loaded.operative_text()).digest() == loaded.digest()

@@ -18,7 +18,7 @@ from tfdist.storage import files
 
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 EPOCHS = (
-    "from tfdist.backup import policy",
+    "from tfdist.checkpoint import policy",
     "train.backup = @policy.BackupPolicy(every_epochs=1, keep_last=5, keep_best='val_accuracy')",
     "train.deterministic = True",
     "train.epochs = 4",

@@ -13,22 +13,21 @@ from support import REPOSITORY
 # Each part of the package, with the parts it may import: those below it. Parts of one level do not know each other.
 FOUNDATION = {"storage", "telemetry", "settings", "user_code", "command_line", "errors"}
 COMPUTING = {"strategies"} | FOUNDATION
-MATERIAL = {"data", "tasks", "backup"} | COMPUTING
+MATERIAL = {"data", "tasks", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
-    "": {"backup", "keras_fit"},  # the package itself, whose names are imported when they are first used
-    "main": {"config", "experiment", "tuning", "training", "launch.elastic_worker"} | MATERIAL,
-    "data_service": {"main", "config", "experiment", "training"} | MATERIAL,
+    "": {"checkpoint", "keras_fit"},  # the package itself, whose names are imported when they are first used
+    "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning"} | MATERIAL,
+    "main": {"config", "experiment", "tuning", "training", "launch.horovod.elastic_worker"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
-    "launch": {"strategies.cluster", "strategies.environment", "telemetry", "storage", "command_line", "errors"},
-    "doctor": {"config"} | COMPUTING,
-    "config": {"configuration", "tuning", "training"} | MATERIAL,
-    "configuration": {"settings", "errors"},  # what config.py is made of
+    "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "errors"},
+    "doctor": COMPUTING,
+    "config": {"tuning", "training"} | MATERIAL,
     "experiment": {"tuning", "training"} | MATERIAL,
     "tuning": {"training", "launch"} | MATERIAL,
     "training": MATERIAL,
     "data": COMPUTING,
     "tasks": COMPUTING,
-    "backup": COMPUTING,
+    "checkpoint": COMPUTING,
     "strategies": FOUNDATION,
     "telemetry": {"storage", "errors"},  # what is told is stored
     "storage": {"errors"},
@@ -42,18 +41,11 @@ PACKAGE = "tfdist"
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {
     "gin": {"config"},
-    "horovod": {"strategies.horovod", "launch.horovod", "launch.horovod_worker", "launch.elastic_driver"},
+    "horovod": {"strategies.horovod", "launch.horovod"},
     "keras_tuner": {"tuning"},
 }
-# strategies.cluster and strategies.environment read it for the strategies, TF_CONFIG and the rest.
-ENVIRONMENT_READERS = {
-    "main",
-    "data_service",
-    "launch",
-    "doctor.__main__",
-    "strategies.cluster",
-    "strategies.environment",
-}
+# strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.
+ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -75,8 +67,9 @@ class Module:
 
     @property
     def part(self) -> str:
-        """The layer it belongs to."""
-        return self.name.split(".")[0]
+        """The layer it belongs to. What `python -m` runs belongs to the commands."""
+        is_command = self.name == "data_service" or self.name.endswith(".__main__")
+        return "commands" if is_command else self.name.split(".")[0]
 
 
 def violations(package: pathlib.Path) -> list[str]:
@@ -142,7 +135,7 @@ def layer_breach(module: Module, own: str) -> Iterator[str]:
         return
     if module.part not in MAY_IMPORT:
         yield f"{module.part!r} has no place in the layers: give it one in {pathlib.Path(__file__).name}"
-    elif not {part, own} & MAY_IMPORT[module.part]:
+    elif not belongs(own, MAY_IMPORT[module.part]):
         yield f"{module.part} may not import {own or 'the package itself'}"
 
 
@@ -222,18 +215,24 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     ("files", "expected"),
     [
         (
-            {"data/a.py": "from tfdist.training import loop", "training/loop.py": ""},
+            {"data/a.py": "from tfdist.training.loop import loop", "training/loop/loop.py": ""},
             "data may not import training.loop",
         ),
         ({"data/a.py": "def f():\n    import tfdist.tasks.b", "tasks/b.py": ""}, "data may not import tasks.b"),
-        ({"data/a.py": "from ..training.loop import run", "training/loop.py": ""}, "data may not import training.loop"),
+        (
+            {"data/a.py": "from ..training.loop import run", "training/loop.py": ""},
+            "data may not import training.loop",
+        ),
         ({"tasks/a.py": "from .. import experiment", "experiment.py": ""}, "tasks may not import experiment"),
         ({"models/a.py": "from tfdist.errors import UserError", "errors.py": ""}, "models may not import errors"),
         (
             {"launch/a.py": "import tfdist.strategies.base", "strategies/base.py": ""},
             "launch may not import strategies",
         ),
-        ({"experiment.py": "from tfdist import config", "config.py": ""}, "experiment may not import config"),
+        (
+            {"experiment.py": "from tfdist.config import loading", "config/loading.py": ""},
+            "experiment may not import config",
+        ),
         ({"errors.py": "import tfdist"}, "errors may not import the package itself"),
         ({"novel/a.py": "import tfdist.errors", "errors.py": ""}, "'novel' has no place in the layers"),
         ({"experiment.py": "import gin.config"}, "only config may import gin"),
@@ -246,7 +245,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
         ({"data/__init__.py": "x = 1"}, "data: its __init__.py is not empty"),
         ({"__init__.py": "x = 1"}, "the package: its __init__.py is not empty"),
         (
-            {"__init__.py": "from tfdist.backup import a", "backup/a.py": ""},
+            {"__init__.py": "from tfdist.checkpoint import a", "checkpoint/a.py": ""},
             "the package: its __init__.py is not empty",
         ),
         ({"data/__init__.py": "def __getattr__(name): ..."}, "data: its __init__.py is not empty"),
@@ -268,19 +267,19 @@ def test_a_breach_is_found(tmp_path: pathlib.Path, files: dict[str, str], expect
 
 def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
     files = {
-        "__init__.py": '"""Names."""\ndef __getattr__(name):\n    from tfdist.backup.a import b\n    return b',
-        "backup/a.py": "",
-        "main.py": "import os\nfrom tfdist import config, experiment\nos.environ.get('A')",
-        "config.py": "import gin\nfrom tfdist.configuration import files",
-        "configuration/files.py": "from tfdist.errors import UserError\nimport os.path",
-        "experiment.py": "from tfdist.training import loop",
-        "training/loop.py": "from tfdist.data import batches\nfrom tfdist.training.step import run\nfrom . import step",
+        "__init__.py": '"""Names."""\ndef __getattr__(name):\n    from tfdist.checkpoint.a import b\n    return b',
+        "checkpoint/a.py": "",
+        "main.py": "import os\nfrom tfdist import experiment\nfrom tfdist.config import loading\nos.environ.get('A')",
+        "config/loading.py": "import gin\nfrom tfdist.config import files",
+        "config/files.py": "from tfdist.errors import UserError\nimport os.path",
+        "experiment.py": "from tfdist.training.loop import loop",
+        "training/loop.py": "from tfdist.data.order import batches\nfrom tfdist.training.step import run\nfrom . import step",
         "training/step.py": "def run(environ: dict) -> None:\n    environ.get('A')",
-        "data/batches.py": "from tfdist.strategies.base import Topology\nimport ginger",
+        "data/order/batches.py": "from tfdist.strategies.base import Topology\nimport ginger",
         "strategies/base.py": "from tfdist.errors import UserError",
-        "strategies/cluster.py": "import os\nos.environ['TF_CONFIG']",
+        "strategies/cluster/cluster.py": "import os\nos.environ['TF_CONFIG']",
         "strategies/horovod.py": "def f():\n    import horovod.tensorflow",
-        "launch/local.py": "import os\nfrom tfdist.strategies.cluster import x\nos.getenv('A')",
+        "launch/local.py": "import os\nfrom tfdist.strategies.cluster.cluster import x\nos.getenv('A')",
         "errors.py": "",
     }
     assert violations(write_package(tmp_path, files)) == []

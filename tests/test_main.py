@@ -20,8 +20,8 @@ from record_files_support import COLUMNS, FEATURES, write_numbered
 from support import REPOSITORY, Finished, run_command, run_python
 
 from tfdist import main as command
-from tfdist.data import failures
-from tfdist.data.tfrecord import TFRecordSource
+from tfdist.data.formats.tfrecord import TFRecordSource
+from tfdist.data.pipeline import failures
 from tfdist.errors import UserError
 
 CONFIGS = REPOSITORY / "configs"
@@ -154,8 +154,8 @@ def check_refused(answer: Answer | Finished, *words: str) -> None:
 def test_a_best_backup_by_a_misspelt_metric_is_refused(
     answer: Callable[..., Answer],
 ) -> None:
-    settings = ["import tfdist.backup.policy", "train.backup = @tfdist.backup.policy.BackupPolicy()"]
-    settings.append("tfdist.backup.policy.BackupPolicy.keep_best = 'val_acuracy'")
+    settings = ["import tfdist.checkpoint.policy", "train.backup = @tfdist.checkpoint.policy.BackupPolicy()"]
+    settings.append("tfdist.checkpoint.policy.BackupPolicy.keep_best = 'val_acuracy'")
     for mode in ("validate", "train"):
         refused = answer(DIGITS, *map(param, settings), f"--mode={mode}", "--run_dir=run")
         check_refused(
@@ -580,7 +580,7 @@ def test_a_module_with_a_syntax_error_is_told_with_its_line(answer: Callable[...
 
 
 def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfdist.training import assembly
+    from tfdist.training.run import assembly
 
     def fail(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("a bug")

@@ -14,7 +14,7 @@ import forks
 import pytest
 import support
 
-from tfdist.backup import catalog
+from tfdist.checkpoint import catalog
 
 DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
 DEADLINE_SECONDS = 120
@@ -121,7 +121,7 @@ def test_a_peer_that_answers_no_more_is_lost_in_gloos_words_too() -> None:
     import tensorflow as tf
 
     from tfdist.strategies.base import Topology
-    from tfdist.training.run import peer_lost
+    from tfdist.training.run.run import peer_lost
 
     said = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete"
     error = tf.errors.UnknownError(None, None, f"Graph execution error:\n{said}")

@@ -8,7 +8,7 @@ __all__ = ["BackupAndRestore", "TfdistFit", "fit"]
 def __getattr__(name: str) -> Any:
     """Imports a name when it is first used, as it brings Keras and TensorFlow with it; see PEP 562."""
     if name == "BackupAndRestore":
-        from tfdist.backup.keras_callback import BackupAndRestore
+        from tfdist.checkpoint.fit.keras_callback import BackupAndRestore
 
         return BackupAndRestore
     if name in ("TfdistFit", "fit"):

@@ -25,7 +25,7 @@ from tfdist.errors import (
     missing_requirement,
     redacted,
 )
-from tfdist.telemetry.hangup import outliving_terminal
+from tfdist.telemetry.console.hangup import outliving_terminal
 
 try:
     from absl import flags

@@ -13,24 +13,24 @@ from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training import assembly, checks
-from tfdist.training.assembly import Training
-from tfdist.training.compiled import parts_of
-from tfdist.training.ending import Ending
-from tfdist.training.hardware import describe_hardware
-from tfdist.training.learner import build_model, check_fit
-from tfdist.training.metrics import MetricGroup
-from tfdist.training.normalization import synchronized
-from tfdist.training.outcome import Outcome
-from tfdist.training.place import Claim
-from tfdist.training.precision import set_precision
-from tfdist.training.recovery import Opened
-from tfdist.training.run import Request, Run, open_run
-from tfdist.training.settings import EvaluateSettings, TrainSettings
-from tfdist.training.starts import read_starts
-from tfdist.training.survival import check_start_from, open_recovery
-from tfdist.training.weights import find_exported
-from tfdist.tuning import hypermodel
+from tfdist.training.loop.ending import Ending
+from tfdist.training.loop.learner import build_model, check_fit
+from tfdist.training.loop.outcome import Outcome
+from tfdist.training.recovery.recovery import Opened
+from tfdist.training.recovery.survival import check_start_from, open_recovery
+from tfdist.training.recovery.weights import find_exported
+from tfdist.training.run import assembly, checks
+from tfdist.training.run.assembly import Training
+from tfdist.training.run.claim import Claim
+from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.hardware import describe_hardware
+from tfdist.training.run.run import Request, Run, open_run
+from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.training.run.starts import read_starts
+from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import synchronized
+from tfdist.training.step.precision import set_precision
+from tfdist.tuning.search import hypermodel
 
 
 def train(settings: TrainSettings, request: Request) -> RunResult | None:

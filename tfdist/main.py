@@ -31,7 +31,7 @@ from tfdist.errors import (
     missing_requirement,
     suggest,
 )
-from tfdist.strategies import environment
+from tfdist.strategies.cluster import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -82,7 +82,7 @@ def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
     """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
     given = parse(arguments)
     if environment.is_elastic(os.environ) and given.mode in ELASTIC_MODES:
-        from tfdist.launch import elastic_worker
+        from tfdist.launch.horovod import elastic_worker
 
         return elastic_worker.main(["--", *arguments])
     run(given, wait)
@@ -90,9 +90,9 @@ def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
 
 
 def _tell_end() -> None:
-    from tfdist.telemetry import pulse
+    from tfdist.telemetry import heartbeat
 
-    pulse.beat(pulse.ENDED)
+    heartbeat.beat(heartbeat.ENDED)
 
 
 def parse(arguments: Sequence[str]) -> flags.FlagValues:
@@ -146,36 +146,37 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     Raises:
       TfdistError: what the user should read, with the exit status.
     """
-    from tfdist import config
+    from tfdist.config import loading
     from tfdist.storage import gcs
-    from tfdist.telemetry import pulse, terminal_width
+    from tfdist.telemetry import heartbeat
+    from tfdist.telemetry.console import terminal_width
 
-    pulse_path = os.environ.pop(pulse.VARIABLE, None)  # not for the processes that this one starts
-    pulse.begin(pulse_path if given.mode != "tune" else None)
-    begin_at = os.environ.pop(pulse.BEGIN_VARIABLE, None)
+    heartbeat_path = os.environ.pop(heartbeat.VARIABLE, None)  # not for the processes that this one starts
+    heartbeat.begin(heartbeat_path if given.mode != "tune" else None)
+    begin_at = os.environ.pop(heartbeat.BEGIN_VARIABLE, None)
     terminal_width.begin(os.environ.pop(terminal_width.VARIABLE, None))
     gcs.limit_retries(os.environ)
-    nurseries: list[Any] = []
+    fork_servers: list[Any] = []
 
     def load(parameters: Sequence[str] = ()) -> Any:
-        return config.load(
+        return loading.load(
             gin_files=given.gin_file,
             gin_params=[*given.gin_param, *parameters],
-            roots=lambda: load_roots(given.verbose, nurseries if given.mode == "tune" else None),
+            roots=lambda: load_roots(given.verbose, fork_servers if given.mode == "tune" else None),
             inherited=INHERITED if given.mode == "evaluate" else {},
         )
 
     try:
         loaded = load()
-        pulse.wait_to_begin(begin_at)
-        run_mode(given, loaded, load, nurseries, wait)
+        heartbeat.wait_to_begin(begin_at)
+        run_mode(given, loaded, load, fork_servers, wait)
     except TfdistError as error:
         if given.verbose:
             traceback.print_exception(error)
         raise
     finally:
-        for nursery in nurseries:
-            nursery.close()
+        for fork_server in fork_servers:
+            fork_server.close()
 
 
 def end_at_once() -> NoReturn:
@@ -188,25 +189,25 @@ def end_at_once() -> NoReturn:
 
 def prepare(arguments: Sequence[str]) -> None:
     """Imports what the command will need for such arguments: TensorFlow, tfdist and what the configuration names."""
-    from tfdist import config
+    from tfdist.config import loading
 
     given = parse(arguments)
     roots = functools.partial(load_roots, given.verbose)
-    config.load(gin_files=given.gin_file, gin_params=given.gin_param, roots=roots)
+    loading.load(gin_files=given.gin_file, gin_params=given.gin_param, roots=roots)
 
 
 def run_mode(
     given: flags.FlagValues,
     loaded: Any,
     load: Callable[[Sequence[str]], Any],
-    nurseries: Sequence[Any],
+    fork_servers: Sequence[Any],
     wait: Callable[[], object],
 ) -> None:
     """Calls the mode's function with the configuration that was loaded."""
     from tfdist import experiment
     from tfdist.storage import troubles
-    from tfdist.training.run import Request
-    from tfdist.tuning import sweep
+    from tfdist.training.run.run import Request
+    from tfdist.tuning.schedule import sweep
 
     run_dir = given.run_dir or os.path.join("runs", pathlib.PurePath(given.gin_file[0]).stem)
     arguments = [f"--gin_file={name}" for name in given.gin_file]
@@ -215,7 +216,7 @@ def run_mode(
         arguments=[*arguments, *(["--verbose"] if given.verbose else [])],
         load=load,
         validate=experiment.validate,
-        nursery=nurseries[0] if nurseries else None,
+        fork_server=fork_servers[0] if fork_servers else None,
     )
     request = Request(
         run_dir=run_dir, config_text=loaded.operative_text, settings=loaded.settings, wait=wait, abort=end_at_once
@@ -255,36 +256,38 @@ def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: 
     print("\nvalid", flush=True)
 
 
-def load_roots(verbose: bool, nurseries: list[Any] | None = None) -> Mapping[str, Callable[..., Any]]:
-    """The gin roots by name; imports TensorFlow, and then opens the first of `nurseries`, if they are wanted."""
+def load_roots(verbose: bool, fork_servers: list[Any] | None = None) -> Mapping[str, Callable[..., Any]]:
+    """The gin roots by name; imports TensorFlow, and then opens the first of `fork_servers`, if they are wanted."""
     import_tensorflow(verbose)
-    from tfdist.training.settings import EvaluateSettings, TrainSettings
+    from tfdist.training.run.settings import EvaluateSettings, TrainSettings
     from tfdist.tuning.settings import TuneSettings
 
-    if nurseries is not None and not nurseries:
-        nurseries.append(open_nursery())
+    if fork_servers is not None and not fork_servers:
+        fork_servers.append(open_fork_server())
     return {each.NAME: each for each in (TrainSettings, EvaluateSettings, TuneSettings)}
 
 
-def open_nursery() -> Any:
+def open_fork_server() -> Any:
     """The process that starts the trials of a sweep."""
     from tensorflow.python.eager import context
 
-    from tfdist.tuning import nursery
+    from tfdist.tuning.schedule import fork_server
 
     if context.context()._context_handle is not None:  # this process has computed, as a notebook may have
-        return nursery.start_nursery("from tfdist.main import serve_sweep; serve_sweep(*map(int, sys.argv[1:3]))")
+        return fork_server.start_fork_server(
+            "from tfdist.main import serve_sweep; serve_sweep(*map(int, sys.argv[1:3]))"
+        )
     import_summaries()
-    return nursery.open_nursery(main, prepare)
+    return fork_server.open_fork_server(main, prepare)
 
 
 def serve_sweep(descriptor: int, chief: int) -> NoReturn:
-    """Is the nursery of a process that could not fork it, at the other end of a socket."""
-    from tfdist.tuning import nursery
+    """Is the fork server of a process that could not fork it, at the other end of a socket."""
+    from tfdist.tuning.schedule import fork_server
 
     load_roots(verbose=False)
     import_summaries()
-    nursery.serve(socket.socket(fileno=descriptor), chief, main, prepare)
+    fork_server.serve(socket.socket(fileno=descriptor), chief, main, prepare)
 
 
 def import_summaries() -> None:
@@ -303,7 +306,7 @@ def import_tensorflow(verbose: bool) -> None:
         if not is_installed(module):
             raise missing_requirement(module) or ModuleNotFoundError(module)
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
+    from tfdist.telemetry.console.quiet import quiet_import, quiet_tensorflow
 
     if not verbose:
         quiet_tensorflow(os.environ)

@@ -7,7 +7,7 @@
 
 `tfds` makes a real TensorFlow data set "digits" (images uint8 [8, 8, 1], labels) in DIR/tfds, several shards a split;
 `tfrecord` makes DIR/tfrecord/digits-{train,test}-*.tfrecord, whose sizes differ. The splits are those of
-`tfdist.data.sklearn_sets.load_digits`.
+`tfdist.data.sources.sklearn_sets.load_digits`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.sklearn_sets import load_digits
-from tfdist.data.tfds_builders import import_tfds
+from tfdist.data.sources.sklearn_sets import load_digits
+from tfdist.data.sources.tfds_builders import import_tfds
 
 SPLITS = ("train", "test")
 NUM_SHARDS = 4

@@ -5,7 +5,7 @@
     python tools/prepare_images.py --out=DIR
 
 Makes DIR/digits_images/{train,test}/CLASS/NUMBER.png and DIR/digits_{train,test}.npz with the arrays `images`
-(float32 [n, 8, 8, 1]) and `labels`. The splits are those of `tfdist.data.sklearn_sets.load_digits`.
+(float32 [n, 8, 8, 1]) and `labels`. The splits are those of `tfdist.data.sources.sklearn_sets.load_digits`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import numpy as np
 from PIL import Image
 
-from tfdist.data.sklearn_sets import load_digits
+from tfdist.data.sources.sklearn_sets import load_digits
 
 
 def write(out: pathlib.Path) -> None:

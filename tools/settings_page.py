@@ -17,9 +17,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 from marked_page import filled  # noqa: E402 (found only now)
 
-from tfdist.backup.policy import BackupPolicy  # noqa: E402
+from tfdist.checkpoint.policy import BackupPolicy  # noqa: E402
 from tfdist.settings import page  # noqa: E402
-from tfdist.training.settings import EvaluateSettings, TrainSettings  # noqa: E402
+from tfdist.training.run.settings import EvaluateSettings, TrainSettings  # noqa: E402
 from tfdist.tuning.settings import TuneSettings  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "configuration.md"

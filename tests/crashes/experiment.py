@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from crashes.pace import end_step
 
-from tfdist.data.sklearn_sets import load_digits
+from tfdist.data.sources.sklearn_sets import load_digits
 
 
 def build_model(dropout: float = 0.2) -> keras.Model:

@@ -26,7 +26,7 @@ import psutil
 import support
 from crashes.pace import PACE, newest_step
 
-from tfdist.backup import restore
+from tfdist.checkpoint import restore
 
 EXPERIMENT = pathlib.Path(__file__).with_name("experiment.gin")
 TOTAL_STEPS = 48
@@ -36,7 +36,7 @@ STRATEGIES = ("one_device", *TWO_REPLICAS)
 LAUNCHERS = {"multi_worker": "tf_config", "horovod": "horovod"}
 PARAMS = {"mirrored": ["mirrored.Mirrored.num_cpu_devices = 2"]}
 END_SECONDS = 30.0  # for processes to be gone that were killed, or lost the one that was
-OWN_MODULES = ("tfdist.launch", "horovodrun", "tfdist.launch.horovod_worker")
+OWN_MODULES = ("tfdist.launch", "horovodrun", "tfdist.launch.horovod.horovod_worker")
 
 
 def command(strategy: str, run_dir: pathlib.Path, *params: str, gin_files: tuple[str, ...] = ()) -> list[str]:

@@ -14,10 +14,10 @@ import pathlib
 import sys
 from typing import Any
 
-from tfdist.data.batches import BatchPlan
-from tfdist.data.columns import Columns
-from tfdist.data.pipeline import build_pipeline
-from tfdist.data.tfrecord import TFRecordSource
+from tfdist.data.formats.tfrecord import TFRecordSource
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.columns import Columns
 from tfdist.strategies.base import Topology
 
 BATCH, SEED, EPOCHS = 16, 9, 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from data_streams import TOPOLOGIES, column, global_batches, same
 
-from tfdist.data.array_files import ArrayFiles
+from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.errors import UserError
 
 ROWS = 37

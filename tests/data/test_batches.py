@@ -10,8 +10,8 @@ import random
 import pytest
 import tensorflow as tf
 
-from tfdist.data.batches import BatchPlan
-from tfdist.data.source import permute
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.sources.source import permute
 from tfdist.errors import UserError
 
 REPLICAS = (1, 2, 3, 4)

@@ -19,19 +19,19 @@ from data_streams import global_batches, same
 from PIL import Image
 from record_files_support import write_numbered
 
-from tfdist.data import cache, example_store
-from tfdist.data.array_files import ArrayFiles
-from tfdist.data.batches import BatchPlan
-from tfdist.data.cache import Cached
-from tfdist.data.columns import Columns
-from tfdist.data.example_store import ExampleStore
-from tfdist.data.image_folder import ImageFolder
-from tfdist.data.mixture import Mixture
-from tfdist.data.pipeline import build_pipeline
-from tfdist.data.source import Source
-from tfdist.data.tables import Table
-from tfdist.data.text import TextLines
-from tfdist.data.tfrecord import TFRecordSource
+from tfdist.data.cache import cache, example_store
+from tfdist.data.cache.cache import Cached
+from tfdist.data.cache.example_store import ExampleStore
+from tfdist.data.formats.array_files import ArrayFiles
+from tfdist.data.formats.image_folder import ImageFolder
+from tfdist.data.formats.tfrecord import TFRecordSource
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.mixture import Mixture
+from tfdist.data.sources.source import Source
+from tfdist.data.tables.tables import Table
+from tfdist.data.text.text import TextLines
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
@@ -162,7 +162,7 @@ def test_a_cache_on_disk_serves_later_runs_and_a_changed_file_makes_another(tmp_
 WRITER = """
 import pathlib, sys
 import numpy as np
-from tfdist.data.example_store import ExampleStore
+from tfdist.data.cache.example_store import ExampleStore
 store = ExampleStore([((3,), np.dtype(np.float32))], 2_000_000, pathlib.Path(sys.argv[1]))
 print("open", flush=True)
 for first in range(0, 2_000_000, 50):
@@ -217,7 +217,7 @@ def test_a_store_that_was_being_made_is_made_again(tmp_path: pathlib.Path) -> No
 HOLDER = """
 import pathlib, sys
 import numpy as np
-from tfdist.data.example_store import ExampleStore, hold
+from tfdist.data.cache.example_store import ExampleStore, hold
 directory = pathlib.Path(sys.argv[1])
 hold(directory)
 ExampleStore([((3,), np.dtype(np.float32))], 8, directory)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import support
 
-from tfdist.data import connections, serving
-from tfdist.data.batches import BatchPlan
-from tfdist.data.pipeline import build_pipeline
-from tfdist.data.served import Link, Served
-from tfdist.data.serving import DataServer
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline import connections, serving
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.pipeline.served import Link, Served
+from tfdist.data.pipeline.serving import DataServer
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 

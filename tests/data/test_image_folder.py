@@ -10,8 +10,8 @@ import pytest
 from data_streams import TOPOLOGIES, column, global_batches, same
 from PIL import Image
 
-from tfdist.data import failures
-from tfdist.data.image_folder import ImageFolder
+from tfdist.data.formats.image_folder import ImageFolder
+from tfdist.data.pipeline import failures
 from tfdist.errors import UserError
 
 COUNTS = {"ant": 9, "bee": 16, "cat.v2": 12}

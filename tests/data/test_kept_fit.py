@@ -6,8 +6,9 @@ import pathlib
 
 import pytest
 
-from tfdist.data import tables, text
-from tfdist.data.kept_fit import read_kept
+from tfdist.data.sources.kept_fit import read_kept
+from tfdist.data.tables import tables
+from tfdist.data.text import text
 from tfdist.errors import UserError
 
 

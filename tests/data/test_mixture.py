@@ -13,12 +13,12 @@ import tensorflow as tf
 from data_streams import column, global_batches, same
 from PIL import Image
 
-from tfdist.data.array_files import ArrayFiles
-from tfdist.data.arrays import ArraySource
-from tfdist.data.image_folder import ImageFolder
-from tfdist.data.mixture import Mixture
-from tfdist.data.quotas import Quotas, Schedule
-from tfdist.data.source import Order
+from tfdist.data.formats.array_files import ArrayFiles
+from tfdist.data.formats.image_folder import ImageFolder
+from tfdist.data.order.quotas import Quotas, Schedule
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.mixture import Mixture
+from tfdist.data.sources.source import Order
 from tfdist.errors import UserError
 
 SIZES = (23, 7, 50)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.arrays import ArraySource
-from tfdist.data.batches import BatchPlan
-from tfdist.data.pipeline import as_source, build_pipeline, dispose
-from tfdist.data.source import Order, Source, Staged
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import as_source, build_pipeline, dispose
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.source import Order, Source, Staged
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 

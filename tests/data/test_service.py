@@ -16,7 +16,7 @@ import pytest
 import support
 from PIL import Image
 
-from tfdist.data.served import Served
+from tfdist.data.pipeline.served import Served
 from tfdist.errors import EXIT_PEER_LOST, EXIT_USER_ERROR, UserError
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ EXPERIMENT = """
 from __gin__ import dynamic_registration
 import keras
 from tfdist import experiment
-from tfdist.data import image_folder
+from tfdist.data.formats import image_folder
 from tfdist.models import convnet
 from tfdist.tasks import supervised
 
@@ -50,8 +50,8 @@ keras.losses.SparseCategoricalCrossentropy.from_logits = True
 AUTO = support.REPOSITORY / "configs" / "strategies" / "auto.gin"
 SERVED = """
 from __gin__ import dynamic_registration
-from tfdist.data import image_folder
-from tfdist.data import served
+from tfdist.data.formats import image_folder
+from tfdist.data.pipeline import served
 train.train_data = @served.Served
 served.Served.data = @image_folder.ImageFolder
 served.Served.services = %SERVICES

@@ -17,12 +17,12 @@ import tensorflow as tf
 from pyarrow import csv, parquet
 from support import REPOSITORY, run_python
 
-from tfdist.data import input_files
-from tfdist.data.batches import BatchPlan
-from tfdist.data.columns import Columns
-from tfdist.data.pipeline import build_pipeline
-from tfdist.data.source import Order
-from tfdist.data.tables import Table
+from tfdist.data.formats import input_files
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.source import Order
+from tfdist.data.tables.tables import Table
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 

@@ -15,12 +15,12 @@ import pytest
 import tensorflow as tf
 from support import REPOSITORY, run_python
 
-from tfdist.data import input_files
-from tfdist.data.batches import BatchPlan
-from tfdist.data.length_order import LengthOrder
-from tfdist.data.pipeline import build_pipeline
-from tfdist.data.source import Order
-from tfdist.data.text import TextLines
+from tfdist.data.formats import input_files
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.order.length_order import LengthOrder
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.source import Order
+from tfdist.data.text.text import TextLines
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 

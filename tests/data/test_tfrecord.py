@@ -25,12 +25,13 @@ from record_files_support import (
 )
 from support import REPOSITORY, run_python
 
-from tfdist.data import byte_ranges, failures, record_files
-from tfdist.data.batches import BatchPlan
-from tfdist.data.columns import Columns
-from tfdist.data.pipeline import build_pipeline
-from tfdist.data.source import Order
-from tfdist.data.tfrecord import TFRecordSource
+from tfdist.data.formats import byte_ranges, record_files
+from tfdist.data.formats.tfrecord import TFRecordSource
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline import failures
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.source import Order
 from tfdist.errors import UserError
 
 
@@ -155,7 +156,7 @@ def _characters_read() -> int:
 def test_the_index_is_made_once_and_again_when_the_file_changes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tfdist.data import record_index
+    from tfdist.data.formats import record_index
 
     made: list[str] = []
     original = record_index._make_index
@@ -183,7 +184,7 @@ def test_a_cache_that_cannot_be_written_or_read_does_no_harm(
 def test_a_run_in_a_large_compressed_file_is_unpacked_from_near_it(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tfdist.data import compressed_file
+    from tfdist.data.formats import compressed_file
 
     monkeypatch.setattr(compressed_file, "FIRST_DISTANCE_BYTES", 1 << 16)
     monkeypatch.setattr(compressed_file, "CHUNK_BYTES", 1 << 12)

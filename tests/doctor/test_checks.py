@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import support
 
-from tfdist import config
+from tfdist.config import loading
 from tfdist.doctor import facts, findings, machine, meeting, network, versions
 from tfdist.doctor.findings import Finding
-from tfdist.strategies.cluster import Cluster
+from tfdist.strategies.cluster.cluster import Cluster
 
 FITTING = {
     "tensorflow": "2.21.0",
@@ -82,7 +82,7 @@ def version_of(package):
     return version(package)
 importlib.metadata.version = version_of
 sys.modules.update(dict.fromkeys({list(missing)}))
-from tfdist.doctor.__main__ import main
+from tfdist.commands.doctor import main
 sys.exit(main(["--run_dir={tmp_path / "run"}"]))
 """
     told = support.run_python(["-c", script])
@@ -107,7 +107,7 @@ def test_little_shared_memory_and_few_open_files_are_found(tmp_path: Path, monke
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     found = machine.check_machine(shared_memory=tmp_path, has_rdma=True)
     assert [each.level for each in found] == ["warning"] * 3
-    assert "only 1024 open files" in found[1].what and "ulimit -n 4096" in found[1].cure
+    assert "only 1024 open files" in found[1].what and "ulimit -n 4096" in found[1].hint
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
     assert machine.check_machine(shared_memory=tmp_path)[1].level == "problem"
     assert machine.check_machine(shared_memory=tmp_path / "none")[0].level == "warning"
@@ -153,7 +153,7 @@ def test_settings_of_the_network_that_are_wrong_are_found(
     machine_of = host(tmp_path, link="Ethernet")
     found = network.check_network(variables, num_gpus=8, peers=["node1"], host=machine_of)
     assert any(expected in what for what in by_level(found, level)), found
-    assert all(each.why and each.cure for each in found if each.level != "ok")
+    assert all(each.why and each.hint for each in found if each.level != "ok")
 
 
 def test_good_settings_of_the_network_are_fine(tmp_path: Path) -> None:
@@ -265,10 +265,10 @@ def test_the_digest_of_the_code_follows_every_file(tmp_path: Path) -> None:
 def test_the_later_statement_of_a_setting_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(support.REPOSITORY)
     digits = ["configs/experiments/digits.gin"]
-    before = config.stated(gin_files=digits, gin_params=[])
+    before = loading.stated(gin_files=digits, gin_params=[])
     assert before["train.epochs"] == "12" and "import keras" in before
-    assert config.stated(gin_files=digits, gin_params=["train.epochs = 12"]) == before
-    assert config.stated(gin_files=digits, gin_params=["train.epochs = 13"])["train.epochs"] == "13"
+    assert loading.stated(gin_files=digits, gin_params=["train.epochs = 12"]) == before
+    assert loading.stated(gin_files=digits, gin_params=["train.epochs = 13"])["train.epochs"] == "13"
 
 
 def test_findings_are_lines_that_say_why_and_what_to_do() -> None:

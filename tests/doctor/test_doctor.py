@@ -55,7 +55,7 @@ def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations
     assert problem["details"]["differing"] == ["train.epochs"]
     assert "train.epochs: 7 there, 12 here" in problem["what"]
     assert "train.epochs: 12 there, 7 here" in found(other, "workers", "problem")[0]["what"]
-    assert all(each["why"] and each["cure"] for each in chief["findings"] if each["level"] != "ok")
+    assert all(each["why"] and each["hint"] for each in chief["findings"] if each["level"] != "ok")
     (table,) = found(chief, "allreduce")
     assert [each["num_bytes"] for each in table["details"]["timings"]] == [1 << 10 << n for n in range(0, 11, 2)]
     assert all(each["bytes_per_second"] > 0 for each in table["details"]["timings"])
@@ -136,7 +136,7 @@ def test_a_mistake_in_its_own_arguments_is_one_message(
 
 def test_its_help_needs_no_tensorflow(run_python: Callable[..., support.Finished]) -> None:
     program = (
-        "import sys; from tfdist.doctor import __main__\ntry: __main__.main(['--help'])\nexcept SystemExit: pass\n"
+        "import sys; from tfdist.commands import doctor\ntry: __main__.main(['--help'])\nexcept SystemExit: pass\n"
     )
     finished = run_python(["-c", program + "assert 'tensorflow' not in sys.modules and 'gin' not in sys.modules"])
     assert "--peer_seconds" in finished.check().stdout

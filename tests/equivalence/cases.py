@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.sklearn_sets import load_digits
+from tfdist.data.sources.sklearn_sets import load_digits
 from tfdist.experiment import train
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
@@ -27,8 +27,8 @@ from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run import Request
-from tfdist.training.settings import TrainSettings
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
 
 
 class PaddedMirrored(Mirrored):

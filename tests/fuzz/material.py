@@ -92,11 +92,11 @@ IMPORTS = (
     "from tfdist.strategies import one_device",
     "from tfdist.strategies import mirrored",
     "from tfdist.strategies import multi_worker",
-    "from tfdist.backup import policy",
-    "from tfdist.tuning import space",
-    "from tfdist.tuning import search",
-    "from tfdist.data import mixture",
-    "from tfdist.data import opaque",
+    "from tfdist.checkpoint import policy",
+    "from tfdist.tuning.search import space",
+    "from tfdist.tuning.search import search",
+    "from tfdist.data.sources import mixture",
+    "from tfdist.data.sources import user_dataset",
 )
 
 # Where NAME stands in a command; FILE is a whole argument.

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfdist import main
-from tfdist.tuning.forks import die_with
+from tfdist.tuning.schedule.forks import die_with
 
 POLL_SECONDS = 0.01
 
@@ -56,8 +56,8 @@ class _Child:
 def prepare() -> None:
     """Imports what the children need. Call it once, before anything has used TensorFlow."""
     main.load_roots(verbose=False)
-    import tfdist.config
-    import tfdist.tuning.sweep  # noqa: F401
+    import tfdist.config.loading
+    import tfdist.tuning.schedule.sweep  # noqa: F401
 
 
 def run_all(commands: Iterable[Command], *, at_once: int, seconds: float) -> Iterator[tuple[int, Ending]]:

@@ -19,8 +19,8 @@ from keras_fit.behaviours import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviours import differences
 
 import tfdist
-from tfdist.training.callback_model import COMPILED
-from tfdist.training.optimizer import REDUCTION
+from tfdist.training.loop.callback_model import COMPILED
+from tfdist.training.step.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
 SCRIPT = pathlib.Path(__file__).with_name("under_mirrored.py")

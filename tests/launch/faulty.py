@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from crashes import experiment
 
-from tfdist.training.recovery import Recovery
+from tfdist.training.recovery.recovery import Recovery
 
 DIRECTORY = "TFDIST_TEST_FAULTS"
 PLACE = int(os.environ.get("TFDIST_PLACE", "0"))
@@ -61,7 +61,7 @@ def fail(kind: str | None) -> None:
         case "terminated":
             os.kill(os.getpid(), signal.SIGTERM)
         case "raises":
-            Recovery.wishes = None  # a bug of tfdist's; what a user's callback raises is the user's error, and final
+            Recovery.votes = None  # a bug of tfdist's; what a user's callback raises is the user's error, and final
         case "blocked" | "never_starts":
             time.sleep(600)
         case "dies_at_once":

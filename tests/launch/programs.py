@@ -75,10 +75,10 @@ def assert_gone(pid: int, within_seconds: float = 5.0) -> None:
 
 # What a worker of tfdist.main shows and tells, without TensorFlow; and which start this is, from 1.
 SHOWING = """
-from tfdist.telemetry import pulse
-pulse.begin(os.environ[pulse.VARIABLE])
+from tfdist.telemetry import heartbeat
+heartbeat.begin(os.environ[heartbeat.VARIABLE])
 run_dir = here / "run"
-pulse.tell(run_dir=str(run_dir))
+heartbeat.tell(run_dir=str(run_dir))
 place = int(os.environ["TFDIST_PLACE"])
 start = 1
 while (here / f"start{place}-{start}").exists():

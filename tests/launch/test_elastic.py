@@ -20,9 +20,9 @@ from crashes.pace import newest_step
 from crashes.runs import EXPERIMENT, Run, environment
 from launch import gates
 
-from tfdist.launch.elastic_account import Account
-from tfdist.launch.elastic_driver import Place
-from tfdist.launch.elastic_round import Ending
+from tfdist.launch.horovod.elastic_account import Account
+from tfdist.launch.horovod.elastic_driver import Place
+from tfdist.launch.horovod.elastic_round import Ending
 
 pytestmark = pytest.mark.horovod
 
@@ -139,7 +139,7 @@ def open_elastic(tmp_path: pathlib.Path) -> Iterator[Any]:
         def start(*command: str, program: str = "", hosts: tuple[str, ...] = HOSTS) -> Elastic:
             if program:
                 (tmp_path / "program.py").write_text(PRELUDE + program)
-                command = ("tfdist.launch.elastic_worker", *command, "--module=program", "--", "x")
+                command = ("tfdist.launch.horovod.elastic_worker", *command, "--module=program", "--", "x")
             elastic = Elastic(tmp_path, *command, hosts=hosts)
             stack.callback(elastic.close)
             return elastic
@@ -362,7 +362,9 @@ def test_failures_that_bring_no_new_step_are_enough_in_the_end() -> None:
 )
 def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str], expected: str) -> None:
     done = support.run_python(
-        ["-m", "tfdist.launch.elastic_worker", *arguments], env={"PYTHONPROFILEIMPORTTIME": "1"}, cwd=support.REPOSITORY
+        ["-m", "tfdist.launch.horovod.elastic_worker", *arguments],
+        env={"PYTHONPROFILEIMPORTTIME": "1"},
+        cwd=support.REPOSITORY,
     )
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.status == 2 and len(said) == 1 and expected in said[0]

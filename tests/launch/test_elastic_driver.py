@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tfdist.errors import PeerLostError
-from tfdist.launch.elastic_driver import Driver
+from tfdist.launch.horovod.elastic_driver import Driver
 
 PLACE = {f"HOROVOD_{name}": "0" for name in ("RANK", "LOCAL_RANK", "CROSS_RANK")}
 PLACE |= {f"HOROVOD_{name}": "1" for name in ("SIZE", "LOCAL_SIZE", "CROSS_SIZE")}

@@ -103,7 +103,7 @@ def test_a_hangup_that_nohup_keeps_away_stays_away(launch: Callable[..., Run]) -
     assert "Passing" not in "".join(end(run, EXIT_DONE))
 
 
-STARTING = ("tfdist.command_line", "tfdist.launch.printing.command", "tfdist.launch.supervisor")
+STARTING = ("tfdist.command_line", "tfdist.launch.printing.command", "tfdist.launch.supervise.supervisor")
 
 
 @pytest.mark.parametrize("module", STARTING)
@@ -162,7 +162,7 @@ def test_as_the_last_worker_ends(launch: Callable[..., Run]) -> None:
 def test_the_third_ctrl_c_ends_a_launcher_that_is_stuck(
     launch: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "pulse.tell(run_dir='gs://bucket/run'); mark('failed'); sys.exit(7)"
+    program = "heartbeat.tell(run_dir='gs://bucket/run'); mark('failed'); sys.exit(7)"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         run = launch(SHOWING + program, options=("--max_restarts=1",), workers=1)
@@ -182,7 +182,7 @@ def test_a_printed_job_is_interrupted_without_a_word() -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"},
         text=True,
     ) as process:
-        while "tfdist.launch.supervisor" not in (line := process.stderr.readline()):
+        while "tfdist.launch.supervise.supervisor" not in (line := process.stderr.readline()):
             assert line
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=DEADLINE_SECONDS)

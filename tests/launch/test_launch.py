@@ -17,9 +17,9 @@ import pytest
 from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
-from tfdist.launch.horovod import command_line, find_horovodrun
+from tfdist.launch.horovod.horovod import command_line, find_horovodrun
 from tfdist.launch.plan import Plan
-from tfdist.launch.supervision import Ending, blame
+from tfdist.launch.supervise.supervision import Ending, blame
 
 
 def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:
@@ -306,7 +306,7 @@ def events(run: Run, name: str) -> list[dict]:
 def test_failures_restarts_waits_and_the_breaker_are_events(launch: Callable[..., Run]) -> None:
     program = """
 run_dir.mkdir(exist_ok=True)
-pulse.beat(pulse.TRAINING, 5)
+heartbeat.beat(heartbeat.TRAINING, 5)
 if index == 1:
     wait_for(f"start0-{start}")
     print("no memory", file=sys.stderr)
@@ -328,7 +328,7 @@ time.sleep(100)
 def test_wrong_input_and_a_start_that_left_are_not_started_again(launch: Callable[..., Run]) -> None:
     program = """
 if sys.argv[1] == "left":
-    pulse.tell(left_after_saving=True)
+    heartbeat.tell(left_after_saving=True)
 sys.exit({"wrong": 2, "diverged": 3, "left": 99}[sys.argv[1]])
 """
     for word, expected in (("wrong", 2), ("diverged", 3), ("left", 99)):
@@ -368,12 +368,12 @@ time.sleep(100)
 
 def test_without_restarts_a_hang_is_told_and_not_ended(launch: Callable[..., Run]) -> None:
     program = """
-pulse.beat(pulse.BUILDING)
+heartbeat.beat(heartbeat.BUILDING)
 if index == 0:
     wait_for("told")
-pulse.beat(pulse.TRAINING, 1)
+heartbeat.beat(heartbeat.TRAINING, 1)
 wait_for("told")
-pulse.beat(pulse.TRAINING, 2)
+heartbeat.beat(heartbeat.TRAINING, 2)
 """
     run = launch(SHOWING + program, options=("--start_deadline_seconds=1",))
     assert run.process.stderr

@@ -23,7 +23,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2Jo
 from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import slurm_worker
 from tfdist.launch.printing import command
-from tfdist.strategies.cluster import read_tf_config
+from tfdist.strategies.cluster.cluster import read_tf_config
 
 KUBERNETES = "1.33"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -447,7 +447,7 @@ script="$(sed -n 's/.*--host-discovery-script \\([^ ]*\\).*/\\1/p' <<<"$*")"
 """
     stubs = write_stubs(tmp_path, horovodrun=horovodrun, ssh='[[ "$*" == *good* ]]', sleep="exit 0")
     text = printed("horovod", "--python=true", "--hosts=good:2,dead:2", "--min_workers=2")
-    assert "-m tfdist.launch.elastic_worker -- --gin_file=" in text
+    assert "-m tfdist.launch.horovod.elastic_worker -- --gin_file=" in text
     assert run_script(text, stubs, tmp_path).check().stderr.count("start 2 in 2 s") == 1
     assert (stubs / "found").read_text() == "good:2\n" * 2
     refused = printed("horovod", "--python=false", "--hosts=good:2", "--restarts=0")

@@ -11,14 +11,14 @@ import time
 import pytest
 from gcs.server import GcsServer
 
-from tfdist.launch import stacks
-from tfdist.launch.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost
-from tfdist.launch.journal import Journal
-from tfdist.launch.restarts import Again, Enough, Failure, Restarts, Rules
-from tfdist.launch.vitals import Vital
+from tfdist.launch.supervise import stacks
+from tfdist.launch.supervise.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost
+from tfdist.launch.supervise.journal import Journal
+from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
+from tfdist.launch.supervise.vitals import Vital
 from tfdist.storage import files
-from tfdist.telemetry import pulse
-from tfdist.telemetry.pulse import Pulse, Reading, read, read_facts, stacks_path
+from tfdist.telemetry import heartbeat
+from tfdist.telemetry.heartbeat import Heartbeat, Reading, read, read_facts, stacks_path
 
 KILLED = 137
 
@@ -79,7 +79,7 @@ def test_no_fewer_than_the_least_go_on() -> None:
     assert isinstance(restarts.after(Failure(KILLED, 1, None)), Enough)
 
 
-def reading(phase: str = pulse.TRAINING, *, moment: float = 100.0, **changes: float) -> Reading:
+def reading(phase: str = heartbeat.TRAINING, *, moment: float = 100.0, **changes: float) -> Reading:
     made = Reading(
         pid=1,
         host="here",
@@ -105,11 +105,11 @@ def test_a_deadline_is_learned_from_what_was_done_before() -> None:
     assert learned.of(reading()) == 60.0
     assert learned.of(reading(recent_seconds=20.0, longest_seconds=20.0)) == 200.0
     assert learned.of(reading(recent_seconds=1.0, longest_seconds=90.0)) == 180.0
-    assert learned.of(reading(pulse.BETWEEN)) == 1000.0  # a user's callbacks take what they take
-    assert learned.of(reading(pulse.PREPARING, recent_seconds=0.0)) == math.inf
+    assert learned.of(reading(heartbeat.BETWEEN)) == 1000.0  # a user's callbacks take what they take
+    assert learned.of(reading(heartbeat.PREPARING, recent_seconds=0.0)) == math.inf
     given = Deadlines(start_seconds=1000.0, given_seconds=7.0)
-    assert given.of(reading()) == given.of(reading(pulse.BETWEEN)) == 7.0
-    assert given.of(reading(recent_seconds=0.0)) == given.of(reading(pulse.BUILDING)) == 1000.0
+    assert given.of(reading()) == given.of(reading(heartbeat.BETWEEN)) == 7.0
+    assert given.of(reading(recent_seconds=0.0)) == given.of(reading(heartbeat.BUILDING)) == 1000.0
 
 
 def look_until(watcher: Watcher, vitals: list[Vital], begin: float, end: float) -> object:
@@ -123,7 +123,7 @@ def look_until(watcher: Watcher, vitals: list[Vital], begin: float, end: float) 
 
 
 def test_who_the_others_wait_for_hangs_and_only_its_own_deadline_counts() -> None:
-    waits, blocked = vital(0, reading(turn=12)), vital(1, reading(pulse.BETWEEN, turn=11, recent_seconds=0.0))
+    waits, blocked = vital(0, reading(turn=12)), vital(1, reading(heartbeat.BETWEEN, turn=11, recent_seconds=0.0))
     watcher = Watcher(Deadlines(start_seconds=300.0))
     assert look_until(watcher, [waits, blocked], 100.0, 399.0) is None  # the other is past its 60 seconds
     found = look_until(watcher, [waits, blocked], 400.0, 402.0)
@@ -153,32 +153,32 @@ def test_the_hindmost_has_begun_fewer_turns() -> None:
         return [vital.worker for vital in hindmost([vital(i, r) for i, r in enumerate(shown)])]
 
     assert last(reading(), None) == [1]
-    assert last(reading(pulse.CONNECTING, turn=2), reading(pulse.STARTING, turn=1)) == [1]
-    assert last(reading(turn=12), reading(pulse.BETWEEN, turn=11), reading(pulse.SAVING, turn=13)) == [1]
+    assert last(reading(heartbeat.CONNECTING, turn=2), reading(heartbeat.STARTING, turn=1)) == [1]
+    assert last(reading(turn=12), reading(heartbeat.BETWEEN, turn=11), reading(heartbeat.SAVING, turn=13)) == [1]
     assert last(reading(turn=12), reading(turn=12)) == [0, 1]
-    assert last(reading(turn=12), reading(pulse.LEAVING, turn=13)) == [1]
+    assert last(reading(turn=12), reading(heartbeat.LEAVING, turn=13)) == [1]
 
 
 def test_who_did_not_come_is_told_from_who_waited() -> None:
-    waits = vital(0, reading(pulse.CONNECTING))
-    assert absent([waits, vital(1, reading(pulse.STARTING))]).suspects[0].worker == 1
+    waits = vital(0, reading(heartbeat.CONNECTING))
+    assert absent([waits, vital(1, reading(heartbeat.STARTING))]).suspects[0].worker == 1
     assert absent([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
     assert absent([waits]) is None
 
 
-def test_a_pulse_shows_what_a_process_does_and_what_it_told(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "0.pulse"
+def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "0.heartbeat"
     assert read(path) is None and read_facts(path) == {}
-    mine = Pulse(str(path))
-    assert (read(path).phase, read(path).step, read(path).recent_seconds) == (pulse.STARTING, None, 0.0)
+    mine = Heartbeat(str(path))
+    assert (read(path).phase, read(path).step, read(path).recent_seconds) == (heartbeat.STARTING, None, 0.0)
     before = time.monotonic()
-    mine.beat(pulse.TRAINING, 7)
-    mine.beat(pulse.BETWEEN)
-    mine.beat(pulse.TRAINING, 8)
+    mine.beat(heartbeat.TRAINING, 7)
+    mine.beat(heartbeat.BETWEEN)
+    mine.beat(heartbeat.TRAINING, 8)
     mine.storing(True, writer=1)
     mine.storing(False, writer=2)
     shown = read(path)
-    assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (pulse.TRAINING, 8, 4, True)
+    assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (heartbeat.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
     mine.tell(run_dir="a")
     mine.tell(address_taken=True)

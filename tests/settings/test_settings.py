@@ -12,8 +12,8 @@ from support import REPOSITORY
 from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, FUNCTION, SECONDS, SEED, SWITCH, one_of, or_none, text
 from tfdist.settings.declaration import Settings, setting
-from tfdist.training.identity import lasting
-from tfdist.training.settings import TrainSettings
+from tfdist.training.run.identity import lasting
+from tfdist.training.run.settings import TrainSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

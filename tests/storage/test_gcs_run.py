@@ -19,15 +19,15 @@ from gcs.server import GcsServer
 from support import REPOSITORY, clean_environment, run_python, wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tfdist.backup import catalog
+from tfdist.checkpoint import catalog
 from tfdist.storage import files
 
 RUN = "gs://bucket/runs/digits"
 GIN = """
 from __gin__ import dynamic_registration
-from tfdist.data import array_files
-from tfdist.data import columns
-from tfdist.data import tfrecord
+from tfdist.data.formats import array_files
+from tfdist.data.sources import columns
+from tfdist.data.formats import tfrecord
 
 include 'configs/experiments/digits.gin'
 include 'configs/strategies/one_device.gin'
@@ -107,7 +107,7 @@ def test_a_run_on_gs_leaves_all_that_a_local_one_does(gcs: GcsServer, tmp_path: 
 DIGITS = [
     *("-m", "tfdist.main", "--gin_file=configs/experiments/digits.gin"),
     *("--gin_param=train.epochs = 2", "--gin_param=train.deterministic = True"),
-    *("--gin_param=from tfdist.backup import policy", "--gin_param=train.backup = @policy.BackupPolicy()"),
+    *("--gin_param=from tfdist.checkpoint import policy", "--gin_param=train.backup = @policy.BackupPolicy()"),
     "--gin_param=policy.BackupPolicy.every_steps = 1",
 ]
 WEIGHTS = "export/model.keras"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.backup import __main__ as backup
+from tfdist.commands import checkpoint as backup
 from tfdist.errors import UserError, redacted
 from tfdist.storage import gcs_requests
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tfdist.doctor import meeting
-from tfdist.strategies import hello
+from tfdist.strategies.cluster import hello
 
 SAID = {"start": "a", "index": 1, "workers": ["a:1", "b:2"], "ready": True, "waits_for": [0]}
 FACTS = {"host": "h", "versions": {"python": "3.11"}, "code": "0", "settings": None, "num_devices": 0}

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tfdist.errors import EXIT_PEER_LOST, PeerLostError
-from tfdist.strategies import horovod_rendezvous
-from tfdist.strategies.environment import ELASTIC_CHILD_VARIABLE
-from tfdist.strategies.horovod_rendezvous import Meeting, meet, read_meeting
+from tfdist.strategies.cluster import horovod_rendezvous
+from tfdist.strategies.cluster.environment import ELASTIC_CHILD_VARIABLE
+from tfdist.strategies.cluster.horovod_rendezvous import Meeting, meet, read_meeting
 
 pytestmark = pytest.mark.horovod
 

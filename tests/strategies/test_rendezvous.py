@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 40.0
 WORKER = """
 import os, sys
 from tfdist import errors
-from tfdist.strategies import cluster, rendezvous
+from tfdist.strategies.cluster import cluster, rendezvous
 try:
     rendezvous.rendezvous(
         cluster.read_tf_config(os.environ),

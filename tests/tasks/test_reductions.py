@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.tasks.base import Objective, Task, Term, reduce_terms
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.gradients import LocalSums, forward, quotients
+from tfdist.training.step.gradients import LocalSums, forward, quotients
 
 N, T = 12, 5
 RANDOM = np.random.default_rng(7)

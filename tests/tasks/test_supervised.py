@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.arrays import ArraySource
+from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.gradients import forward, quotients
-from tfdist.training.learner import build_model, check_fit
-from tfdist.training.metrics import MetricGroup
+from tfdist.training.loop.learner import build_model, check_fit
+from tfdist.training.step.gradients import forward, quotients
+from tfdist.training.step.metrics import MetricGroup
 
 N, T = 12, 5
 RANDOM = np.random.default_rng(0)

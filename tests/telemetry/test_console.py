@@ -15,14 +15,22 @@ import pytest
 from support import clean_environment, run_python
 
 from tfdist.launch.plan import worker_environment
-from tfdist.telemetry import terminal_width
-from tfdist.telemetry.console import NullConsole, PlainConsole, open_console
-from tfdist.telemetry.console_text import EpochSummary, Plan, Progress, bar_text, epoch_line, number_text, progress_line
-from tfdist.telemetry.progress_bar import ProgressBarConsole
+from tfdist.telemetry.console import terminal_width
+from tfdist.telemetry.console.console import NullConsole, PlainConsole, open_console
+from tfdist.telemetry.console.console_text import (
+    EpochSummary,
+    Plan,
+    Progress,
+    bar_text,
+    epoch_line,
+    number_text,
+    progress_line,
+)
+from tfdist.telemetry.console.progress_bar import ProgressBarConsole
 
 _RUN = """
-from tfdist.telemetry.console import open_console
-from tfdist.telemetry.console_text import EpochSummary, Plan, Progress
+from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
 console = open_console(is_chief=True)
 console.start(Plan(total_epochs=10, steps_per_epoch=34, total_steps=340))
 metrics = {"loss": 0.1234, "accuracy": 0.9671}

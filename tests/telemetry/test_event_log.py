@@ -10,7 +10,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tfdist.telemetry.console import NullConsole, PlainConsole
+from tfdist.telemetry.console.console import NullConsole, PlainConsole
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tfdist.telemetry import notices
-from tfdist.telemetry.console import open_console
+from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 

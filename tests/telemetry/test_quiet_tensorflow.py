@@ -10,11 +10,11 @@ import sys
 import pytest
 from support import Finished, clean_environment, run_command, run_python
 
-from tfdist.telemetry.quiet import passing_lines, quiet_import, quiet_tensorflow
+from tfdist.telemetry.console.quiet import passing_lines, quiet_import, quiet_tensorflow
 
 _IMPORT = """
 import os, sys, warnings
-from tfdist.telemetry.quiet import quiet_import, quiet_tensorflow
+from tfdist.telemetry.console.quiet import quiet_import, quiet_tensorflow
 quiet_tensorflow(os.environ)
 with quiet_import(os.environ):
     {body}

@@ -13,8 +13,8 @@ from training.trainings import dropout_model, one_hot_digits, run, softmax_model
 
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.normalization import global_moments, synchronized
-from tfdist.training.randomness import separate_replicas, set_seeds
+from tfdist.training.step.normalization import global_moments, synchronized
+from tfdist.training.step.randomness import separate_replicas, set_seeds
 
 MANY_METRICS: dict[str, Any] = {
     "model": softmax_model,

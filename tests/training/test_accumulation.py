@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import pytest
 
-from tfdist.data.batches import BatchPlan
-from tfdist.strategies.environment import ALL_WORKERS_VARIABLE
-from tfdist.training import accumulation
+from tfdist.data.order.batches import BatchPlan
+from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE
+from tfdist.training.step import accumulation
 
 
 class Events:

@@ -23,8 +23,8 @@ from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.errors import DivergedError, UserError
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting
-from tfdist.training.callbacks import Callbacks, check_callbacks, writes
+from tfdist.training.loop.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting
+from tfdist.training.loop.callbacks import Callbacks, check_callbacks, writes
 
 
 class Recorder(keras.callbacks.Callback):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.compiled import parts_of
+from tfdist.training.run.compiled import parts_of
 
 STRUCTURE = (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None,), tf.int32))
 

@@ -13,7 +13,7 @@ from equivalence.cases import ema_sgd
 from training.test_resume import BASE, Once, assert_same, fail, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
-from tfdist.backup.policy import BackupPolicy
+from tfdist.checkpoint.policy import BackupPolicy
 from tfdist.errors import UserError
 
 RARE = BackupPolicy(every_steps=1000)

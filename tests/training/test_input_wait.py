@@ -14,13 +14,13 @@ import tensorflow as tf
 from equivalence.cases import digits
 from training.trainings import run
 
-from tfdist.data.batches import BatchPlan
-from tfdist.data.pipeline import build_pipeline
-from tfdist.data.source import RandomAccessSource
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.source import RandomAccessSource
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training import input_wait
-from tfdist.training.input_wait import InputWait, Waited, timed_next
+from tfdist.training.watch import input_wait
+from tfdist.training.watch.input_wait import InputWait, Waited, timed_next
 
 
 class Slow(RandomAccessSource):
@@ -56,8 +56,8 @@ class Recorder:
     def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None:
         self.epochs.append((epoch, waited))
 
-    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None:
-        self.warnings.append((step, waited, cure))
+    def input_bound(self, *, step: int, waited: Waited, hint: str) -> None:
+        self.warnings.append((step, waited, hint))
 
 
 def test_what_is_measured_is_the_time_the_pipeline_took() -> None:
@@ -126,7 +126,7 @@ def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(
 
     strategy, recorder = Two(), Recorder()
     monkeypatch.setattr(Two, "topology", Topology(0, 2, 1))
-    waits = InputWait(strategy, recorder, cure="Cure.")
+    waits = InputWait(strategy, recorder, hint="Hint.")
     waits.observe(step=1, waited=50.0, seconds=60.0)
     waits.end_epoch(step=1, epoch=0)
     assert not recorder.epochs
@@ -135,7 +135,7 @@ def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(
     ((epoch, waited),) = recorder.epochs
     assert epoch == 1 and waited.by_worker == pytest.approx([0.1, 0.3])
     assert (waited.worst, waited.share) == (1, pytest.approx(0.3))
-    assert [(step, cure) for step, _, cure in recorder.warnings] == [(2, "Cure.")]
+    assert [(step, hint) for step, _, hint in recorder.warnings] == [(2, "Hint.")]
 
 
 @pytest.mark.slow

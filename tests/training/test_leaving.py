@@ -11,8 +11,8 @@ import pytest
 from training.test_resume import BASE, Once, assert_same, interrupted, memories, send
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
-from tfdist.backup import writer_thread
-from tfdist.backup.policy import BackupPolicy
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.write import writer_thread
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED, NotSavedError, PreemptedError
 
 RARE = BackupPolicy(every_steps=1000)

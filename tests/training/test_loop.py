@@ -24,7 +24,7 @@ from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.boundaries import Boundaries
+from tfdist.training.loop.boundaries import Boundaries
 
 
 def evaluated_again(trained: Trained) -> dict[str, float]:

@@ -14,7 +14,7 @@ from training.trainings import one_hot_digits, run
 
 from tfdist.errors import UserError
 from tfdist.tasks.base import MetricSpec
-from tfdist.training.metrics import MetricGroup
+from tfdist.training.step.metrics import MetricGroup
 
 
 @pytest.mark.slow

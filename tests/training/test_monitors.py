@@ -8,9 +8,9 @@ import pytest
 from tfdist.errors import UserError
 from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.metrics import MetricGroup
-from tfdist.training.monitors import check_monitors
-from tfdist.training.reported import reported_by
+from tfdist.training.loop.monitors import check_monitors
+from tfdist.training.loop.reported import reported_by
+from tfdist.training.step.metrics import MetricGroup
 
 callbacks = keras.callbacks
 

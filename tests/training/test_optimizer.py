@@ -11,7 +11,7 @@ import tensorflow as tf
 from equivalence.cases import dense_model
 
 from tfdist.errors import UserError
-from tfdist.training.optimizer import build_optimizer, without_reduction
+from tfdist.training.step.optimizer import build_optimizer, without_reduction
 
 
 def test_keras_still_has_the_private_method_that_is_replaced() -> None:

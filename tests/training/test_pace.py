@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfdist.training.pace import LONGEST_CALL, Pace
+from tfdist.training.watch.pace import LONGEST_CALL, Pace
 
 
 @dataclasses.dataclass

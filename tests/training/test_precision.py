@@ -14,7 +14,7 @@ from equivalence.cases import digits
 from training.trainings import run
 
 from tfdist.errors import DivergedError
-from tfdist.training.precision import LossScale
+from tfdist.training.step.precision import LossScale
 
 
 def state(scale: LossScale) -> tuple[float, int]:

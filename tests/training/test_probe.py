@@ -13,7 +13,7 @@ from training.checks import differ, probed
 from training.trainings import run
 
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.probe import quickest
+from tfdist.training.run.probe import quickest
 
 XLA_CASES: dict[str, dict[str, Any]] = {
     "dense": {},

@@ -19,8 +19,8 @@ from equivalence.cases import digits, ema_sgd
 from metadata_support import MetadataServer
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
-from tfdist.backup import writer_thread
-from tfdist.backup.policy import BackupPolicy
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.write import writer_thread
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, PreemptedError, UserError
 from tfdist.tasks.supervised import Supervised
 

@@ -9,14 +9,14 @@ import pytest
 import support
 
 from tfdist.strategies.base import Topology
-from tfdist.training.stragglers import SLOW_CALLS, Stragglers, WorkerTimes
+from tfdist.training.watch.stragglers import SLOW_CALLS, Stragglers, WorkerTimes
 
 SLOW_SECONDS = 0.4  # that a busy machine does not make the other worker seem slow too
 MODULE = f"""\
 import json, os, time
 import numpy as np
 import tensorflow as tf
-from tfdist.data.source import RandomAccessSource
+from tfdist.data.sources.source import RandomAccessSource
 
 class UnevenSource(RandomAccessSource):
     calls_python = False

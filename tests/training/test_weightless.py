@@ -17,9 +17,9 @@ from training.test_precision import state
 from training.trainings import run
 
 from tfdist.errors import UserError
-from tfdist.training import learner
-from tfdist.training.best import Watched
-from tfdist.training.precision import LossScale
+from tfdist.training.loop import learner
+from tfdist.training.loop.best import Watched
+from tfdist.training.step.precision import LossScale
 
 NOTE = "1 step had examples that weigh nothing in all; it changed nothing, and the logged loss leaves it out."
 NOTES = "{} steps had examples that weigh nothing in all; they changed nothing, and the logged loss leaves them out."

@@ -14,8 +14,8 @@ from equivalence.cases import BASE, digits
 from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.result import RunResult
-from tfdist.training.run import Request
-from tfdist.training.settings import TrainSettings
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
 
 STEPS_PER_EPOCH = 7
 SMALL = BASE | {"deterministic": False, "eval_data": lambda: digits(101)}

@@ -29,7 +29,7 @@ from training.trainings import Trained, activity_model, constrained_model, dropo
 
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.training.optimizer import without_reduction
+from tfdist.training.step.optimizer import without_reduction
 
 Check = Callable[[Strategy, pathlib.Path], Any]
 

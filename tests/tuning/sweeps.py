@@ -39,8 +39,8 @@ import keras
 import tiny
 from tfdist.strategies import one_device
 from tfdist.tasks import supervised
-from tfdist.tuning import search
-from tfdist.tuning import space
+from tfdist.tuning.search import search
+from tfdist.tuning.search import space
 
 train.model = @tiny.linear
 train.optimizer = @keras.optimizers.SGD

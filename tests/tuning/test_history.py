@@ -11,7 +11,7 @@ from sweep_journals import Journal, asha_sweep, ended
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.tuning.history import Parameter, Point, Sweep, read_sweep
+from tfdist.tuning.schedule.history import Parameter, Point, Sweep, read_sweep
 
 
 def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib.Path) -> None:
@@ -165,7 +165,7 @@ def test_nothing_of_this_imports_tensorflow_or_keras(tmp_path: pathlib.Path) -> 
     run_dir = asha_sweep(9).write(tmp_path)
     code = f"""
 import sys
-from tfdist.tuning import report, table, live_table
+from tfdist.tuning.report import report, table, live_table
 report.write_report({run_dir!r})
 print([name for name in ("tensorflow", "keras", "keras_tuner", "gin", "matplotlib.pyplot") if name in sys.modules])
 """

@@ -15,15 +15,15 @@ from tuning.sweeps import Sweep, arguments, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.settings import TrainSettings
-from tfdist.tuning import hypermodel
-from tfdist.tuning.space import Space
+from tfdist.training.run.settings import TrainSettings
+from tfdist.tuning.search import hypermodel
+from tfdist.tuning.search.space import Space
 
 EXPERIMENT = """\
 import hyper_models
 from tfdist.strategies import one_device
-from tfdist.tuning import search
-from tfdist.tuning import space
+from tfdist.tuning.search import search
+from tfdist.tuning.search import space
 
 train.model = @hyper_models.build
 train.train_data = @hyper_models.digits

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from sweep_journals import SPACE, sample
 
-from tfdist.tuning.history import Parameter, Sweep, Trial
-from tfdist.tuning.importance import MIN_TRIALS, Importance, importance_of, unit_value
+from tfdist.tuning.report.importance import MIN_TRIALS, Importance, importance_of, unit_value
+from tfdist.tuning.schedule.history import Parameter, Sweep, Trial
 
 
 def sweep_of(objective: Callable[[Mapping[str, Any]], float], *, count: int = 60, **fields: Any) -> Sweep:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tfdist.errors import UserError
-from tfdist.tuning import asha, search, space
-from tfdist.tuning.objective import Objective, build_objective
-from tfdist.tuning.oracles import EPOCHS, PARENT, ROUND
+from tfdist.tuning.search import asha, search, space
+from tfdist.tuning.search.objective import Objective, build_objective
+from tfdist.tuning.search.oracles import EPOCHS, PARENT, ROUND
+from tfdist.tuning.search.terms import Terms
 from tfdist.tuning.settings import TuneSettings
-from tfdist.tuning.terms import Terms
 
 OBJECTIVE = Objective("val_accuracy", "max")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfdist.errors import UserError
-from tfdist.tuning.role import find_role
+from tfdist.tuning.cluster.role import find_role
 
 SECRET = {"TFDIST_SWEEP_SECRET": "0123456789abcdef"}
 

@@ -19,14 +19,15 @@ import support
 
 from tfdist.errors import EXIT_USER_ERROR, UserError
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning import handshake, space, wire
-from tfdist.tuning.chief_link import ChiefLink
-from tfdist.tuning.chief_server import ChiefServer, News
-from tfdist.tuning.remote_places import RemotePlaces, Treaty
-from tfdist.tuning.remote_worker import RemoteWorker
-from tfdist.tuning.role import Role
-from tfdist.tuning.space import Space
-from tfdist.tuning.workers import Place
+from tfdist.tuning.cluster import handshake, wire
+from tfdist.tuning.cluster.chief_link import ChiefLink
+from tfdist.tuning.cluster.chief_server import ChiefServer, News
+from tfdist.tuning.cluster.remote_places import RemotePlaces, Treaty
+from tfdist.tuning.cluster.remote_worker import RemoteWorker
+from tfdist.tuning.cluster.role import Role
+from tfdist.tuning.schedule.workers import Place
+from tfdist.tuning.search import space
+from tfdist.tuning.search.space import Space
 
 SECRET = b"a secret of this sweep alone"
 IDENTITY = {"objective": "val_loss"}

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from tfdist.errors import UserError
-from tfdist.tuning import space
-from tfdist.tuning.space import Space
+from tfdist.tuning.search import space
+from tfdist.tuning.search.space import Space
 
 
 def sampled(parameters: dict[str, Any], count: int = 200) -> list[dict[str, Any]]:
     """Values that KerasTuner draws, as the sweep decodes them."""
-    from tfdist.tuning.objective import Objective
-    from tfdist.tuning.search import Random
-    from tfdist.tuning.terms import Terms
+    from tfdist.tuning.search.objective import Objective
+    from tfdist.tuning.search.search import Random
+    from tfdist.tuning.search.terms import Terms
 
     made = Space(parameters)
     oracle = Random().build(Terms(made.hyperparameters(), Objective("loss", "min"), count, None, 0))

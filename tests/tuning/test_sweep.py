@@ -19,7 +19,7 @@ from gcs.server import GcsServer
 from tuning.sweeps import ACCURACY, Sweep, arguments, running
 
 from tfdist.storage import files
-from tfdist.tuning.interruptions import MOST_IN_A_ROW
+from tfdist.tuning.schedule.interruptions import MOST_IN_A_ROW
 
 RATE = "keras.optimizers.SGD.learning_rate"
 SEVERAL = """\
@@ -313,7 +313,7 @@ def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathli
         *SLOW,
         "train.backup = @policy.BackupPolicy(every_epochs=1)",
     )
-    command = arguments(gin_file, sweep.directory, "from tfdist.backup import policy", *parameters)
+    command = arguments(gin_file, sweep.directory, "from tfdist.checkpoint import policy", *parameters)
     with running(command, tmp_path / "log") as chief:
         chief.until(lambda: len(sweep.of("trial_reported", trial="0001")) > 3)
         os.kill(sweep.pid("0001"), signal.SIGKILL)
@@ -423,7 +423,7 @@ def killed(times):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGHUP])
-def test_a_sweep_goes_on_after_the_nursery_was_killed_and_after_ctrl_c(
+def test_a_sweep_goes_on_after_the_fork_server_was_killed_and_after_ctrl_c(
     tmp_path: pathlib.Path, gin_file: pathlib.Path, interrupt: int
 ) -> None:
     sweep, log = Sweep(tmp_path / "sweep"), tmp_path / "log"

@@ -10,11 +10,11 @@ import pytest
 
 from tfdist.errors import PeerLostError, UserError
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.devices import shares
-from tfdist.tuning.interruptions import Interruptions
-from tfdist.tuning.memory_kills import OUT_OF_MEMORY
-from tfdist.tuning.objective import Objective
-from tfdist.tuning.trial import SeedRun, Trial
+from tfdist.tuning.schedule.devices import shares
+from tfdist.tuning.schedule.interruptions import Interruptions
+from tfdist.tuning.schedule.memory_kills import OUT_OF_MEMORY
+from tfdist.tuning.schedule.trial import SeedRun, Trial
+from tfdist.tuning.search.objective import Objective
 
 OBJECTIVE = Objective("val_accuracy", "max")
 

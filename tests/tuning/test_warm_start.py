@@ -11,10 +11,10 @@ from tuning.sweeps import ACCURACY, Sweep, arguments
 
 from tfdist.errors import UserError
 from tfdist.telemetry.json_text import to_json
-from tfdist.tuning import oracles, search, space
-from tfdist.tuning.objective import Objective
-from tfdist.tuning.terms import Terms
-from tfdist.tuning.warm_start import read_known
+from tfdist.tuning.search import oracles, search, space
+from tfdist.tuning.search.objective import Objective
+from tfdist.tuning.search.terms import Terms
+from tfdist.tuning.search.warm_start import read_known
 
 OBJECTIVE = Objective("val_accuracy", "max")
 RATE = "keras.optimizers.SGD.learning_rate"

@@ -8,7 +8,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from tfdist.doctor.findings import PROBLEM, Finding, fine
-from tfdist.strategies import environment
+from tfdist.strategies.cluster import environment
 
 GROUP = "devices"
 GPUS_OF_DRIVER = Path("/proc/driver/nvidia/gpus")

@@ -1,6 +1,6 @@
 """What the doctor says: findings, each with what was found, why it matters and what to do.
 
-Invariant: a finding that is not "ok" has a reason and a cure. The exit status is 2 where one would stop a run.
+Invariant: a finding that is not "ok" has a reason and a hint. The exit status is 2 where one would stop a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Finding:
     Attributes:
       group: what it belongs to, one word.
       why: why it matters; empty where all is well.
-      cure: what to do; empty where all is well.
+      hint: what to do; empty where all is well.
       details: the same for machines.
     """
 
@@ -32,11 +32,11 @@ class Finding:
     group: str
     what: str
     why: str = ""
-    cure: str = ""
+    hint: str = ""
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert self.level in LEVELS and (self.level == OK or (self.why and self.cure)), self
+        assert self.level in LEVELS and (self.level == OK or (self.why and self.hint)), self
 
 
 def fine(group: str, what: str, **details: Any) -> Finding:
@@ -55,7 +55,7 @@ def as_text(finding: Finding) -> str:
     first, *more = finding.what.splitlines()
     lines = textwrap.wrap(first, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
     lines += [" " * len(head) + line for line in more]
-    for label, text in (("why: ", finding.why), ("do:  ", finding.cure)):
+    for label, text in (("why: ", finding.why), ("do:  ", finding.hint)):
         if text:
             indent = " " * len(head)
             lines += textwrap.wrap(text, _WIDTH, initial_indent=indent + label, subsequent_indent=indent + "     ")

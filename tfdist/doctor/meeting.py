@@ -1,7 +1,7 @@
 """Asks the doctors of the other workers for their facts, each at its worker's own address, and answers them.
 
 So it also finds out whether this worker's port is free, whether each peer can be reached, in both directions, and how
-far the clocks are apart. Nothing is decided here: the run's own rendezvous is strategies/rendezvous.py.
+far the clocks are apart. Nothing is decided here: the run's own rendezvous is strategies/cluster/rendezvous.py.
 
 Invariant: `meet` returns within `seconds`, whoever did not come; a worker leaves when it has asked and answered all.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 from tfdist.doctor.facts import are_facts
 from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
-from tfdist.strategies import hello
-from tfdist.strategies.cluster import Cluster, is_loopback, split_address
+from tfdist.strategies.cluster import hello
+from tfdist.strategies.cluster.cluster import Cluster, is_loopback, split_address
 from tfdist.telemetry.json_text import from_json
 
 GROUP = "workers"

@@ -120,8 +120,8 @@ def _python() -> list[Finding]:
 
 
 def _missing(package: str, wanted: str) -> Finding:
-    cure = "Run: python tools/build_horovod.py" if package == "horovod" else f"Run: pip install '{package}{wanted}'"
-    return Finding(PROBLEM, GROUP, f"{package} is not installed", f"This run needs {package}{wanted}.", cure)
+    hint = "Run: python tools/build_horovod.py" if package == "horovod" else f"Run: pip install '{package}{wanted}'"
+    return Finding(PROBLEM, GROUP, f"{package} is not installed", f"This run needs {package}{wanted}.", hint)
 
 
 def _other(package: str, version: str, wanted: str) -> Finding:
@@ -129,8 +129,8 @@ def _other(package: str, version: str, wanted: str) -> Finding:
     why = "tfdist uses private parts of this package and is pinned to what it was tested with."
     if level == WARNING:
         why = "TensorFlow 2.21.0 and tfdist were not tried with it."
-    cure = "Run: python tools/build_horovod.py" if package == "horovod" else f"Run: pip install '{package}{wanted}'"
-    return Finding(level, GROUP, f"{package} is {version}, not {wanted}", why, cure)
+    hint = "Run: python tools/build_horovod.py" if package == "horovod" else f"Run: pip install '{package}{wanted}'"
+    return Finding(level, GROUP, f"{package} is {version}, not {wanted}", why, hint)
 
 
 def _fits(version: str, wanted: str) -> bool:

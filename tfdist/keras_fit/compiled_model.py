@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import keras
 
 from tfdist.errors import UserError
-from tfdist.training.callback_model import as_it_was
-from tfdist.training.optimizer import with_reduction
+from tfdist.training.loop.callback_model import as_it_was
+from tfdist.training.step.optimizer import with_reduction
 
 PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 

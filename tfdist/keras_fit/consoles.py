@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.errors import UserError
-from tfdist.telemetry.console import Console, PlainConsole, open_console
-from tfdist.telemetry.console_text import EpochSummary, Level, Plan, Progress, epoch_line
-from tfdist.telemetry.terminal_width import columns_of
+from tfdist.telemetry.console.console import Console, PlainConsole, open_console
+from tfdist.telemetry.console.console_text import EpochSummary, Level, Plan, Progress, epoch_line
+from tfdist.telemetry.console.terminal_width import columns_of
 
 KNOWN = (0, 1, 2, "auto", "0", "1", "2")
 

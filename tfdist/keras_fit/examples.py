@@ -19,10 +19,10 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from tfdist.data.arrays import ArraySource
-from tfdist.data.dataset_parts import parts_of
-from tfdist.data.given_batches import GivenBatches
-from tfdist.data.source import Source
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.dataset_parts import parts_of
+from tfdist.data.sources.given_batches import GivenBatches
+from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none

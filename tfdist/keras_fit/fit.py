@@ -27,9 +27,9 @@ from tfdist.keras_fit.trial import trial_of
 from tfdist.settings.checks import COUNT, MOST_SEED
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.of_tensorflow import strategy_over
-from tfdist.training.callbacks import CallbackError
-from tfdist.training.run import Request
-from tfdist.training.settings import TrainSettings
+from tfdist.training.loop.callbacks import CallbackError
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
 
 
 class FitError(UserError, ValueError):

@@ -5,11 +5,11 @@ Invariant: from here to the end of the process no signal raises or prints a trac
 
 from __future__ import annotations
 
-from tfdist.launch.signals import note_signals
+from tfdist.launch.supervise.signals import note_signals
 
 if __name__ == "__main__":
     noted = note_signals()
     from tfdist.command_line import start
-    from tfdist.launch.command import main  # its imports take some tenths of a second
+    from tfdist.commands.launch import main  # its imports take some tenths of a second
 
     start(lambda arguments: main(arguments, signals=noted))

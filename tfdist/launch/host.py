@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 from tfdist.errors import UserError
 from tfdist.launch import local
-from tfdist.launch.output import Output
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
-from tfdist.strategies.cluster import read_tf_config
+from tfdist.launch.supervise.output import Output
+from tfdist.strategies.cluster.cluster import read_tf_config
 
 
 def worker_index(environment: Mapping[str, str]) -> int:

@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tfdist.launch.output import STDERR, STDOUT, Output
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Process, Worker
-from tfdist.telemetry.pulse import VARIABLE as PULSE_VARIABLE
+from tfdist.launch.supervise.output import STDERR, STDOUT, Output
+from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
 HOST = "127.0.0.1"
 _DRAIN_SECONDS = 5.0
@@ -47,9 +47,11 @@ def start_each(plan: Plan, output: Output, own: Mapping[int, Mapping[str, str]])
         at_end.callback(output.drain, _DRAIN_SECONDS)
         at_end.callback(_kill, workers)
         for (index, variables), cpus in zip(own.items(), plan.cpus, strict=True):
-            pulse = directory / f"{index}.pulse"
-            environment = plan.environment | plan.own_variables(index) | dict(variables) | {PULSE_VARIABLE: str(pulse)}
-            workers.append(Process(index, plan.command, environment, cpus, pulse))
+            heartbeat = directory / f"{index}.heartbeat"
+            environment = (
+                plan.environment | plan.own_variables(index) | dict(variables) | {HEARTBEAT_VARIABLE: str(heartbeat)}
+            )
+            workers.append(Process(index, plan.command, environment, cpus, heartbeat))
         for worker in workers:
             for pipe, stream in zip(worker.pipes, (STDOUT, STDERR), strict=True):
                 output.follow(pipe, stream, functools.partial(_labelled, worker.index))

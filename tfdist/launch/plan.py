@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
-from tfdist.strategies.environment import ALL_WORKERS_VARIABLE
-from tfdist.telemetry import terminal_width
-from tfdist.telemetry.pulse import BEGIN_VARIABLE
+from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE
+from tfdist.telemetry.console import terminal_width
+from tfdist.telemetry.heartbeat import BEGIN_VARIABLE
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, also where some are left out

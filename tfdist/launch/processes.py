@@ -23,8 +23,8 @@ class Worker(Protocol):
     """What the supervision needs of a worker, whoever started it."""
 
     index: int
-    pulse: Path
-    """Where it shows itself, see `tfdist.telemetry.pulse`."""
+    heartbeat: Path
+    """Where it shows itself, see `tfdist.telemetry.heartbeat`."""
 
     @property
     def pid(self) -> int | None:
@@ -46,10 +46,10 @@ class Process:
         command: Sequence[str],
         environment: Mapping[str, str],
         cpus: Sequence[int] = (),
-        pulse: Path = Path(os.devnull),
+        heartbeat: Path = Path(os.devnull),
     ) -> None:
         self.index = index
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self._status: int | None = None
         self._popen = subprocess.Popen(
             bound_to_parent(command, cpus),

@@ -46,13 +46,13 @@ def failed(error: BaseException) -> UserError | None:
 
 
 def explain_bucket(error: OSError) -> str:
-    """Reason and cure, for a bucket that was asked for a directory."""
+    """Reason and hint, for a bucket that was asked for a directory."""
     reason = " ".join((error.strerror or str(error)).split())
     return f"{reason}. {_BUCKET_ADVICE.get(error.errno or 0, _BUCKET_UNREACHABLE)}"
 
 
 def explain_local(path: str, error: OSError) -> str:
-    """Reason and cure, for a directory that was to be made and written."""
+    """Reason and hint, for a directory that was to be made and written."""
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return f"{_file_in_the_way(path)!r} is a file. Choose another run directory, or move that file away."
     place = _nearest_directory(path)

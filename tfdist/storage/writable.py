@@ -1,7 +1,7 @@
 """Finds out before any training whether a run directory can be written.
 
 Invariant: after `check_writable` returned, the directory existed and took a file; otherwise the user has one message
-with the reason and the cure. `RunDirectory.create` calls it.
+with the reason and the hint. `RunDirectory.create` calls it.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError, is_whole_number
-from tfdist.strategies import environment
 from tfdist.strategies.alone import refuse_unmet, refuse_without_horovodrun
 from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout
-from tfdist.strategies.horovod_rendezvous import meet, read_meeting
+from tfdist.strategies.cluster import environment
+from tfdist.strategies.cluster.horovod_rendezvous import meet, read_meeting
 from tfdist.strategies.one_device import use_only
 
 

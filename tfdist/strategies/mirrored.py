@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number
-from tfdist.strategies import environment
 from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.cluster import environment
 
 
 class Mirrored(Strategy):

@@ -11,17 +11,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number, suggest
-from tfdist.strategies import environment
 from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout, check_seconds
-from tfdist.strategies.cluster import Cluster, read_tf_config
-from tfdist.strategies.heartbeat import (
+from tfdist.strategies.cluster import environment
+from tfdist.strategies.cluster.cluster import Cluster, read_tf_config
+from tfdist.strategies.cluster.liveness import (
     HEARTBEAT_SECONDS,
     LOCAL_HEARTBEAT_SECONDS,
     set_heartbeat_timeout,
     watch_for_deaths,
 )
-from tfdist.strategies.rendezvous import AddressTakenError, rendezvous
-from tfdist.telemetry import pulse
+from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
+from tfdist.telemetry import heartbeat
 
 MEBIBYTE = 2**20
 PACKING_CANDIDATES = (0, MEBIBYTE, 2 * MEBIBYTE, 4 * MEBIBYTE)  # 0: everything in one pack, TensorFlow's default
@@ -129,7 +129,7 @@ class MultiWorker(Strategy):
                 name_patience_seconds=self._name_patience_seconds(),
             )
         except AddressTakenError:
-            pulse.tell(address_taken=True)  # a launcher that chose the address chooses another
+            heartbeat.tell(address_taken=True)  # a launcher that chose the address chooses another
             raise
         set_heartbeat_timeout(cluster, self._heartbeat_seconds(cluster))
         with kept_sigterm_handler():

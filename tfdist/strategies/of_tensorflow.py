@@ -8,9 +8,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies import environment
 from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.base import Notify, Strategy, Topology, connected_over
+from tfdist.strategies.cluster import environment
 from tfdist.strategies.one_device import OneDevice
 
 ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies import environment
 from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.cluster import environment
 
 
 class OneDevice(Strategy):

@@ -10,8 +10,8 @@ import threading
 
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
-from tfdist.telemetry.console import Console
-from tfdist.telemetry.console_text import Level
+from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.console.console_text import Level
 from tfdist.telemetry.event_text import event_line
 from tfdist.telemetry.run_directory import RunDirectory
 

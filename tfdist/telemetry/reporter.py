@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tfdist.telemetry import notices
-from tfdist.telemetry.console import Console
-from tfdist.telemetry.console_text import EpochSummary, Progress
+from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.console.console_text import EpochSummary, Progress
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics
 
@@ -110,8 +110,8 @@ class Reporter:
         told = f"epoch {epoch + 1}: {_said(waited)}" if waited.is_notable else None
         self._events.info("input_wait", step=step, message=told, epoch=epoch + 1, **_figures(waited))
 
-    def input_bound(self, *, step: int, waited: Waited, cure: str) -> None:
-        message = f"Training: {_said(waited)}. {cure}".strip()
+    def input_bound(self, *, step: int, waited: Waited, hint: str) -> None:
+        message = f"Training: {_said(waited)}. {hint}".strip()
         self._events.warning("input_bound", step=step, message=message, **_figures(waited))
 
     def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None:

@@ -42,7 +42,7 @@ class RunResult:
         had been done after that step before, and were done again.
       backup_step: of the newest backup; None where there is none.
       wall_seconds, examples_per_second: of this process.
-      hardware: of the chief's process, see `training/hardware.py`.
+      hardware: of the chief's process, see `training/run/hardware.py`.
       notes: what the figures depend on, in sentences.
     """
 

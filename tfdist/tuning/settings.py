@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, SECONDS, SEED, SWITCH, Check, checked_later, made, or_none
 from tfdist.settings.declaration import Settings, setting
-from tfdist.tuning.search import SEARCHES, Grid, Search
-from tfdist.tuning.space import Parameter
+from tfdist.tuning.search.search import SEARCHES, Grid, Search
+from tfdist.tuning.search.space import Parameter
 
 
 def _are_directories(value: Any) -> bool:

@@ -27,9 +27,9 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.randomness import seed_generators
-from tfdist.training.run import Request
-from tfdist.training.settings import TrainSettings
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
+from tfdist.training.step.randomness import seed_generators
 from zoo_cases.case import Case
 from zoo_cases.collection import all_cases
 

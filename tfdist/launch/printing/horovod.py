@@ -52,7 +52,7 @@ def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     interfaces = ["--network-interfaces", options.interfaces] if options.interfaces else []
     command = job.command
     if is_elastic and not options.doctor:
-        command = [command[0], "-m", "tfdist.launch.elastic_worker", "--", *job.arguments]
+        command = [command[0], "-m", "tfdist.launch.horovod.elastic_worker", "--", *job.arguments]
     at_most = options.max_workers or slots
     title = (
         f"{options.min_workers or 1} to {at_most or 'any number of'} workers"

@@ -1,0 +1,77 @@
+"""What the tests of the backups share: a listener in the event log's place, small states, and saving one."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tfdist.checkpoint.format.entries import Entry
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.state import State
+from tfdist.checkpoint.write.keeper import BackupKeeper
+
+IDENTITY = {"config": "0123abcd", "num_workers": 2}
+
+
+@dataclasses.dataclass
+class Listener:
+    """Keeps what it is told: (level, event, step, message)."""
+
+    told: list[tuple[str, str, int | None, str | None]] = dataclasses.field(default_factory=list)
+
+    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        self.told.append(("info", event, step, message))
+
+    def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        self.told.append(("warning", event, step, message))
+
+    @property
+    def warnings(self) -> list[str]:
+        return [str(message) for level, _, _, message in self.told if level == "warning"]
+
+    def events(self, name: str) -> list[tuple[str, str, int | None, str | None]]:
+        return [item for item in self.told if item[1] == name]
+
+
+def state_of(step: int, *, num_items: int = 400) -> State:
+    """A state whose every number tells its step; of the usual size, it takes two files of `new_keeper`'s."""
+    tensors = {
+        "model/kernel": np.full((num_items, 2), step, np.float32),
+        "model/bias": np.arange(num_items, dtype=np.float64) + step,
+        "optimizer/iterations": np.int64(step),
+    }
+    return State(step, tensors, {"position": [1, step]})
+
+
+def new_keeper(directory: pathlib.Path, listener: Listener | None = None, **settings: Any) -> BackupKeeper:
+    """A keeper of small files, so that a state has several."""
+    policy = BackupPolicy(**{"max_file_bytes": 4096, "compression": "none", **settings})
+    return BackupKeeper(str(directory), policy, identity=IDENTITY, tell=listener or Listener())
+
+
+def save_steps(directory: pathlib.Path, *steps: int, **settings: Any) -> None:
+    """Commits a backup of each step, one after the other, by one keeper."""
+    keeper = new_keeper(directory, on_error="stop", **{"keep_last": 100, **settings})
+    for step in steps:
+        keeper.save(state_of(step))
+        keeper.wait()
+    keeper.close()
+
+
+def assert_same(restored: State, expected: State) -> None:
+    """Names, types, shapes and every bit."""
+    assert restored.step == expected.step
+    assert restored.values == expected.values
+    assert restored.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        array = np.asarray(tensor)
+        assert restored.tensors[name].dtype == array.dtype, name
+        assert restored.tensors[name].shape == array.shape, name
+        assert restored.tensors[name].tobytes() == array.tobytes(), name
+
+
+def steps(entries: list[Entry]) -> list[int]:
+    return [entry.step for entry in entries]

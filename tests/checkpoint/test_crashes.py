@@ -1,0 +1,75 @@
+"""A crash at every step of what a save does to the disk: an earlier backup or the new one, whole, always restores."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from checkpoint.backups import Listener, assert_same, new_keeper, save_steps, state_of, steps
+from storage import faulty
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.catalog import list_backups, remove
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_wherever_a_save_is_cut_off_the_newest_whole_backup_restores(tmp_path: pathlib.Path, keep_last: int) -> None:
+    restored_steps: list[int] = []
+
+    def save_two(index: int) -> None:
+        keeper = new_keeper(tmp_path / str(index), keep_last=keep_last, on_error="stop")
+        for step in (2, 3):  # the first finds a leftover, the second has something to prune
+            keeper.save(state_of(step))
+            keeper.wait()
+        keeper.close()
+
+    def function(index: int) -> None:
+        with faulty.installed(faulty.Syscalls()):
+            save_steps(tmp_path / str(index), 1)
+            (tmp_path / str(index) / "step-000000000002-0123456789ab").mkdir()
+        save_two(index)
+
+    def check(index: int, crash: faulty.Boundary | None) -> None:
+        directory, listener = tmp_path / str(index), Listener()
+        restored = restore.newest(str(directory), tell=listener)
+        assert_same(restored, state_of(restored.step))
+        assert listener.warnings == []  # a torn backup does not exist, so there is nothing to pass over
+        restored_steps.append(restored.step)
+        _train_on(directory, after=restored.step)
+
+    num_boundaries = faulty.crash_everywhere(function, check)
+    assert num_boundaries > 50
+    assert restored_steps == sorted(restored_steps)  # the later the crash, the later the step
+    assert set(restored_steps) == {1, 2, 3}
+
+
+def test_a_removal_that_is_cut_off_leaves_the_whole_backup_or_none(tmp_path: pathlib.Path) -> None:
+    def function(index: int) -> None:
+        with faulty.installed(faulty.Syscalls()):
+            save_steps(tmp_path / str(index), 1, 2, 3)
+        keeper = new_keeper(tmp_path / str(index), keep_last=1, on_error="stop")
+        keeper.save(state_of(4))
+        keeper.close()
+
+    def check(index: int, crash: faulty.Boundary | None) -> None:
+        directory = str(tmp_path / str(index))
+        whole = [entry for entry in list_backups(directory) if not entry.is_leftover]
+        for entry in whole:
+            assert_same(restore.load(entry.path), state_of(entry.step))
+        for entry in list_backups(directory):
+            if entry.is_leftover:
+                remove(entry.path)
+        assert list_backups(directory) == whole
+
+    assert faulty.crash_everywhere(function, check) > 30
+
+
+def _train_on(directory: pathlib.Path, *, after: int) -> None:
+    """The next start, which does the lost steps once more."""
+    keeper = new_keeper(directory, keep_last=1, on_error="stop")
+    for step in range(after + 1, 5):
+        keeper.save(state_of(step))
+        keeper.wait()
+    keeper.close()
+    assert steps(list_backups(str(directory))) == [4]
+    assert [path.name for path in directory.iterdir()] == [pathlib.Path(list_backups(str(directory))[0].path).name]

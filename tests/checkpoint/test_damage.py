@@ -1,0 +1,89 @@
+"""Every file of a backup, cut off and with single bits flipped: always noticed, and the backup before it used."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+from collections.abc import Iterator
+
+import pytest
+from checkpoint.backups import Listener, assert_same, save_steps, state_of
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.catalog import list_backups, verify
+from tfdist.checkpoint.format.manifest import DamagedBackup
+
+CUTS_PER_FILE = 40
+FLIPS_PER_FILE = 100
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_damage_is_always_noticed_and_the_backup_before_is_used(tmp_path: pathlib.Path, compression: str) -> None:
+    save_steps(tmp_path, 1, 2, compression=compression, max_file_bytes=4096)
+    damaged = pathlib.Path(list_backups(str(tmp_path))[1].path)
+    names = sorted(path.name for path in damaged.iterdir())
+    assert len(names) == 3  # the manifest among them
+    num_cases = 0
+    for name in names:
+        whole = (damaged / name).read_bytes()
+        for content in _damages(whole, random.Random(name)):
+            (damaged / name).write_bytes(content)
+            listener = Listener()
+            assert_same(restore.newest(str(tmp_path), tell=listener), state_of(1))
+            assert len(listener.warnings) == 1
+            assert f"Passed over the backup of step 2: {name}" in listener.warnings[0]
+            num_cases += 1
+        (damaged / name).write_bytes(whole)
+    assert num_cases == len(names) * (CUTS_PER_FILE + FLIPS_PER_FILE)
+    assert num_cases == 420  # of one packing
+    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(2))
+
+
+def test_every_bit_of_a_manifest_counts(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1)
+    path = pathlib.Path(list_backups(str(tmp_path))[0].path) / "manifest.json"
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        path.write_bytes(_flipped(whole, bit))
+        assert verify(list_backups(str(tmp_path))[0]) is not None
+
+
+def test_a_missing_file_is_named(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1)
+    entry = list_backups(str(tmp_path))[0]
+    (pathlib.Path(entry.path) / entry.manifest.files[0].name).unlink()
+    with pytest.raises(DamagedBackup, match=rf"{entry.manifest.files[0].name}: it is missing \(.*{entry.path}\)"):
+        restore.load(entry.path)
+
+
+def test_what_is_wrong_is_said_with_its_figures(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1)
+    entry = list_backups(str(tmp_path))[0]
+    path = pathlib.Path(entry.path) / entry.manifest.files[0].name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert verify(entry) == f"{path.name}: it has {len(whole) - 1:,} bytes instead of {len(whole):,}"
+    path.write_bytes(_flipped(whole, 999))
+    assert "its checksum is" in verify(entry)
+
+
+def test_when_every_backup_is_damaged_there_is_none(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    for entry in list_backups(str(tmp_path)):
+        (pathlib.Path(entry.path) / "manifest.json").write_bytes(b"")
+    listener = Listener()
+    assert restore.newest(str(tmp_path), tell=listener) is None
+    assert len(listener.warnings) == 2
+
+
+def _damages(whole: bytes, chance: random.Random) -> Iterator[bytes]:
+    for _ in range(CUTS_PER_FILE):
+        yield whole[: chance.randrange(len(whole))]
+    for _ in range(FLIPS_PER_FILE):
+        yield _flipped(whole, chance.randrange(8 * len(whole)))
+
+
+def _flipped(whole: bytes, bit: int) -> bytes:
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)

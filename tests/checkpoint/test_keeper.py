@@ -1,0 +1,343 @@
+"""The keeper against real files: round trips, errors of the store, two buffers, two savers."""
+
+from __future__ import annotations
+
+import errno
+import pathlib
+import textwrap
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from checkpoint.backups import IDENTITY, Listener, assert_same, new_keeper, save_steps, state_of, steps
+from storage import faulty
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.catalog import list_backups, verify
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.state import State
+from tfdist.checkpoint.write import keeper as keeper_module
+from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.storage.syscalls import Syscalls
+
+
+class Gate(Syscalls):
+    """Lets nothing reach the disk until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+
+    def fsync(self, descriptor: int) -> None:
+        self.reached.set()
+        assert self.opened.wait(60)
+        super().fsync(descriptor)
+
+
+def test_what_was_saved_is_restored_with_its_manifest(tmp_path: pathlib.Path) -> None:
+    keeper = new_keeper(tmp_path)
+    stalled = keeper.save(state_of(7), metrics={"val_loss": 0.5, "odd": float("nan")})
+    keeper.close()
+    restored = restore.newest(str(tmp_path), tell=Listener())
+    assert_same(restored, state_of(7))
+    assert restored.manifest.identity == IDENTITY
+    assert restored.manifest.metrics["val_loss"] == 0.5
+    assert np.isnan(restored.manifest.metrics["odd"])
+    assert restored.manifest.created.endswith("+00:00")
+    assert (keeper.last_saved_step, keeper.last_committed_step) == (7, 7)
+    assert keeper.stall_seconds == stalled > 0
+    assert keeper.write_seconds > 0
+
+
+def test_a_backup_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.Path) -> None:
+    state = state_of(1)
+    state.values["sums"] = [1.0]
+    gate, keeper = Gate(), new_keeper(tmp_path)
+    with faulty.installed(gate):
+        keeper.save(state)
+        state.values["sums"][0] = 99.0
+        for tensor in state.tensors.values():
+            if tensor.ndim:
+                tensor[...] = 99
+        keeper.save(State(2, state.tensors, {}))
+        gate.opened.set()
+        keeper.close()
+    first, second = list_backups(str(tmp_path))
+    expected = state_of(1)
+    assert_same(restore.load(first.path), State(1, expected.tensors, {**expected.values, "sums": [1.0]}))
+    assert (restore.load(second.path).tensors["model/kernel"] == 99).all()
+
+
+@pytest.mark.parametrize(("told_from_seconds", "warned"), [(1e-9, [("warning", 3)]), (60.0, [])])
+def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so_if_that_is_long(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, told_from_seconds: float, warned: list[object]
+) -> None:
+    monkeypatch.setattr(keeper_module, "TOLD_WAIT_SECONDS", told_from_seconds)
+    listener, gate = Listener(), Gate()
+    keeper = new_keeper(tmp_path, listener, keep_last=3)
+    with faulty.installed(gate):
+        keeper.save(state_of(1))
+        keeper.save(state_of(2))
+        assert gate.reached.wait(60)
+        assert not listener.events("backup_waited")
+        third = threading.Thread(target=keeper.save, args=[state_of(3)])
+        third.start()
+        while not keeper._buffers._changed._waiters:  # until it waits for a buffer
+            assert third.is_alive()
+        gate.opened.set()
+        third.join(60)
+        keeper.close()
+    assert [(event[0], event[2]) for event in listener.events("backup_waited")] == warned
+    for entry in list_backups(str(tmp_path)):
+        assert_same(restore.load(entry.path), state_of(entry.step))
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_store_that_takes_several_files_at_once_gets_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    """What is done for gs://, on a local directory: uploads by threads, and reads into memory instead of a mapping."""
+    monkeypatch.setattr(files, "is_remote", lambda path: True)
+    states = [State(step, {f"t{n}": np.full(1000, n + step) for n in range(20)}, {}) for step in (1, 2)]
+    keeper = new_keeper(tmp_path, compression=compression, on_error="stop")
+    for state in states:
+        keeper.save(state)
+    keeper.close()
+    for entry, state in zip(list_backups(str(tmp_path)), states, strict=True):
+        assert len(entry.manifest.files) == 20
+        assert_same(restore.load(entry.path), state)
+
+
+def test_one_of_several_uploads_that_fails_fails_the_backup(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Syscalls):
+        def link(self, source: str, target: str) -> None:
+            if "data-00007" in target:
+                raise OSError(errno.EDQUOT, "Quota exceeded", target)
+            super().link(source, target)
+
+    monkeypatch.setattr(files, "is_remote", lambda path: True)
+    save_steps(tmp_path, 1, 2)
+    listener = Listener()
+    keeper = new_keeper(tmp_path, listener)
+    with faulty.installed(Refusing()):
+        keeper.save(State(3, {f"t{n}": np.zeros(1000) for n in range(20)}, {}))
+        keeper.close()
+    assert "The backup of step 3 failed" in listener.warnings[0]
+    assert "Quota exceeded" in listener.warnings[0]
+    assert steps(list_backups(str(tmp_path))) == [1, 2]
+
+
+def test_tensors_may_change_their_shapes_between_saves(tmp_path: pathlib.Path) -> None:
+    keeper = new_keeper(tmp_path, keep_last=4)
+    states = [state_of(step, num_items=num_items) for step, num_items in ((1, 50), (2, 60), (3, 50), (4, 0))]
+    for state in states:
+        keeper.save(state)
+    keeper.close()
+    for entry, state in zip(list_backups(str(tmp_path)), states, strict=True):
+        assert_same(restore.load(entry.path), state)
+
+
+def test_a_disk_that_is_full_costs_a_backup_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1)
+    listener = Listener()
+    keeper = new_keeper(tmp_path, listener)
+    keeper.wait()
+    full = faulty.FaultySyscalls(12, error=OSError(errno.ENOSPC, "No space left on device"))
+    with faulty.installed(full):
+        keeper.save(state_of(2))
+        keeper.wait()
+    assert full.stopped
+    assert len(listener.warnings) == 1
+    assert "The backup of step 2 failed" in listener.warnings[0]
+    assert "No space left on device" in listener.warnings[0]
+    assert steps(list_backups(str(tmp_path))) == [1]  # not even a directory of the second
+    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
+    keeper.save(state_of(3))  # with room again
+    keeper.close()
+    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(3))
+    assert keeper.last_committed_step == 3
+
+
+def test_a_file_size_limit_of_the_system_is_survived(tmp_path: pathlib.Path, run_python: Callable) -> None:
+    """RLIMIT_FSIZE: the kernel itself refuses the write, with EFBIG."""
+    save_steps(tmp_path / "backups", 1)
+    script = tmp_path / "limited.py"
+    script.write_text(
+        textwrap.dedent("""
+        import pathlib, resource, signal, sys
+        sys.path.insert(0, sys.argv[2])
+        from checkpoint.backups import Listener, new_keeper, state_of
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        listener = Listener()
+        keeper = new_keeper(pathlib.Path(sys.argv[1]), listener)
+        keeper.save(state_of(2, num_items=450))
+        keeper.close()
+        print(listener.warnings)
+        """)
+    )
+    tests = pathlib.Path(__file__).parent.parent
+    finished = run_python([script, tmp_path / "backups", tests])
+    assert finished.status == 0, finished.stderr
+    assert "File too large" in finished.stdout
+    assert steps(list_backups(str(tmp_path / "backups"))) == [1]
+    assert_same(restore.newest(str(tmp_path / "backups"), tell=Listener()), state_of(1))
+
+
+@pytest.mark.parametrize("name", ["mkdir", "create"])
+def test_a_read_only_directory_is_told_once_a_save(tmp_path: pathlib.Path, name: str) -> None:
+    class ReadOnly(Syscalls):
+        pass
+
+    def refuse(self: Syscalls, path: str) -> int:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    setattr(ReadOnly, name, refuse)
+    listener = Listener()
+    save_steps(tmp_path, 1)
+    with faulty.installed(ReadOnly()):
+        keeper = new_keeper(tmp_path, listener)
+        for step in (2, 3):
+            keeper.save(state_of(step))
+            keeper.wait()
+        keeper.close()
+    assert ["Read-only file system" in warning for warning in listener.warnings] == [True, True]
+    assert keeper.last_committed_step is None
+    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
+
+
+def test_a_failed_backup_stops_the_training_that_asked_for_it(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    keeper = new_keeper(tmp_path / "file", on_error="stop")
+    with pytest.raises(UserError, match=r"Looking for earlier backups failed in .*on_error = 'continue'"):
+        keeper.wait()
+    keeper.save(state_of(1))
+    with pytest.raises(UserError, match="The backup of step 1 failed"):
+        keeper.close()
+    keeper.close()
+
+
+def test_what_no_backup_can_hold_is_the_users_error_at_once(tmp_path: pathlib.Path) -> None:
+    keeper = new_keeper(tmp_path)
+    with pytest.raises(UserError, match=r"cannot keep values\.callbacks\[0\]\.set: it is a set"):
+        keeper.save(State(1, {}, {"callbacks": [{"set": {1}}]}))
+    with pytest.raises(UserError, match="cannot keep the tensor 'words' of type object"):
+        keeper.save(State(1, {"words": np.array(["a"], object)}, {}))
+    keeper.save(state_of(2))
+    keeper.close()
+    assert steps(list_backups(str(tmp_path))) == [2]
+
+
+def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    is_ours = [True]
+
+    def still_ours() -> None:
+        if not is_ours[0]:
+            raise UserError("another run has taken this directory")
+
+    listener = Listener()
+    policy = BackupPolicy(keep_last=2)
+    keeper = BackupKeeper(str(tmp_path), policy, identity={}, tell=listener, still_ours=still_ours)
+    keeper.save(state_of(3))
+    keeper.wait()
+    is_ours[0] = False
+    keeper.save(state_of(4))
+    for surfacing in (keeper.wait, keeper.check, lambda: keeper.save(state_of(5))):
+        with pytest.raises(UserError, match="another run has taken"):
+            surfacing()
+    keeper.close()
+    assert steps(list_backups(str(tmp_path))) == [2, 3]
+
+
+def test_two_savers_on_one_directory_leave_only_whole_backups(tmp_path: pathlib.Path) -> None:
+    """The lease keeps a second run out; if it fails to, both lose at most their own backups."""
+    keepers = [new_keeper(tmp_path, keep_last=3, on_error="stop") for _ in range(2)]
+    for keeper in keepers:
+        keeper.wait()
+    for step in range(1, 21):
+        for keeper in keepers:
+            keeper.save(state_of(step))
+    for keeper in keepers:
+        keeper.close()
+    entries = list_backups(str(tmp_path))
+    assert steps(entries) == [18, 18, 19, 19, 20, 20]
+    assert [verify(entry) for entry in entries] == [None] * 6
+    for entry in entries:
+        assert_same(restore.load(entry.path), state_of(entry.step))
+
+
+def test_leftovers_of_a_crash_are_removed_at_the_start(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1)
+    torn = tmp_path / "step-000000000002-0123456789ab"
+    torn.mkdir()
+    (torn / "data-00001-of-00002.safetensors").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("of the user")
+    listener = Listener()
+    keeper = new_keeper(tmp_path, listener)
+    keeper.close()
+    assert not torn.exists()
+    assert (tmp_path / "notes.txt").exists()
+    assert steps(list_backups(str(tmp_path))) == [1]
+    assert listener.warnings == []
+
+
+def test_what_cannot_be_removed_is_told_and_tried_again(tmp_path: pathlib.Path) -> None:
+    listener = Listener()
+
+    class Keeping(Syscalls):
+        refuses = True
+
+        def rmdir(self, path: str) -> None:
+            if self.refuses:
+                raise OSError(errno.EACCES, "Permission denied", path)
+            super().rmdir(path)
+
+    keeping = Keeping()
+    with faulty.installed(keeping):
+        keeper = new_keeper(tmp_path, listener, keep_last=1, on_error="stop")
+        for step in (1, 2):
+            keeper.save(state_of(step))
+            keeper.wait()
+        assert "could not be removed: [Errno 13] Permission denied" in listener.warnings[0]
+        assert len(list_backups(str(tmp_path))) == 2
+        keeping.refuses = False
+        keeper.save(state_of(3))
+        keeper.close()
+    assert steps(list_backups(str(tmp_path))) == [3]
+
+
+def test_going_back_abandons_the_backups_ahead(tmp_path: pathlib.Path) -> None:
+    """Otherwise the next start would take up a future that training has left because it diverged."""
+    save_steps(tmp_path, 10, 20, 30)
+    assert restore.newest(str(tmp_path), tell=Listener(), before_step=20).step == 10
+    listener = Listener()
+    keeper = new_keeper(tmp_path, listener, keep_last=5)
+    keeper.save(state_of(20))
+    keeper.close()
+    assert steps(list_backups(str(tmp_path))) == [10, 20]
+    assert listener.events("backups_superseded")
+
+
+def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path: pathlib.Path) -> None:
+    answers = iter([None, UserError("another run has taken this directory")])  # at the start, at the first commit
+
+    def still_ours() -> None:
+        answer = next(answers, None)
+        if answer is not None:
+            raise answer
+
+    gate = Gate()
+    keeper = BackupKeeper(str(tmp_path), BackupPolicy(), identity={}, tell=Listener(), still_ours=still_ours)
+    with faulty.installed(gate):
+        keeper.save(state_of(1))
+        keeper.save(state_of(2))
+        gate.opened.set()
+        with pytest.raises(UserError, match="another run has taken"):
+            keeper.close()
+    assert list_backups(str(tmp_path)) == []

@@ -1,0 +1,110 @@
+"""Manifests: exact values there and back, and a later format that is not taken for damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tfdist.checkpoint.format import manifest as manifests
+from tfdist.checkpoint.format.manifest import DamagedBackup, Manifest, StoredFile
+from tfdist.errors import UserError
+from tfdist.storage import contents
+
+VALUES = {"a": [1, 2.5, None, True, "ü"], "b": {"nested": [0.1 + 0.2, 1e-320, -0.0]}, "large": 2**70}
+MANIFEST = Manifest(5, "2026", {"x": 1}, {"loss": 0.1}, VALUES, (StoredFile("f", 10, 2**32 - 1, "none"),), 3, 12)
+
+
+def test_a_manifest_comes_back_exactly() -> None:
+    assert manifests.decode(manifests.encode(MANIFEST)) == MANIFEST
+
+
+def test_it_is_json_that_every_parser_takes_with_floats_that_json_has_no_number_for() -> None:
+    values = {"nan": math.nan, "inf": [math.inf, -math.inf]}
+    text = manifests.encode(dataclasses.replace(MANIFEST, values=values))
+    parsed = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert parsed["step"] == 5
+    restored = manifests.decode(text).values
+    assert math.isnan(restored["nan"])
+    assert restored["inf"] == [math.inf, -math.inf]
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    plain = manifests.to_plain({"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True), "d": np.array(2)})
+    assert plain == {"a": 0.5, "b": 3, "c": True, "d": 2}
+    assert [type(item) for item in plain.values()] == [float, int, bool, int]
+
+
+@pytest.mark.parametrize("value", [{1: 2}, b"bytes", object(), np.zeros(2), {"a": {"b": {1, 2}}}])
+def test_what_json_cannot_hold_is_refused(value: object) -> None:
+    with pytest.raises(UserError, match="A backup cannot keep"):
+        manifests.to_plain(value)
+
+
+def test_a_later_format_is_told_as_such() -> None:
+    body = manifests.encode(MANIFEST).replace(b'"format":1', b'"format":9').split(b',"manifest_crc32c"')[0]
+    text = body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body)
+    with pytest.raises(UserError, match="of format 9") as refusal:
+        manifests.decode(text)
+    assert not isinstance(refusal.value, DamagedBackup)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"\n", b'{"step":1,"manifest_crc32c":"00000000"}\n'])
+def test_what_is_no_manifest_is_damage(text: bytes) -> None:
+    with pytest.raises(DamagedBackup, match=r"manifest\.json"):
+        manifests.decode(text)
+
+
+FILE = {"name": "f", "num_bytes": 10, "crc32c": 1, "packing": "none"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"files": [FILE | {"name": name}]} for name in ("../x", "/etc/passwd", "a/b", "..", ".", "", "a\nb", "a\\b")),
+        *({"files": [FILE | {"name": name}]} for name in ("gs://bucket/x", manifests.NAME, "\u2025", 5, None, ["f"])),
+        {"files": [FILE, FILE]},
+        {"files": [FILE | {"num_bytes": -1}]},
+        {"files": [FILE | {"num_bytes": 2**60}]},
+        {"files": [FILE | {"crc32c": "1"}]},
+        {"files": [FILE | {"packing": None}]},
+        {"files": [FILE | {"mode": 0o777}]},
+        {"files": {"name": "f"}},
+        {"files": "f"},
+        {"step": -1},
+        {"step": True},
+        {"num_tensors": 0.5},
+        {"values": [1]},
+        {"identity": None},
+        {"metrics": {"loss": "low"}},
+        {"values": {"$float": "nan"}},
+        {"values": {"a": {"$float": "much"}}},
+        {"values": {"a": {"$float": []}}},
+        {"created": None},
+        {"owner": "root"},
+    ],
+)
+def test_what_nobody_would_write_is_refused_though_its_checksum_is_right(changed: dict[str, object]) -> None:
+    fields = json.loads(manifests.encode(MANIFEST))
+    del fields["manifest_crc32c"]
+    with pytest.raises(DamagedBackup, match="is no manifest of a backup"):
+        manifests.decode(_signed(json.dumps(fields | changed)))
+
+
+def test_deep_nesting_and_other_values_than_an_object_are_damage() -> None:
+    for text in (
+        '{"format":1,"values":' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"format":1}',
+        '{"format":NaN}',
+        "[1}",
+    ):
+        with pytest.raises(DamagedBackup, match="is no manifest of a backup"):
+            manifests.decode(_signed(text))
+
+
+def _signed(text: str) -> bytes:
+    body = text.encode()[:-1]
+    return body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body)

@@ -1,0 +1,256 @@
+"""Signals and the metadata server's notices set a reason to leave, and nothing else happens."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import support
+from metadata_support import MetadataServer, etag_of
+
+from tfdist.checkpoint import metadata_server
+from tfdist.checkpoint.preemption import Preemption
+from tfdist.errors import EXIT_PREEMPTED, PreemptedError
+from tfdist.strategies.cluster import environment
+
+
+@pytest.fixture
+def told() -> queue.SimpleQueue[str]:
+    return queue.SimpleQueue()
+
+
+def next_of(told: queue.SimpleQueue[str]) -> str:
+    return told.get(timeout=30)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_gives_the_reason_and_the_old_handler_comes_back(
+    number: signal.Signals, told: queue.SimpleQueue[str]
+) -> None:
+    def own_handler(*_: object) -> None:
+        raise AssertionError("not while preemption is watched")
+
+    before = signal.signal(number, own_handler)
+    try:
+        with Preemption(tell=told.put) as preemption:
+            assert preemption.reason is None
+            signal.raise_signal(number)
+            assert preemption.reason == f"{number.name} was received"
+        assert signal.getsignal(number) is own_handler
+    finally:
+        signal.signal(number, before)
+    assert next_of(told) == f"{number.name} was received: saving at the end of this step, then leaving."
+    assert told.empty()
+
+
+def test_a_second_signal_is_told_and_changes_nothing(told: queue.SimpleQueue[str]) -> None:
+    with Preemption(tell=told.put) as preemption:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        assert preemption.reason == "SIGUSR1 was received"
+    assert next_of(told).startswith("SIGUSR1 was received: saving")
+    assert next_of(told).startswith("SIGTERM was received: this run is already about to save and leave")
+    assert told.empty()
+
+
+def test_nothing_is_told_from_inside_a_signal_handler() -> None:
+    tellers: list[threading.Thread] = []
+    with Preemption(tell=lambda _: tellers.append(threading.current_thread())):
+        signal.raise_signal(signal.SIGTERM)
+    assert len(tellers) == 1
+    assert tellers[0] is not threading.main_thread()
+
+
+def test_outside_the_main_thread_the_handlers_stay_and_reasons_can_still_be_noted(told: queue.SimpleQueue[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[object] = []
+
+    def watch() -> None:
+        with Preemption(tell=told.put) as preemption:
+            seen.append(signal.getsignal(signal.SIGTERM))
+            preemption.note("another worker leaves")
+            seen.append(preemption.reason)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    thread.join()
+    assert seen == [before, "another worker leaves"]
+    assert next_of(told).startswith("Another worker leaves: saving")
+
+
+SAVING_SLOWLY = """
+import os, sys
+from tfdist.checkpoint.preemption import Preemption
+
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # whole lines, though two threads write them
+
+with Preemption(tell=say) as preemption:
+    say("running")
+    while preemption.reason is None:
+        pass
+    with open(sys.argv[1], "w") as file:
+        file.write("first half, ")
+        say("saving")
+        sys.stdin.readline()  # until the test has sent the second signal
+        file.write("second half")
+sys.exit(143)
+"""
+
+
+def test_a_process_that_saves_goes_on_saving_under_a_second_signal(tmp_path: pathlib.Path) -> None:
+    saved = tmp_path / "saved"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVING_SLOWLY, saved],
+        env=support.clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout.readline() == "running\n"
+            process.send_signal(signal.SIGTERM)
+            assert {process.stdout.readline() for _ in range(2)} == {
+                "SIGTERM was received: saving at the end of this step, then leaving.\n",
+                "saving\n",
+            }
+            process.send_signal(signal.SIGTERM)
+            assert "goes on doing so" in process.stdout.readline()
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+            assert process.wait(timeout=60) == 143
+        finally:
+            process.kill()
+    assert saved.read_text() == "first half, second half"
+
+
+# The metadata server
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("preempted", "TRUE", "this VM is being preempted"),
+        (
+            "maintenance-event",
+            "TERMINATE_ON_HOST_MAINTENANCE",
+            "this VM will be terminated for maintenance of its host",
+        ),
+    ],
+)
+def test_a_notice_that_this_vm_ends_is_the_reason(
+    key: str, value: str, reason: str, told: queue.SimpleQueue[str]
+) -> None:
+    with MetadataServer() as server, Preemption(tell=told.put, metadata_address=server.address) as preemption:
+        server.wait_until(lambda: server.waiting == 2)
+        assert preemption.reason is None
+        server.set(key, value)
+        assert next_of(told) == f"{reason[0].upper()}{reason[1:]}: saving at the end of this step, then leaving."
+        assert preemption.reason == reason
+
+
+def test_a_notice_that_stands_there_at_the_start_counts(told: queue.SimpleQueue[str]) -> None:
+    with MetadataServer(preempted="TRUE") as server, Preemption(tell=told.put, metadata_address=server.address):
+        assert next_of(told).startswith("This VM is being preempted")
+
+
+def test_a_live_migration_is_no_reason(told: queue.SimpleQueue[str]) -> None:
+    with MetadataServer() as server, Preemption(tell=told.put, metadata_address=server.address) as preemption:
+        server.wait_until(lambda: server.waiting == 2)
+        server.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
+        migrating = etag_of("MIGRATE_ON_HOST_MAINTENANCE")  # it has seen that value when it waits for the next one
+        server.wait_until(lambda: any(f"last_etag={migrating}" in request for request in server.requests))
+        assert preemption.reason is None
+    assert told.empty()
+
+
+def test_it_waits_for_changes_instead_of_asking_again_and_again(told: queue.SimpleQueue[str]) -> None:
+    with MetadataServer() as server, Preemption(tell=told.put, metadata_address=server.address):
+        server.wait_until(lambda: server.waiting == 2)
+        assert len(server.requests) == 4  # each key once as it is, then held back
+        assert sum("wait_for_change=true" in request for request in server.requests) == 2
+
+
+def test_the_watch_goes_on_after_the_server_failed(
+    told: queue.SimpleQueue[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_server, "FIRST_PAUSE_SECONDS", 0.01)
+    with MetadataServer() as server:
+        server.broken = True
+        with Preemption(tell=told.put, metadata_address=server.address) as preemption:
+            message = next_of(told)
+            assert server.address in message
+            assert "503" in message
+            server.broken = False
+            server.wait_until(lambda: server.waiting == 2)
+            server.set("preempted", "TRUE")
+            assert next_of(told).startswith("This VM is being preempted")
+            assert preemption.reason is not None
+    assert told.empty()  # the trouble was told once, not once a request and key
+
+
+def test_leaving_ends_the_threads_that_wait_for_an_answer(told: queue.SimpleQueue[str]) -> None:
+    def watching() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name.removeprefix("tfdist-") in metadata_server.ENDING_VALUES]
+
+    with MetadataServer() as server:
+        with Preemption(tell=told.put, metadata_address=server.address):
+            server.wait_until(lambda: server.waiting == 2)
+            threads = watching()
+            assert len(threads) == 2
+        for thread in threads:
+            thread.join(timeout=metadata_server.HANG_SECONDS / 2)  # the server would hold them twice as long
+            assert not thread.is_alive()
+    assert told.empty()
+
+
+def test_a_process_does_not_wait_for_the_server_when_it_ends() -> None:
+    with MetadataServer() as server:
+        script = f"""
+from tfdist.checkpoint.preemption import Preemption
+Preemption(tell=print, metadata_address={server.address!r}).__enter__()
+input()
+"""
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], env=support.clean_environment(), stdin=subprocess.PIPE, text=True
+        )
+        with process:
+            try:
+                server.wait_until(lambda: server.waiting == 2)
+                process.stdin.write("end\n")
+                process.stdin.flush()
+                assert process.wait(timeout=metadata_server.HANG_SECONDS / 2) == 0
+            finally:
+                process.kill()
+
+
+def test_only_a_machine_of_googles_has_the_usual_server(tmp_path: pathlib.Path) -> None:
+    product = tmp_path / "product_name"
+    assert metadata_server.find_address(product_name_file=product) is None
+    product.write_text("Standard PC (Q35 + ICH9, 2009)\n")
+    assert metadata_server.find_address(product_name_file=product) is None
+    product.write_text("Google Compute Engine\n")
+    assert metadata_server.find_address(product_name_file=product) == "metadata.google.internal"
+    assert metadata_server.find_address("10.0.0.1:8080", product_name_file=product) == "10.0.0.1:8080"
+
+
+def test_the_address_of_the_standard_variable_is_found() -> None:
+    assert environment.metadata_address({}) is None
+    assert environment.metadata_address({"GCE_METADATA_HOST": ""}) is None
+    assert environment.metadata_address({"GCE_METADATA_HOST": "127.0.0.1:99"}) == "127.0.0.1:99"
+
+
+def test_the_status_of_a_preempted_run_can_be_set() -> None:
+    assert PreemptedError("saved").exit_status == EXIT_PREEMPTED == 128 + signal.SIGTERM
+    assert PreemptedError("saved", exit_status=75).exit_status == os.EX_TEMPFAIL
+    assert PreemptedError("saved").exit_status == EXIT_PREEMPTED  # the other one's was its own

@@ -1,0 +1,122 @@
+"""Copies of TensorFlow's and Keras's variables: right, at once, and nothing held afterwards."""
+
+from __future__ import annotations
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from checkpoint.backups import Listener, assert_same, new_keeper
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.state import State
+from tfdist.checkpoint.write.snapshot import BufferPool, views
+
+
+def test_every_kind_of_variable_and_tensor_is_saved(tmp_path: pathlib.Path) -> None:
+    tensors = {
+        "variable": tf.Variable([[1.5, -2.0]]),
+        "half": tf.Variable([1.5, 2.5], dtype=tf.bfloat16),
+        "flag": tf.Variable(True),
+        "count": tf.Variable(2**40, dtype=tf.int64),
+        "keras": keras.Variable(np.ones((2, 2)), dtype="float16", name="k"),
+        "seeds": keras.random.SeedGenerator(3).state,
+        "tensor": tf.constant([1, 2, 3], tf.uint8),
+        "nothing": tf.zeros((0, 4)),
+        "array": np.eye(3),
+        "number": np.float32(0.1),
+    }
+    expected = {name: np.asarray(getattr(tensor, "numpy", lambda t=tensor: t)()) for name, tensor in tensors.items()}
+    keeper = new_keeper(tmp_path, on_error="stop")
+    keeper.save(State(1, tensors, {}))
+    keeper.close()
+    assert_same(restore.newest(str(tmp_path), tell=Listener()), State(1, expected, {}))
+
+
+def test_large_variables_are_copied_at_the_moment_of_save(tmp_path: pathlib.Path) -> None:
+    """Larger than a thread's piece, updated in place by training right after `save` returns."""
+    first = np.random.default_rng(1).normal(size=3_000_001).astype(np.float32)
+    variable = tf.Variable(first)
+    keeper = new_keeper(tmp_path, on_error="stop", keep_last=3)
+    for step in range(3):
+        keeper.save(State(step, {"weights": variable}, {}))
+        variable.assign_add(tf.ones_like(variable))
+    keeper.close()
+    expected = first
+    for step in range(3):
+        state = restore.newest(str(tmp_path), tell=Listener(), before_step=step + 1)
+        np.testing.assert_array_equal(state.tensors["weights"], expected)
+        expected = expected + np.float32(1)
+
+
+def test_a_variable_is_updated_in_place_after_a_snapshot_of_it() -> None:
+    """Held views would make TensorFlow copy the variable on its next update."""
+    variable = tf.Variable(tf.zeros(1000))
+    pool = BufferPool(max_file_bytes=2**20)
+    address = _address(variable)
+    buffer, _ = pool.take(views({"weights": variable}))
+    variable.assign_add(tf.ones(1000))
+    assert _address(variable) == address
+    assert (buffer.contents[0].view(np.float32) == 0).all()
+    pool.close()
+
+
+def test_views_are_no_copies() -> None:
+    variable = tf.Variable(tf.zeros(1000))
+    assert views({"weights": variable})["weights"].__array_interface__["data"][0] == _address(variable)
+
+
+def test_mirrored_variables_are_read_without_a_collective() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        mirrored = tf.Variable([1.0, 2.0])
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+        counter = tf.Variable(
+            4.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+        )
+    found = views({"mirrored": mirrored, "kernel": model.variables[0], "counter": counter})
+    np.testing.assert_array_equal(found["mirrored"], [1.0, 2.0])
+    np.testing.assert_array_equal(found["kernel"], model.get_weights()[0])
+    assert found["counter"] == 4.0
+
+
+def test_buffers_are_reused_and_there_are_two(tmp_path: pathlib.Path) -> None:
+    pool = BufferPool(max_file_bytes=2**20)
+    arrays = {"a": np.ones(5, np.float32)}
+    pool.reserve(arrays)
+    seen = set()
+    for _ in range(6):
+        first, _ = pool.take(arrays)
+        second, waited_seconds = pool.take(arrays)
+        assert waited_seconds == 0.0
+        seen |= {id(first), id(second)}
+        pool.give_back(second)
+        pool.give_back(first)
+    assert len(seen) == 2
+    pool.close()
+
+
+def test_a_failed_copy_gives_its_buffer_back() -> None:
+    pool = BufferPool(max_file_bytes=2**20)
+    arrays = {"a": np.ones(5, np.float32)}
+    pool.reserve(arrays)
+
+    class Gone:
+        """A tensor of a device that does not answer any more."""
+
+        dtype, shape = arrays["a"].dtype, arrays["a"].shape
+
+        def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+            raise RuntimeError("a device is gone")
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="a device is gone"):
+            pool.take({"a": Gone()})
+    assert pool.take(arrays)[0].contents[0].view(np.float32).tolist() == [1.0] * 5
+    pool.close()
+
+
+def _address(variable: tf.Variable) -> int:
+    return np.asarray(variable.read_value()).__array_interface__["data"][0]

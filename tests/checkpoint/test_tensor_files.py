@@ -1,0 +1,121 @@
+"""The data files: every type and shape there and back, and the reference library reads what we write."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from checkpoint.backups import Listener, assert_same, new_keeper
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.catalog import list_backups
+from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.tensor_files import TensorSpec, plan, read
+from tfdist.checkpoint.state import State
+from tfdist.errors import UserError
+
+INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+FLOATS = ["float16", "float32", "float64", "complex64"]
+SMALL_FLOATS = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+DTYPES = [np.dtype(kind) for kind in ["bool", *INTEGERS, *FLOATS, *SMALL_FLOATS]]
+SHAPES = [(), (1,), (0,), (3, 0, 2), (7,), (2, 3, 5), (1, 1, 1, 9)]
+
+
+def tensors_of_all_kinds() -> dict[str, np.ndarray]:
+    """Random bytes of every type (of bool: both values) in every shape, NaNs with odd payloads among them."""
+    random = np.random.default_rng(0)
+    tensors = {}
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            count = int(np.prod(shape, dtype=int)) * dtype.itemsize
+            content = random.integers(0, 2 if dtype.kind == "b" else 256, count, dtype=np.uint8)
+            tensors[f"{dtype.name}/{shape}"] = content.view(dtype).reshape(shape)
+    return tensors
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path: pathlib.Path, compression: str) -> None:
+    state = State(1, tensors_of_all_kinds(), {})
+    keeper = new_keeper(tmp_path, compression=compression, on_error="stop")
+    keeper.save(state)
+    keeper.close()
+    assert_same(restore.newest(str(tmp_path), tell=Listener()), state)
+
+
+def test_arrays_that_do_not_lie_in_one_piece_or_are_of_the_other_byte_order_come_back(tmp_path: pathlib.Path) -> None:
+    square = np.arange(12, dtype=np.float32).reshape(3, 4)
+    odd = {"transposed": square.T, "strided": square[::2, 1::2], "swapped": square.astype(">f4")}
+    keeper = new_keeper(tmp_path, on_error="stop")
+    keeper.save(State(1, odd, {}))
+    keeper.close()
+    restored = restore.newest(str(tmp_path), tell=Listener()).tensors
+    for name, array in odd.items():
+        np.testing.assert_array_equal(restored[name], array)
+
+
+def test_a_state_without_tensors_is_a_backup(tmp_path: pathlib.Path) -> None:
+    state = State(3, {}, {"position": 3})
+    keeper = new_keeper(tmp_path, on_error="stop")
+    keeper.save(state)
+    keeper.close()
+    assert_same(restore.newest(str(tmp_path), tell=Listener()), state)
+
+
+def test_the_safetensors_library_reads_the_files(tmp_path: pathlib.Path) -> None:
+    # the library's NumPy side knows neither the 8-bit floats nor complex numbers
+    tensors = {name: array for name, array in tensors_of_all_kinds().items() if not name.startswith(("float8", "comp"))}
+    keeper = new_keeper(tmp_path, on_error="stop")
+    keeper.save(State(1, tensors, {}))
+    keeper.close()
+    found = {}
+    for file in pathlib.Path(list_backups(str(tmp_path))[0].path).glob("*.safetensors"):
+        found |= safetensors.numpy.load_file(file)
+    assert found.keys() == tensors.keys()
+    for name, array in tensors.items():
+        assert found[name].shape == array.shape, name
+        assert found[name].dtype == array.dtype, name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+def test_files_are_split_at_the_size_and_a_larger_tensor_stands_alone() -> None:
+    sizes = {"a": 3000, "b": 1000, "c": 96, "d": 9000, "e": 1}
+    specs = [TensorSpec(name, np.dtype("int8"), (size,)) for name, size in sizes.items()]
+    files = plan(specs, max_file_bytes=4096)
+    assert [[spec.name for spec, _ in file.offsets] for file in files] == [["a", "b", "c"], ["d"], ["e"]]
+    assert [file.num_bytes for file in files] == [4096, 9000, 1]
+
+
+def test_tensors_lie_without_holes_each_at_a_multiple_of_its_items_size() -> None:
+    specs = [TensorSpec(f"{dtype.name}/{n}", dtype, (n,)) for dtype in DTYPES for n in (1, 3, 0, 17)]
+    (file,) = plan(specs, max_file_bytes=2**20)
+    assert len(file.header) % 64 == 0
+    end = 0
+    for spec, offset in file.offsets:
+        assert offset == end
+        assert offset % spec.dtype.itemsize == 0
+        end += spec.num_bytes
+    assert end == file.num_bytes
+    assert json.loads(file.header[8:])["bool/3"]["dtype"] == "BOOL"
+
+
+def test_tensors_of_whole_units_of_64_bytes_begin_at_such_units() -> None:
+    """So that TensorFlow can take over the memory that a file was read into."""
+    specs = [TensorSpec(f"{dtype.name}/{n}", dtype, (n,)) for dtype in DTYPES for n in (1, 64, 37, 640)]
+    (file,) = plan(specs, max_file_bytes=2**20)
+    assert [spec.name for spec, offset in file.offsets if spec.num_bytes % 64 == 0 and offset % 64] == []
+
+
+@pytest.mark.parametrize("dtype", [np.dtype("complex128"), np.dtype("U3"), np.dtype(ml_dtypes.int4)])
+def test_a_type_that_the_format_lacks_is_named(dtype: np.dtype) -> None:
+    with pytest.raises(UserError, match=rf"cannot keep the tensor 'odd' of type {dtype.name}"):
+        plan([TensorSpec("odd", dtype, (2,))], max_file_bytes=4096)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x02" + bytes(7) + b"[]", b"\x02" + bytes(7) + b"{"])
+def test_what_is_no_such_file_is_refused(content: bytes) -> None:
+    with pytest.raises(DamagedBackup, match="not a safetensors file"):
+        read(memoryview(content))

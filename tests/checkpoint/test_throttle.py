@@ -1,0 +1,64 @@
+"""The writer computes for its share of the time, and nobody who waits for it waits for its rests."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+
+import numpy as np
+from checkpoint.backups import Listener, new_keeper
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.state import State
+from tfdist.checkpoint.write.throttle import Throttle
+
+
+def compute(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_a_thread_rests_in_proportion_to_what_it_computed() -> None:
+    throttle = Throttle(share=0.25)
+    throttle.begin()
+    compute(0.01)
+    throttle.rest()
+    assert throttle.rested_seconds >= 0.03
+    rested = throttle.rested_seconds
+    throttle.rest()  # nothing was computed since
+    assert throttle.rested_seconds == rested
+
+
+def test_the_whole_of_a_processor_leaves_no_rests() -> None:
+    throttle = Throttle(share=1.0)
+    throttle.begin()
+    compute(0.01)
+    throttle.rest()
+    assert throttle.rested_seconds == 0
+
+
+def test_a_rest_ends_when_somebody_waits() -> None:
+    throttle = Throttle(share=1e-6)  # a rest of hours
+
+    def work() -> None:
+        throttle.begin()
+        compute(0.01)
+        throttle.rest()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    throttle.hurry()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+def test_a_keeper_that_is_closed_does_not_wait_for_rests(tmp_path: pathlib.Path) -> None:
+    state = State(1, {"weights": np.random.default_rng(0).normal(size=4_000_000)}, {})
+    keeper = new_keeper(tmp_path, on_error="stop", max_file_bytes=2**26)
+    keeper._thread._throttle._share = 1e-6
+    keeper.save(state)
+    keeper.close()
+    restored = restore.newest(str(tmp_path), tell=Listener())
+    np.testing.assert_array_equal(restored.tensors["weights"], state.tensors["weights"])

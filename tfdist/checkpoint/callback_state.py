@@ -1,0 +1,132 @@
+"""The state of Keras callbacks, as far as it is plain data: what EarlyStopping counted, what History collected.
+
+Invariant: only what a callback changed since training began is kept, so that a setting which the user changed before
+resuming stays changed. Whoever runs callbacks takes a `Baseline` once all of them had `on_train_begin`.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdist.checkpoint.format.manifest import DamagedBackup
+
+# Set by Keras, or true of a process and not of the training.
+NO_STATE = ("_model", "model", "params", "_is_tracing", "_profiler_started", "_batch_start_time")
+# With its comparison, which is a function, a callback of Keras that monitors a metric also turns this number's sign.
+SET_UP_ONCE = ("min_delta",)
+_ARRAY, _TUPLE = "$array", "$tuple"
+
+
+class Baseline:
+    """What the attributes of callbacks were when training began.
+
+    Args:
+      callbacks: in their order; the n-th of a class is the n-th of that class in a later run.
+    """
+
+    def __init__(self, callbacks: Iterable[Any]) -> None:
+        self._callbacks = _by_name(callbacks)
+        self._before = {name: _plain_attributes(callback) for name, callback in self._callbacks.items()}
+
+    def changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Values that JSON can hold, by callback and attribute, and the arrays that they refer to by name."""
+        arrays: dict[str, np.ndarray] = {}
+        values: dict[str, Any] = {}
+        for name, callback in self._callbacks.items():
+            changed = {
+                attribute: _encode(value, f"callbacks/{name}.{attribute}", arrays)
+                for attribute, value in _plain_attributes(callback, copied=False).items()
+                if attribute not in self._before[name] or not _same(value, self._before[name][attribute])
+            }
+            if changed:
+                values[name] = changed
+        return values, arrays
+
+    def restore(self, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[str]:
+        """Sets what `changes` gave; the names of callbacks that are not there any more."""
+        for name, attributes in values.items():
+            if name in self._callbacks:
+                for attribute, value in attributes.items():
+                    if not _is_state(self._callbacks[name], attribute):
+                        raise DamagedBackup(f"it gives {name} an attribute {attribute!r}, which is no state of it")
+                    setattr(self._callbacks[name], attribute, _decode(value, arrays))
+        return [name for name in values if name not in self._callbacks]
+
+
+def _is_state(callback: Any, attribute: str) -> bool:
+    """Whether `changes` may have given it: what a class defines, such as a method, is none."""
+    is_name = attribute.isidentifier() and not attribute.startswith("__")
+    return is_name and attribute not in NO_STATE and not callable(getattr(type(callback), attribute, None))
+
+
+def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
+    seen: collections.Counter[str] = collections.Counter()
+    named = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        named[f"{kind}.{seen[kind]}"] = callback
+        seen[kind] += 1
+    return named
+
+
+def _plain_attributes(callback: Any, *, copied: bool = True) -> dict[str, Any]:
+    left_out = NO_STATE + SET_UP_ONCE if hasattr(callback, "monitor_op") else NO_STATE
+    found = {name: value for name, value in vars(callback).items() if name not in left_out and _is_plain(value)}
+    return copy.deepcopy(found) if copied else found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it comes back as what it was; of a subclass, only its base would."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biufc" or value.dtype.name.startswith(("bfloat16", "float8"))
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    match one:
+        case np.ndarray():
+            return one.dtype == other.dtype and np.array_equal(one, other)
+        case list() | tuple():
+            return len(one) == len(other) and all(map(_same, one, other))
+        case dict():
+            return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def _encode(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    """`value` with what a manifest cannot hold as an object of its own: arrays by name, and tuples."""
+    match value:
+        case np.ndarray() | np.generic():
+            arrays[name] = np.array(value)
+            return {_ARRAY: name, "scalar": isinstance(value, np.generic)}
+        case list():
+            return [_encode(item, f"{name}.{index}", arrays) for index, item in enumerate(value)]
+        case tuple():
+            return {_TUPLE: [_encode(item, f"{name}.{index}", arrays) for index, item in enumerate(value)]}
+        case dict():
+            return {key: _encode(item, f"{name}.{key}", arrays) for key, item in value.items()}
+    return value
+
+
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    match value:
+        case {"$array": name, "scalar": scalar}:
+            return arrays[name][()] if scalar else np.array(arrays[name])
+        case {"$tuple": items}:
+            return tuple(_decode(item, arrays) for item in items)
+        case list():
+            return [_decode(item, arrays) for item in value]
+        case dict():
+            return {key: _decode(item, arrays) for key, item in value.items()}
+    return value

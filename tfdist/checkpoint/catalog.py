@@ -1,0 +1,41 @@
+"""Lists, verifies and removes the backups of a run directory.
+
+Invariant: the manifest goes first when a backup is removed, so that half of one does not exist; a directory without
+one is a leftover. The keeper and `python -m tfdist.checkpoint` use this.
+"""
+
+from __future__ import annotations
+
+from tfdist.checkpoint.format import manifest as manifests
+from tfdist.checkpoint.format.entries import Entry, list_backups
+from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.stored_files import read_files
+from tfdist.storage import files
+
+__all__ = ["Entry", "list_backups", "newest_verified", "remove", "verify"]
+
+
+def verify(entry: Entry) -> str | None:
+    """What is wrong with a backup, naming the file; None when every byte is as it was written.
+
+    Raises OSError when the store does not answer.
+    """
+    if entry.manifest is None:
+        return entry.problem
+    try:
+        read_files(entry.path, entry.manifest)
+    except DamagedBackup as error:
+        return str(error)
+    return None
+
+
+def newest_verified(entries: list[Entry]) -> Entry | None:
+    """The newest of `entries` whose every byte is right."""
+    ordered = sorted(entries, key=lambda entry: entry.age_order, reverse=True)
+    return next((entry for entry in ordered if verify(entry) is None), None)
+
+
+def remove(path: str) -> None:
+    """Removes one backup, or what is left of one."""
+    files.remove(files.join(path, manifests.NAME))
+    files.remove_tree(path)

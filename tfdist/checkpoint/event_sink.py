@@ -1,0 +1,18 @@
+"""Whom the backups tell what happened: `telemetry.events.EventLog`, or what a test or a script puts in its place.
+
+Invariant: it is called only from the thread that called the backups. Keeper and restore take one.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class EventSink(Protocol):
+    """What of `EventLog` the backups use."""
+
+    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None: ...
+
+    def warning(
+        self, event: str, *, step: int | None = None, message: str | None = None, **details: object
+    ) -> None: ...

@@ -1,0 +1,116 @@
+"""When a run saves, what it keeps and how it writes: the settings of `train.backup`.
+
+Invariant: a policy that exists is consistent; whatever cannot be meant is a UserError when it is made. A gin file
+names it (`train.backup = @BackupPolicy()`); the keeper, the schedule and the catalog read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import ClassVar
+
+from tfdist.errors import EXIT_PREEMPTED, UserError
+from tfdist.settings.checks import COUNT, SECONDS, Check, one_of, or_none, text, whole_number
+from tfdist.settings.declaration import Settings, setting
+from tfdist.telemetry.metric_direction import larger_is_better
+
+ON_ERROR = ("continue", "stop")
+COMPRESSIONS = ("none", "lz4", "zstd", "auto")
+BEST_MODES = ("min", "max", "auto")
+OFF, AUTO = "off", "auto"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackupPolicy(Settings):
+    """When a run saves, what it keeps and how it writes; all of it may change when a run resumes.
+
+    Of `every_steps`, `every_seconds` and `every_epochs` several may be given, and the first that is due counts. With
+    none of the three the interval is √(2 · cost · mean time between failures) of Young (1974, "A first order
+    approximation to the optimum checkpoint interval"), from the measured cost.
+    """
+
+    NAME: ClassVar[str] = "policy.BackupPolicy"
+
+    every_steps: int | None = setting("saves every so many steps", or_none(COUNT), None)
+    every_seconds: float | None = setting("saves every so many seconds", or_none(SECONDS), None, unit="seconds")
+    every_epochs: int | None = setting("saves every so many epochs", or_none(COUNT), None)
+    mean_seconds_between_failures: float = setting(
+        "for the interval where none of the three is given", SECONDS, 3600.0, unit="seconds"
+    )
+    memory_every_steps: int | None = setting(
+        "how often to keep a backup in the memory of the chief's machine besides; None: not at all",
+        or_none(COUNT),
+        None,
+    )
+    memory_dir: str = setting("of a file system in memory, for those", text("/dev/shm"), "/dev/shm")
+    keep_last: int = setting("how many of the newest backups stay", COUNT, 2)
+    keep_every_steps: int | None = setting(
+        "backups whose step is a multiple of this stay for good", or_none(COUNT), None
+    )
+    keep_best: str | None = setting(
+        "a metric; the backup with its best value stays, too", or_none(text("val_accuracy")), None
+    )
+    best_mode: str = setting("which value is best; 'auto' tells it by the metric's name", one_of(*BEST_MODES), "auto")
+    compression: str = setting("'auto' measures on the first backup whether it pays", one_of(*COMPRESSIONS), "auto")
+    max_file_bytes: int = setting(
+        "a backup's files are split at this size; a tensor larger than it stands alone in a file",
+        whole_number(4096),
+        256 * 2**20,
+        unit="bytes",
+    )
+    on_error: str = setting(
+        "what a failed write does to the training: 'continue' with a warning, or 'stop'", one_of(*ON_ERROR), "continue"
+    )
+    preempted_exit_status: int = setting(
+        "of a process that was told to leave and has saved", whole_number(0), EXIT_PREEMPTED
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory_every_steps is not None and not os.path.isdir(self.memory_dir):
+            raise UserError(
+                f"{self.NAME}.memory_dir is {self.memory_dir!r}, which is no directory here; write one of a file "
+                "system in memory, such as '/dev/shm', or leave memory_every_steps out."
+            )
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the interval is Young's."""
+        return self.every_steps is None and self.every_seconds is None and self.every_epochs is None
+
+    @property
+    def in_memory(self) -> BackupPolicy | None:
+        """How the backups in memory are made; None: there are none."""
+        if self.memory_every_steps is None:
+            return None
+        return BackupPolicy(every_steps=self.memory_every_steps, keep_last=1, compression="none")
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Whether larger values of `keep_best`, which must be set, are better.
+
+        Raises:
+          UserError: `best_mode` is "auto", and the metric's name does not tell.
+        """
+        assert self.keep_best is not None
+        direction = larger_is_better(self.keep_best) if self.best_mode == "auto" else self.best_mode == "max"
+        if direction is None:
+            raise UserError(
+                f"{self.NAME}.keep_best is {self.keep_best!r}, a name that does not tell whether small or large values "
+                f"are good. Set {self.NAME}.best_mode to 'min' or 'max'."
+            )
+        return direction
+
+
+BACKUP = Check(
+    "'auto', 'off', or @policy.BackupPolicy() with `from tfdist.checkpoint import policy`",
+    lambda value: value in (OFF, AUTO) if isinstance(value, str) else isinstance(value, BackupPolicy),
+)
+
+
+def policy_of(backup: BackupPolicy | str) -> BackupPolicy | None:
+    """What a setting that passed BACKUP means; None: no backups."""
+    if isinstance(backup, BackupPolicy):
+        return backup
+    return BackupPolicy() if backup == AUTO else None

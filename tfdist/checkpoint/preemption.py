@@ -1,0 +1,149 @@
+"""Notes that this process will be ended soon, so that the loop can save and leave: signals, and notices from Google.
+
+Invariant: a signal is only noted, however many come; nothing is interrupted and nothing raised, but at a second SIGINT.
+The loop asks for `reason` between its calls and agrees with the other workers on the step to leave at.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+from tfdist.checkpoint.metadata_server import MetadataWatch
+
+# Slurm's `--signal=USR1@120` sends the second one before its time limit.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+# Of which nohup, and a shell that starts a job in the background, has a process know nothing.
+_MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGINT)
+
+
+class Preemption:
+    """Context manager under which SIGTERM, SIGUSR1, SIGHUP and a notice of the metadata server set `reason`.
+
+    Python runs a signal's handler in the main thread between two of its instructions: a signal that comes during a
+    call into TensorFlow is seen when that call returns.
+
+    Args:
+      tell: called with a sentence when something was noted, from a thread of this object's own and never from inside
+        of a signal handler, where what it needs could be locked.
+      metadata_address: `host` or `host:port` of the metadata server, see `metadata_server.find_address`; None: there
+        is none.
+      signals: that count. With SIGINT among them the first is noted, and the second ends what runs.
+      abort: ends the process at a second SIGINT, whatever the main thread is doing; called from another thread. None
+        raises KeyboardInterrupt in the main thread instead, once that runs Python.
+
+    Example:
+
+        with Preemption(tell=print, metadata_address=find_address()) as preemption:
+            while preemption.reason is None:
+                train_a_little()
+    """
+
+    def __init__(
+        self,
+        *,
+        tell: Callable[[str], None],
+        metadata_address: str | None = None,
+        signals: Sequence[signal.Signals] = SIGNALS,
+        abort: Callable[[], NoReturn] | None = None,
+    ) -> None:
+        self._tell = tell
+        self._signals = tuple(signals)
+        self._abort = abort
+        self._reason: str | None = None
+        self._first: int | None = None
+        self._num_interrupts = 0
+        self._wake: tuple[socket.socket, int] | None = None
+        self._notes: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # whose `put` a signal handler may call
+        self._thread: threading.Thread | None = None
+        self._old_handlers: dict[signal.Signals, Any] = {}
+        self._watch = None
+        if metadata_address is not None:
+            self._watch = MetadataWatch(metadata_address, on_notice=self.note, on_trouble=self._notes.put)
+
+    @property
+    def reason(self) -> str | None:
+        """Why this process has to leave, as a clause ("SIGTERM was received"), the first one; None: it has not."""
+        return self._reason
+
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether the reason is a SIGINT, which is a person's Ctrl-C."""
+        return self._first == signal.SIGINT
+
+    def note(self, reason: str, *, hint: str = "") -> None:
+        """Has the process leave for `reason`, unless it already has another; callable anywhere, at any time."""
+        if self._reason is None:
+            self._reason = reason
+            self._notes.put(f"{_sentence(reason)}: saving at the end of this step, then leaving.{hint}")
+        else:
+            self._notes.put(f"{_sentence(reason)}: this run is already about to save and leave, and goes on doing so.")
+
+    def __enter__(self) -> Preemption:
+        if threading.current_thread() is threading.main_thread():  # only there may Python set handlers
+            for number in self._signals:
+                if number in _MAY_BE_IGNORED and signal.getsignal(number) is signal.SIG_IGN:
+                    continue
+                self._old_handlers[number] = signal.signal(number, self._on_signal)
+            if self._abort is not None and signal.SIGINT in self._old_handlers:
+                self._watch_interrupts()
+        self._thread = threading.Thread(target=self._tell_notes, name="tfdist-preemption", daemon=True)
+        self._thread.start()
+        if self._watch is not None:
+            self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        if self._wake is not None:
+            writing, before = self._wake
+            signal.set_wakeup_fd(before)
+            writing.close()  # which ends the thread that reads
+            self._wake = None
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not Python's
+        self._old_handlers.clear()
+        self._notes.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._num_interrupts += 1
+            if self._num_interrupts > 1 and self._abort is None:
+                raise KeyboardInterrupt
+        if self._first is None and self._reason is None:
+            self._first = number
+        hint = " A second Ctrl-C ends at once, without saving." if number == signal.SIGINT else ""
+        self.note(f"{signal.Signals(number).name} was received", hint=hint)
+
+    def _watch_interrupts(self) -> None:
+        """Has a thread see each SIGINT as it comes, also while the main thread is inside TensorFlow."""
+        reading, writing = socket.socketpair()
+        writing.setblocking(False)
+        self._wake = (writing, signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False))
+        threading.Thread(target=self._count_interrupts, args=(reading,), name="tfdist-interrupts", daemon=True).start()
+
+    def _count_interrupts(self, reading: socket.socket) -> None:
+        count = 0
+        with reading:
+            while received := reading.recv(64):
+                count += received.count(signal.SIGINT)
+                if count > 1 and self._abort is not None:
+                    self._abort()
+
+    def _tell_notes(self) -> None:
+        while (note := self._notes.get()) is not None:
+            self._tell(note)
+
+
+def _sentence(clause: str) -> str:
+    return clause[0].upper() + clause[1:]

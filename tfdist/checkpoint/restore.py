@@ -1,0 +1,112 @@
+"""Reads backups: the newest that verifies, or a named one, and fits its tensors to what a program wants.
+
+Invariant: no byte is used before the size and the CRC32C of every file of the backup were found right. The training
+loop restores through this; so do fine-tuning and `python -m tfdist.checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdist.checkpoint.event_sink import EventSink
+from tfdist.checkpoint.format.entries import Entry, newest_first, read_entry
+from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.stored_files import read_files
+from tfdist.checkpoint.state import State
+from tfdist.errors import UserError, suggest
+
+Vote = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
+_MOST_DIFFERENCES = 40  # in one message; `differences` gives all
+
+
+def newest(directory: str, *, tell: EventSink, before_step: int | None = None) -> State | None:
+    """The newest state that verifies (of a step below `before_step`); None when there is none.
+
+    One warning for each damaged backup that is passed over, naming the file and what was wrong. A directory without
+    a manifest is no backup, and not spoken of.
+
+    Raises:
+      OSError: the store does not answer; it is not known then what there is.
+    """
+    for entry in newest_first(directory, before_step=before_step):
+        if entry.is_leftover:
+            continue
+        try:
+            return _load(entry, verify=True)
+        except DamagedBackup as error:
+            tell.warning(
+                "backup_passed_over",
+                step=entry.step,
+                message=f"Passed over the backup of step {entry.step:,}: {error}",
+                backup=entry.path,
+            )
+    return None
+
+
+def load(path: str, *, verify: bool = True) -> State:
+    """The state in one backup's directory.
+
+    Raises:
+      UserError: `path` is no backup.
+      DamagedBackup: naming the file and what was wrong; without `verify` only what is cheap to see.
+      OSError: the store does not answer.
+    """
+    return _load(read_entry(path), verify=verify)
+
+
+def match(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: bool) -> dict[str, np.ndarray]:
+    """Those of `tensors` that `wanted` names.
+
+    Raises UserError listing what is missing, left over, or of another shape or type; with `partial` all of this is
+    left out, and `differences` tells it.
+    """
+    found = differences(tensors, wanted)
+    if found and not partial:
+        listed = "".join(f"\n  {line}" for line in found[:_MOST_DIFFERENCES])
+        rest = f"\n  and {len(found) - _MOST_DIFFERENCES:,} more" if len(found) > _MOST_DIFFERENCES else ""
+        raise UserError(
+            f"The backup does not fit this program ({len(found):,} difference{'s' * (len(found) > 1)}):{listed}{rest}\n"
+            "Train with the configuration that made it, or allow a partial load."
+        )
+    return {name: tensors[name] for name, kind in wanted.items() if name in tensors and _fits(tensors[name], kind)}
+
+
+def differences(tensors: Mapping[str, np.ndarray], wanted: Vote) -> list[str]:
+    """One line for each tensor that is missing, left over, or of another shape or type."""
+    extra = [name for name in tensors if name not in wanted]
+    lines = []
+    for name, kind in wanted.items():
+        if name not in tensors:
+            lines.append(f"{name} {_describe(*kind)}: not in the backup.{suggest(name, extra)}")
+        elif not _fits(tensors[name], kind):
+            array = tensors[name]
+            lines.append(f"{name}: {_describe(array.shape, array.dtype)} in the backup, {_describe(*kind)} here")
+    for name in extra:
+        lines.append(f"{name} {_describe(tensors[name].shape, tensors[name].dtype)}: only in the backup")
+    return lines
+
+
+def _load(entry: Entry, *, verify: bool) -> State:
+    if entry.manifest is None:
+        raise DamagedBackup(f"{entry.problem} ({entry.path})")
+    try:
+        tensors = read_files(entry.path, entry.manifest, verify=verify)
+    except DamagedBackup as error:
+        raise DamagedBackup(f"{error} ({entry.path})") from error
+    return State(entry.step, tensors, entry.manifest.values, entry.manifest)
+
+
+def _fits(array: np.ndarray, kind: tuple[tuple[int, ...], Any]) -> bool:
+    return array.shape == tuple(kind[0]) and array.dtype.name == _type_name(kind[1])
+
+
+def _describe(shape: tuple[int, ...], dtype: Any) -> str:
+    return f"{_type_name(dtype)}[{', '.join(map(str, shape))}]"
+
+
+def _type_name(dtype: Any) -> str:
+    """Of a dtype of NumPy, TensorFlow or Keras, whose dtypes are strings."""
+    return getattr(dtype, "name", None) or (dtype if isinstance(dtype, str) else np.dtype(dtype).name)

@@ -1,0 +1,89 @@
+"""When to back up: at fixed steps, after some time, or after the time that costs least.
+
+Invariant: nothing here reads a clock; what is due is a function of the steps and seconds passed in. The loop asks,
+ends its calls at `next_boundary`, and says what each backup took. With several workers one asks and tells the others,
+since their clocks differ.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from tfdist.checkpoint.policy import BackupPolicy
+
+FIRST_SECONDS = 30.0  # until the first backup of the auto interval, whose cost is not known yet
+LARGEST_SHARE = 0.01  # of the time that the auto interval spends on backups
+REMEMBERED_COSTS = 5  # the first backup allocates its buffers, and its cost should not count forever
+
+
+class Schedule:
+    """The backups that a policy asks for; of several `every_…` whichever is due first.
+
+    With no `every_…` set, the interval is √(2 · cost · mean time between failures), which loses the least time to
+    backups and to work done twice (J. W. Young, "A first order approximation to the optimum checkpoint interval",
+    Communications of the ACM 17(9), 1974), where the cost is the median of the last ones measured. It is never so
+    short that backups take more than 1 % of the time, nor shorter than the last write.
+
+    Args:
+      policy: what to do.
+      steps_per_epoch: for `every_epochs`; None where an epoch's length is not known, which `every_epochs` forbids.
+      step: steps done when the loop begins; nothing is due until another is.
+    """
+
+    def __init__(self, policy: BackupPolicy, *, steps_per_epoch: int | None, step: int = 0) -> None:
+        if policy.every_epochs and not steps_per_epoch:
+            raise ValueError("every_epochs needs steps_per_epoch")
+        self._policy = policy
+        self._periods = [
+            period for period in (policy.every_steps, (policy.every_epochs or 0) * (steps_per_epoch or 0)) if period
+        ]
+        self._step = step
+        self._time = 0.0
+        self._costs: list[float] = []
+        self._write_seconds = 0.0
+
+    def begin(self, now: float) -> None:
+        """Training begins; `now` is in seconds of the clock whose readings `due` and `saved` get."""
+        self._time = now
+
+    def next_boundary(self, step: int) -> int | None:
+        """The first step after `step` at which a backup falls by the count of steps; None: by the clock only."""
+        return min(_next_multiples(step, self._periods), default=None)
+
+    def due(self, step: int, now: float) -> bool:
+        """Whether to back up after `step` steps, at the time `now`."""
+        if step <= self._step:
+            return False
+        if any(boundary <= step for boundary in _next_multiples(self._step, self._periods)):
+            return True
+        seconds = self.interval_seconds
+        return seconds is not None and now - self._time >= seconds
+
+    @property
+    def interval_seconds(self) -> float | None:
+        """From one backup to the next by the clock; None: only steps count."""
+        if self._policy.every_seconds is not None:
+            return self._policy.every_seconds
+        if self._periods:
+            return None
+        if not self._costs:
+            return FIRST_SECONDS
+        cost = statistics.median(self._costs)
+        best = math.sqrt(2 * cost * self._policy.mean_seconds_between_failures)
+        return max(best, cost / LARGEST_SHARE, self._write_seconds)
+
+    def saved(self, step: int, now: float, *, cost_seconds: float) -> None:
+        """A backup of `step` was taken by `now` and kept the training waiting for `cost_seconds`."""
+        self._step = step
+        self._time = now
+        self._costs = [*self._costs, cost_seconds][-REMEMBERED_COSTS:]
+
+    def written(self, seconds: float) -> None:
+        """The last backup took `seconds` from its copy in memory to its commit."""
+        self._write_seconds = seconds
+
+
+def _next_multiples(step: int, periods: list[int]) -> Iterator[int]:
+    return ((step // period + 1) * period for period in periods)

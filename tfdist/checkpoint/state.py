@@ -1,0 +1,31 @@
+"""What one backup holds: the tensors and values that bring a run back to its exact next step.
+
+Invariant: a state that was restored is whole and verified, and says in `manifest` where it comes from. The training
+loop makes one for `BackupKeeper.save`; `restore` gives one back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.checkpoint.format.manifest import Manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A run between two steps.
+
+    Attributes:
+      step: optimizer updates that were done.
+      tensors: by name. To save: a `tf.Variable` (also a distributed one), a Keras variable, a `tf.Tensor` or an
+        array; restored: NumPy arrays that must not be written to (they may stand on a mapped file).
+      values: what JSON can hold: position, sums of the epoch, the state of callbacks.
+      manifest: of the backup that it was read from: identity, metrics, created; None on a state to be saved.
+    """
+
+    step: int
+    tensors: Mapping[str, Any]
+    values: Mapping[str, Any]
+    manifest: Manifest | None = None

@@ -1,0 +1,180 @@
+"""Keeps a run's backups: copies the state at once, and leaves writing, committing and pruning to a thread.
+
+Invariant: a backup is committed whole or does not exist, and training waits for one copy in memory, nothing more,
+unless both buffers are still being written. The training loop owns one keeper and talks to it between steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfdist.checkpoint.event_sink import EventSink
+from tfdist.checkpoint.format import manifest as manifests
+from tfdist.checkpoint.format import packing
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.state import State
+from tfdist.checkpoint.write import snapshot
+from tfdist.checkpoint.write.writer import Snapshot
+from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread
+from tfdist.errors import UserError
+
+
+class BackupKeeper:
+    """The backups of one run, in one directory.
+
+    Arguments:
+      directory: `RunDirectory.backups`; made when missing.
+      policy: how to write and what to keep.
+      identity: JSON-able, goes into each manifest: digest of the configuration, versions, strategy, worker count.
+      tell: gets events, only ever from the thread that calls this object.
+      still_ours: called before each commit, in the writer's thread; raises when another run has taken the directory.
+
+    Example:
+
+        keeper = BackupKeeper(run.directory.backups, policy, identity={"config": digest}, tell=events)
+        try:
+            stalled = keeper.save(State(step, variables, values), metrics={"val_loss": 0.3})  # between two steps
+            keeper.check()  # at every boundary
+        finally:
+            keeper.close()
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        policy: BackupPolicy,
+        *,
+        identity: Mapping[str, Any],
+        tell: EventSink,
+        still_ours: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._directory = directory
+        self._policy = policy
+        self._tell = tell
+        self._lost: BaseException | None = None
+        self._last_saved_step: int | None = None
+        self._stall_seconds: float | None = None
+        if policy.compression != "auto":
+            packing.require(_PACKINGS[policy.compression])
+        self._buffers = snapshot.BufferPool(max_file_bytes=policy.max_file_bytes)
+        self._thread = WriterThread(
+            directory,
+            policy,
+            identity=manifests.to_plain(identity, "identity"),
+            still_ours=still_ours,
+            give_back=self._buffers.give_back,
+            pack_as=None if policy.compression == "auto" else _PACKINGS[policy.compression],
+        )
+
+    def prepare(self, tensors: Mapping[str, Any]) -> None:
+        """Allocates the buffers for such tensors, so that the first `save` costs no more than the later ones."""
+        self._buffers.reserve(snapshot.views(tensors))
+
+    def save(self, state: State, *, metrics: Mapping[str, float] | None = None) -> float:
+        """Copies `state` to the host and has it written; the seconds that training waited.
+
+        Raises:
+          UserError: something in the state cannot be kept.
+          What `check` raises, about earlier backups.
+        """
+        self.check()
+        if self._thread.is_closed:
+            raise RuntimeError("the keeper is closed")
+        begun = time.perf_counter()
+        values = manifests.to_plain(state.values, "values")
+        scores = {name: float(value) for name, value in (metrics or {}).items()}
+        buffer, waited_seconds = self._buffers.take(snapshot.views(state.tensors))
+        self._thread.put(Snapshot(int(state.step), buffer, values, scores))
+        self._last_saved_step = int(state.step)
+        self._stall_seconds = time.perf_counter() - begun
+        if waited_seconds >= TOLD_WAIT_SECONDS:
+            self._tell.warning(
+                "backup_waited",
+                step=self._last_saved_step,
+                message=f"Training waited {waited_seconds:.1f} s at step {state.step:,} for earlier backups to be "
+                "written: they are due more often than the store takes them.",
+                seconds=round(waited_seconds, 3),
+            )
+        return self._stall_seconds
+
+    def check(self) -> None:
+        """Tells what the writer did since, and surfaces its errors as `policy.on_error` says. Never waits.
+
+        Raises:
+          What `still_ours` raised, now and ever after.
+          UserError: a backup could not be written, and `on_error` is "stop".
+          A bug of the writer, whatever `on_error` is.
+        """
+        self._tell_news()
+
+    def _tell_news(self, *, goes_on: bool = True) -> None:
+        """`check`; with `goes_on` training does after this."""
+        for item in self._thread.news():
+            if isinstance(item, News):
+                speak = self._tell.warning if item.is_warning else self._tell.info
+                speak(item.event, step=item.step, message=item.message, **item.details)
+            else:
+                self._surface(item, goes_on=goes_on)
+        if self._lost is not None:
+            raise self._lost
+
+    def wait(self) -> None:
+        """Returns when everything saved is committed or has failed; errors surface as in `check`."""
+        self._thread.wait()
+        self._tell_news(goes_on=False)
+
+    def close(self) -> None:
+        """Waits and ends the thread; errors that did not surface yet do, as in `check`. Closing again does nothing."""
+        if self._thread.is_closed:
+            return
+        self._thread.close()
+        self._buffers.close()
+        if self._lost is None:
+            self._tell_news(goes_on=False)
+
+    @property
+    def last_saved_step(self) -> int | None:
+        """The step of the last `save`."""
+        return self._last_saved_step
+
+    @property
+    def last_committed_step(self) -> int | None:
+        """The step of the last backup that this keeper committed."""
+        return self._thread.last_committed_step
+
+    @property
+    def stall_seconds(self) -> float | None:
+        """What the last save cost training; None before the first."""
+        return self._stall_seconds
+
+    @property
+    def write_seconds(self) -> float | None:
+        """What the last commit took the writer's thread; None before the first."""
+        return self._thread.write_seconds
+
+    def _surface(self, failure: Failure, *, goes_on: bool) -> None:
+        error = failure.error
+        if failure.is_lost:
+            self._lost = error
+            raise error
+        if not isinstance(error, OSError | UserError):
+            raise error
+        what = "Looking for earlier backups" if failure.step is None else f"The backup of step {failure.step:,}"
+        message = f"{what} failed in {self._directory}: {error}. What was there before is intact."
+        if self._policy.on_error == "stop":
+            raise UserError(
+                f"{message} Make room or mend the store, or set policy.BackupPolicy.on_error = 'continue' to train on "
+                "without a backup."
+            ) from error
+        self._tell.warning(
+            "backup_failed",
+            step=failure.step,
+            message=f"{message} Training goes on." if goes_on else message,
+            error=f"{type(error).__name__}: {error}",
+        )
+
+
+TOLD_WAIT_SECONDS = 0.1  # a shorter one costs nothing that is worth a warning
+_PACKINGS = {"none": packing.NONE, "lz4": packing.LZ4, "zstd": packing.ZSTD}

@@ -1,0 +1,271 @@
+"""The thread that writes snapshots one after the other, and tidies up behind them.
+
+Invariant: one snapshot is written at a time, in the order of `put`; every error becomes a `Failure` in `news`, in
+order, and none ends the thread. Once the directory was lost to another run nothing is written or removed any more.
+The keeper owns one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tfdist.checkpoint import catalog, retention
+from tfdist.checkpoint.format import packing
+from tfdist.checkpoint.format.entries import Entry, list_backups, new_path
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.write.snapshot import HostBuffer
+from tfdist.checkpoint.write.throttle import Throttle
+from tfdist.checkpoint.write.writer import Snapshot, Written, write_backup
+from tfdist.storage import files
+from tfdist.telemetry import heartbeat
+
+_NICENESS = 5  # training's threads go first
+_REMOVE_PATIENCE_SECONDS = 2.0  # with a store that does not remove; a backup is not held up for that
+_SAMPLED_BYTES = 2**20  # smaller backups tell nothing of the store's speed
+
+
+@dataclasses.dataclass(frozen=True)
+class News:
+    """An event to be told by the thread that training runs in."""
+
+    event: str
+    step: int | None
+    message: str | None = None
+    is_warning: bool = False
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """An error of the writer; `is_lost` when it came from `still_ours`."""
+
+    step: int | None
+    error: BaseException
+    is_lost: bool = False
+
+
+class WriterThread:
+    """Writes, commits and prunes.
+
+    Arguments:
+      directory, policy, identity, still_ours: as the keeper's.
+      give_back: takes a buffer when it was written, or has failed to be.
+      pack_as: the packing; None to measure on the first backup whether one pays.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        policy: BackupPolicy,
+        *,
+        identity: Mapping[str, Any],
+        still_ours: Callable[[], None],
+        give_back: Callable[[HostBuffer], None],
+        pack_as: str | None,
+    ) -> None:
+        self._directory = directory
+        self._policy = policy
+        self._identity = identity
+        self._still_ours = still_ours
+        self._give_back = give_back
+        self._pack_as = pack_as
+        self._entries: list[Entry] = []
+        self._to_remove: list[str] = []
+        self._is_started = False
+        self._is_refused = False  # the store did not remove what it was last asked to
+        self._lost = False
+        self._news: queue.SimpleQueue[News | Failure] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._waiting: deque[Snapshot] = deque()
+        self._is_busy = True  # with the start
+        self._throttle = Throttle()
+        self.is_closed = False
+        self.last_committed_step: int | None = None
+        self.write_seconds: float | None = None
+        self._thread = threading.Thread(target=self._run, name="tfdist-backup", daemon=True)
+        self._thread.start()
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Has a snapshot written after those before it."""
+        with self._changed:
+            if self._is_busy:  # or training may soon have to wait for it
+                self._throttle.hurry()
+            self._waiting.append(snapshot)
+            heartbeat.storing(True, writer=id(self))
+            self._changed.notify_all()
+
+    def news(self) -> Iterator[News | Failure]:
+        """What happened since, in order; each item once."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._news.get_nowait()
+
+    def wait(self) -> None:
+        """Returns when nothing is left to write."""
+        with self._changed:
+            self._throttle.hurry()
+            self._changed.wait_for(lambda: not self._waiting and not self._is_busy)
+            self._throttle.take_time()
+
+    def close(self) -> None:
+        """Ends the thread when nothing is left to write."""
+        with self._changed:
+            self.is_closed = True
+            self._throttle.hurry()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # only where the system has it for threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        with self._told(None):
+            self._start()
+        while True:
+            with self._changed:
+                self._is_busy = False
+                if not self._waiting:
+                    heartbeat.storing(False, writer=id(self))
+                    self._throttle.take_time()
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self.is_closed)
+                if not self._waiting:
+                    return
+                snapshot, self._is_busy = self._waiting.popleft(), True
+            try:
+                with self._told(snapshot.step):
+                    self._write(snapshot)
+            finally:
+                self._give_back(snapshot.buffer)
+            del snapshot  # the buffer belongs to the pool now
+            with self._told(None):
+                self._remove_all()
+
+    @contextlib.contextmanager
+    def _told(self, step: int | None) -> Iterator[None]:
+        """Makes news of an error. Even an exit, which would end the thread in silence and let `wait` hang."""
+        try:
+            yield
+        except BaseException as error:
+            self._news.put(Failure(step, error, is_lost=self._lost))
+
+    def _start(self) -> None:
+        """Makes the directory and removes what a crash left in it."""
+        self._check_ours()
+        files.make_dirs(self._directory)
+        found = list_backups(self._directory)
+        self._entries = [entry for entry in found if not entry.is_leftover]
+        self._to_remove = [entry.path for entry in found if entry.is_leftover]
+        self._is_started = True
+        if self._to_remove:
+            self._news.put(News("backup_leftovers_found", None, details={"paths": list(self._to_remove)}))
+            self._remove_all()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        if self._lost:
+            return
+        if not self._is_started:  # as the store did not answer then
+            self._start()
+        begun = time.perf_counter()
+        path = new_path(self._directory, snapshot.step)
+        pack_as = self._pack_as or packing.NONE
+        try:
+            written = write_backup(
+                path,
+                snapshot,
+                identity=self._identity,
+                pack_as=pack_as,
+                still_ours=self._check_ours,
+                throttle=self._throttle,
+            )
+        except BaseException:
+            self._forget(path)
+            raise
+        self.write_seconds = time.perf_counter() - begun
+        self.last_committed_step = snapshot.step
+        self._news.put(_committed(written.entry, self.write_seconds))
+        self._tidy(written.entry)
+        if self._pack_as is None:
+            self._choose_packing(snapshot, written)
+
+    def _tidy(self, newest: Entry) -> None:
+        """Finds out what is not to be kept any more; `_remove_all` removes it."""
+        self._entries.append(newest)
+        expired = retention.expired(self._entries, self._policy, newest=newest)
+        paths = {entry.path for entry in expired}
+        self._entries = [entry for entry in self._entries if entry.path not in paths]
+        self._to_remove += paths
+        abandoned = [entry.step for entry in expired if entry.step >= newest.step]
+        if abandoned:
+            self._news.put(News("backups_superseded", newest.step, details={"steps": abandoned}))
+
+    def _remove_all(self) -> None:
+        """Removes what is due, which is nobody's hurry.
+
+        What the store refuses to remove is no failed backup: it is tried again after the next commit, from then on only
+        while nothing waits to be written, and said once until it goes.
+        """
+        if self._lost or (self._is_refused and self._waiting):
+            return
+        try:
+            with files.impatient(_REMOVE_PATIENCE_SECONDS):
+                while self._to_remove:
+                    catalog.remove(self._to_remove[-1])
+                    self._to_remove.pop()
+            self._is_refused = False
+        except OSError as error:
+            message = (
+                f"{self._to_remove[-1]} is not needed any more, but could not be removed: {error}. Such backups "
+                "stay until they can be; this is said once."
+            )
+            self._news.put(
+                News("backup_not_removed", None, None if self._is_refused else message, is_warning=not self._is_refused)
+            )
+            self._is_refused = True
+
+    def _forget(self, path: str) -> None:
+        """Removes what a failed attempt wrote; if the store refuses that, too, after the next commit."""
+        self._to_remove.append(path)
+        with contextlib.suppress(OSError), files.impatient(_REMOVE_PATIENCE_SECONDS):
+            catalog.remove(path)
+            self._to_remove.remove(path)
+
+    def _check_ours(self) -> None:
+        try:
+            self._still_ours()
+        except BaseException:
+            self._lost = True
+            raise
+
+    def _choose_packing(self, snapshot: Snapshot, written: Written) -> None:
+        """Measures, once, on the backup that was just written."""
+        buffer = snapshot.buffer
+        if buffer.num_bytes < _SAMPLED_BYTES:
+            return
+        assert written.entry.manifest is not None
+        speed = written.entry.manifest.num_stored_bytes / written.data_seconds
+        largest = max(range(len(buffer.files)), key=lambda index: buffer.files[index].num_bytes)
+        self._pack_as, figures = packing.choose(
+            buffer.contents[largest].data,
+            item_bytes=buffer.files[largest].item_bytes,
+            write_bytes_per_second=speed,
+        )
+        self._news.put(News("backup_compression", snapshot.step, details={"chosen": self._pack_as, **figures}))
+
+
+def _committed(entry: Entry, write_seconds: float) -> News:
+    assert entry.manifest is not None
+    details = {
+        "backup": entry.path,
+        "num_bytes": entry.manifest.num_stored_bytes,
+        "num_tensor_bytes": entry.manifest.num_tensor_bytes,
+        "write_seconds": round(write_seconds, 3),
+    }
+    return News("backup_committed", entry.step, details=details)

@@ -1,0 +1,246 @@
+"""`python -m tfdist.doctor`: looks at a machine, and at the others of its cluster, before money is spent.
+
+Run on all machines at once, with the environment and the gin files of the run, it also asks the other workers for
+their versions, code and configuration, and measures the all-reduce between them. Run alone it says whom it did not
+reach. Exit status: 0 when a run can start, 2 when something would stop it (or the doctor's arguments are wrong).
+
+Invariant: it ends within the times that it was given, leaves nothing but the run directory, and prints the values of
+no variables but those that begin with NCCL_.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist import command_line
+from tfdist.command_line import exit_status_of, flags
+from tfdist.doctor import facts as facts_of
+from tfdist.doctor import findings as say
+from tfdist.doctor import meeting, network, versions
+from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
+from tfdist.doctor.machine import check_machine
+from tfdist.errors import UserError
+from tfdist.strategies.cluster import environment as marks
+from tfdist.strategies.cluster.cluster import Cluster, read_tf_config
+
+ABOUT = """\
+python -m tfdist.doctor [FLAGS]
+
+Looks at this machine, and at the other workers, before a run.
+
+Run it on all machines at once, as the run itself: with TF_CONFIG set, or through
+  python -m tfdist.launch --workers=2 --module=tfdist.doctor -- --gin_file=…
+  srun / horovodrun python -m tfdist.doctor --gin_file=…
+"""
+FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string("gin_file", None, "the run's, to compare between the workers", flag_values=FLAGS)
+flags.DEFINE_multi_string("gin_param", None, "the run's", flag_values=FLAGS)
+flags.DEFINE_string("run_dir", None, "the run's: written, read and deleted from", flag_values=FLAGS)
+flags.DEFINE_multi_string("bucket", None, "another place to try in this way, gs://…", flag_values=FLAGS)
+command_line.define_seconds("peer_seconds", 30.0, "to wait for the others", FLAGS)
+flags.DEFINE_integer("largest_mib", 64, "largest all-reduce, 0 for none", lower_bound=0, flag_values=FLAGS)
+flags.DEFINE_bool("json", False, "print one JSON object instead of text", flag_values=FLAGS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Examines and says what was found; the exit status."""
+    options = parse(arguments)
+    doctor = Doctor(options, os.environ)
+    doctor.examine()
+    put(json.dumps(doctor.as_json(), indent=2) if options.json else doctor.last_words())
+    return say.exit_status(doctor.findings)
+
+
+class Doctor:
+    """One examination; tells each finding as it is made, unless all are wanted as JSON."""
+
+    def __init__(self, options: flags.FlagValues, environment: Mapping[str, str]) -> None:
+        self.options = options
+        self.environment = environment
+        self.findings: list[Finding] = []
+        self.cluster: Cluster | None = None
+        self.worker = 0
+
+    def tell(self, *findings: Finding) -> None:
+        self.findings += findings
+        if not self.options.json:
+            for each in findings:
+                put(say.as_text(each))
+
+    def last_words(self) -> str:
+        """The summary, with the worker's name where there are several."""
+        name = f"worker {self.worker} ({socket.gethostname()}): " if self.is_in_cluster else ""
+        return name + say.summary(self.findings)
+
+    @property
+    def is_in_cluster(self) -> bool:
+        is_horovod = marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
+        return self.cluster.num_workers > 1 if self.cluster is not None else is_horovod
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "worker": self.worker,
+            "exit_status": say.exit_status(self.findings),
+            "findings": [vars(each) for each in self.findings],
+        }
+
+    def examine(self) -> None:
+        """Looks at everything, and tells what it finds."""
+        settings = self._settings()
+        self._read_cluster()
+        is_horovod = self.cluster is None and marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
+        needs = ["horovod"] * is_horovod
+        needs += ["google-cloud-storage"] * any((p or "").startswith("gs://") for p in self._places())
+        self.tell(*versions.check_versions(needs, driver=versions.driver_version()))
+        host = network.Host()
+        self.tell(*check_machine(has_rdma=bool(host.adapters())))
+        num_gpus = self._devices()
+        peers = meeting.hosts(self.cluster) if self.cluster else []
+        self.tell(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, host=host))
+        self._storage()
+        if num_gpus is None:
+            return  # without TensorFlow there is nothing more to see
+        facts = facts_of.collect(versions=versions.all_versions(), settings=settings, num_devices=num_gpus)
+        if self.cluster is not None and self.cluster.num_workers > 1:
+            if self._meet(self.cluster, facts):
+                self._measure("multi_worker")
+        elif is_horovod:
+            self._measure("horovod", facts)
+        elif self.cluster is None:
+            self.tell(
+                fine("workers", "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone")
+            )
+
+    def _places(self) -> list[str]:
+        return [place for place in dict.fromkeys((*self.options.bucket, self.options.run_dir)) if place]
+
+    def _settings(self) -> dict[str, str] | None:
+        """What the gin files state; their mistakes end the doctor as they would end the run."""
+        if not self.options.gin_file:
+            return None
+        from tfdist.config import loading
+
+        return loading.stated(gin_files=self.options.gin_file, gin_params=self.options.gin_param)
+
+    def _read_cluster(self) -> None:
+        try:
+            self.cluster = read_tf_config(self.environment)
+        except UserError as error:
+            why = "Each worker finds its place in the run, and the others, from it."
+            self.tell(Finding(PROBLEM, "workers", str(error), why, "Write TF_CONFIG as the message shows."))
+        if self.cluster is not None:
+            self.worker = self.cluster.worker_index
+
+    def _devices(self) -> int | None:
+        """The number of GPUs; None where TensorFlow cannot be imported."""
+        from tfdist.storage import gcs
+        from tfdist.telemetry.console.quiet import quiet_import, quiet_tensorflow
+
+        os.environ["KERAS_BACKEND"] = "tensorflow"
+        gcs.limit_retries(os.environ)
+        quiet_tensorflow(os.environ)
+        try:
+            with quiet_import(os.environ):
+                import tensorflow  # noqa: F401
+        except ImportError as error:
+            why = "Nothing trains without it."
+            self.tell(Finding(PROBLEM, "devices", f"TensorFlow cannot be imported: {error}", why, "See `versions`."))
+            return None
+        from tfdist.doctor import devices
+
+        found, num_gpus = devices.check_devices(self.environment)
+        self.tell(*found)
+        return num_gpus
+
+    def _storage(self) -> None:
+        from tfdist.doctor.bucket import check_storage
+
+        for place in self._places():
+            self.tell(check_storage(place))
+        if not self._places():
+            why = "A run ends at its start when its directory cannot be written."
+            self.tell(Finding(NOTE, "storage", "no run directory was given", why, "Give --run_dir or --bucket=gs://…"))
+
+    def _meet(self, cluster: Cluster, facts: Mapping[str, Any]) -> bool:
+        """Whether all workers met and agree on the cluster, so that a collective can be tried."""
+        seconds = self.options.peer_seconds
+        peers, cannot_listen = meeting.meet(cluster, facts, seconds=seconds)
+        self.tell(meeting.check_port(cluster, cannot_listen))
+        all_met = cannot_listen is None
+        for peer in peers:
+            found = meeting.check_peer(cluster, peer, seconds=seconds)
+            self.tell(*found)
+            met = peer.facts is not None and peer.asked and all(each.level != PROBLEM for each in found)
+            all_met = all_met and met
+            if met:
+                assert peer.facts is not None
+                self.tell(*facts_of.compare(facts, peer.facts, cluster.task_name(peer.index)))
+        if not all_met:
+            why = "The workers have to reach each other first."
+            self.tell(Finding(NOTE, "allreduce", "not measured", why, "Mend what `ports` and `workers` say."))
+        return all_met
+
+    def _measure(self, name: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Connects the strategy and times its all-reduce; under Horovod, which has no meeting, compares facts first."""
+        from tfdist.doctor import collectives
+
+        try:
+            strategy = make_strategy(name, self.options.peer_seconds)
+            topology = strategy.connect()
+            self.worker = topology.worker_index
+            if facts is not None:
+                self._compare_through(strategy, facts)
+            sizes = [size for size in collectives.SIZES if size <= self.options.largest_mib * collectives.MEBIBYTE]
+            if topology.num_replicas > 1 and sizes:
+                timings = collectives.measure(strategy, sizes)
+                self.tell(collectives.report(timings, name, topology))
+        except Exception as error:  # whatever TensorFlow or Horovod raises is what a run would meet
+            why = "A run would fail in the same way at its first step."
+            hint = "Look at what the other workers say; run with TF_CPP_MIN_LOG_LEVEL=0 and NCCL_DEBUG=INFO."
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.tell(Finding(PROBLEM, "allreduce", f"{name}: {first}", why, hint))
+
+    def _compare_through(self, strategy: Any, facts: Mapping[str, Any]) -> None:
+        """Compares all workers' facts with the chief's; every worker says how it differs."""
+        is_chief = strategy.topology.is_chief
+        chief = json.loads(bytes(strategy.broadcast(json.dumps(facts).encode() if is_chief else None)))
+        began = time.time()  # by now everything is connected
+        chiefs_time = float(bytes(strategy.broadcast(repr(time.time()).encode() if is_chief else None)))
+        if not is_chief:
+            error = time.time() - began
+            self.tell(*meeting.check_clock("worker 0", chiefs_time - time.time(), error))
+            self.tell(*facts_of.compare(facts, chief, "worker 0"))
+
+
+def put(text: str) -> None:
+    """Writes at once, so that lines of workers that share a terminal stay whole."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def make_strategy(name: str, peer_seconds: float) -> Any:
+    """The strategy whose collectives are to be tried, not connected yet."""
+    if name == "horovod":
+        from tfdist.strategies.horovod import Horovod
+
+        return Horovod()
+    from tfdist.strategies.multi_worker import MultiWorker
+
+    return MultiWorker(peer_timeout_seconds=peer_seconds)
+
+
+def parse(arguments: Sequence[str]) -> flags.FlagValues:
+    """The flags; raises UserError for arguments that cannot be read."""
+    return command_line.parse(FLAGS, arguments, about=ABOUT)

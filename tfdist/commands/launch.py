@@ -1,0 +1,158 @@
+"""`python -m tfdist.launch --workers=2 -- --gin_file=…`: the command on N processes of this machine.
+
+Invariant: the exit status is that of the run: 0 when every worker ended with 0, else that of the worker whose failure
+was the cause. Importing this module imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+from collections.abc import Sequence
+
+from tfdist import command_line
+from tfdist.command_line import flags, split_at_dashes
+from tfdist.errors import EXIT_DONE, TfdistError, UserError
+from tfdist.launch import host, local
+from tfdist.launch.horovod import horovod
+from tfdist.launch.plan import Plan, worker_environment
+from tfdist.launch.printing import command as printing
+from tfdist.launch.supervise.hangs import Deadlines
+from tfdist.launch.supervise.output import Output
+from tfdist.launch.supervise.restarts import Rules
+from tfdist.launch.supervise.signals import ignore_signals, leave_signals_alone
+from tfdist.launch.supervise.supervision import Patience
+from tfdist.launch.supervise.supervisor import supervise
+from tfdist.telemetry.console.terminal_width import columns_of
+
+LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
+EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
+DESCRIPTION = f"""\
+python -m tfdist.launch --workers=N [FLAGS] -- ARGUMENTS OF tfdist.main
+
+Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as workers of one run.
+
+  {EXAMPLE}
+
+Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
+started again, and the run goes on from its newest backup. The exit status is that of the last failure. SIGTERM,
+SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143, or 130 after Ctrl-C; the second
+Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
+was up.
+
+With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its flags are
+others: --print=slurm --help lists them.
+"""
+FLAGS = flags.FlagValues()
+flags.DEFINE_integer("workers", None, "how many processes", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_enum(
+    "launcher",
+    "tf_config",
+    list(LAUNCHERS),
+    "how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy) or horovodrun; host starts the one "
+    "worker that TF_CONFIG names, for the same command on each host",
+    flag_values=FLAGS,
+)
+flags.DEFINE_bool("pin_cpus", False, "give each worker its own share of the CPUs", flag_values=FLAGS)
+command_line.define_seconds("timeout_seconds", None, "end the run after so long, with status 124", FLAGS)
+flags.DEFINE_integer(
+    "max_restarts",
+    0,
+    "start the workers again after a failure, so many times at most, first after --backoff_seconds, then twice, four "
+    "times … as long, up to 60 s",
+    lower_bound=0,
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "min_workers",
+    None,
+    "go on with as few when one fails again and again without a new step; all without",
+    lower_bound=1,
+    flag_values=FLAGS,
+)
+command_line.define_seconds(
+    "deadline_seconds",
+    None,
+    "a worker that makes no progress for so long hangs; learned from the run without, at least 60",
+    FLAGS,
+)
+command_line.define_seconds(
+    "start_deadline_seconds",
+    Deadlines.start_seconds,
+    "the same for what it does for the first time, such as compiling",
+    FLAGS,
+)
+command_line.define_seconds("backoff_seconds", Rules.backoff_seconds, "before the first restart", FLAGS)
+flags.DEFINE_string("module", "tfdist.main", "what each worker runs, such as tfdist.doctor", flag_values=FLAGS)
+
+
+def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[int]) -> int:
+    """Runs the command and returns its exit status; `signals` as in `supervise`."""
+    output = Output()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if printing.is_asked(arguments):
+            if signals:
+                return 128 + signals[0]
+            leave_signals_alone()
+            print(printing.printed(arguments), end="", flush=True)
+            return EXIT_DONE
+        plan, launcher, patience, rules = parse(arguments)
+        return supervise(plan, LAUNCHERS[launcher], output, signals=signals, patience=patience, rules=rules)
+    except TfdistError as error:
+        output.say(str(error))
+        return error.exit_status
+    finally:
+        ignore_signals()
+
+
+def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
+    """The plan, the launcher's name, the patience and the rules for restarts that the arguments ask for.
+
+    Raises:
+      UserError: they cannot be understood.
+    """
+    arguments = list(arguments)
+    ours, workers_own = split_at_dashes(arguments)
+    options = _parse_options(ours)
+    if not workers_own:
+        what = "Nothing follows `--`" if "--" in arguments else "The `--` and tfdist.main's arguments are missing"
+        raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
+    if sys.platform != "linux":
+        raise UserError(f"tfdist.launch starts workers on Linux only; this is {sys.platform!r}.")
+    on_this_host = options.launcher == "host"
+    plan = Plan(
+        num_workers=options.workers,
+        first_index=host.worker_index(os.environ) if on_this_host else 0,
+        command=(sys.executable, "-m", options.module, *workers_own),
+        environment=worker_environment(os.environ, keep_cluster=on_this_host, columns=columns_of(sys.stdout)),
+        pin_cpus=options.pin_cpus,
+    )
+    patience = Patience(
+        timeout_seconds=options.timeout_seconds,
+        deadlines=Deadlines(options.start_deadline_seconds, options.deadline_seconds),
+        ends_hangs=options.max_restarts > 0 or options.deadline_seconds is not None,
+    )
+    return plan, options.launcher, patience, _rules(options)
+
+
+def _rules(options: flags.FlagValues) -> Rules:
+    least = options.min_workers
+    if least is not None and least > options.workers:
+        raise UserError(f"--min_workers={least} is more than --workers={options.workers}. Write fewer.")
+    if least is not None and not options.max_restarts:
+        raise UserError(f"--min_workers={least} says how many go on after a failure: write --max_restarts=N, too.")
+    return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
+
+
+def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
+    hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
+    options = command_line.parse(FLAGS, arguments, about=DESCRIPTION, hint=hint)
+    if options.launcher == "host":
+        if options.workers not in (None, 1):
+            raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")
+        options["workers"].value = 1
+    if options.workers is None:
+        raise UserError(f"--workers=N is missing: how many processes? Write, for example: {EXAMPLE}")
+    return options

@@ -1,0 +1,155 @@
+"""Finds what a configuration names outside itself: gin files and Python modules.
+
+Invariant: everything that is not found, or fails when it is read, becomes a `UserError` that says where it was looked
+for and what is near. Knows nothing of gin; called by `tfdist.config.loading` only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from tfdist.errors import UserError, suggest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FRAMEWORKS = ("keras", "numpy", "tensorflow", "tfdist")
+
+
+def find_gin_file(name: str, *, including: Path | None = None) -> Path:
+    """The file that `--gin_file=name`, or `include 'name'` in another file, means.
+
+    Looks in the directory of the including file, the working directory, the directories above the including file and
+    the directory that holds tfdist, in this order.
+    """
+    places = [Path.cwd(), REPOSITORY]
+    if including is not None:
+        above = including.absolute().parents
+        places = [above[0], Path.cwd(), *above[1:], REPOSITORY]
+    places = [Path("/")] if Path(name).is_absolute() else list(dict.fromkeys(places))
+    try:
+        found = next((place / name for place in places if (place / name).is_file()), None)
+    except OSError as error:  # a name that is too long, or a directory that may not be looked into
+        raise UserError(f"the gin file {name!r} cannot be looked for: {error.strerror}.") from error
+    if found is not None:
+        return found
+    if not name:
+        raise UserError("the name of a gin file is empty. Write, for example, configs/experiments/digits.gin")
+    if Path(name).is_dir():
+        raise UserError(f"{name} is a directory; write the gin file in it that is meant.")
+    looked = " and ".join(map(str, places if len(places) < 4 else [*places[:2], f"{len(places) - 2} more directories"]))
+    hint = "" if Path(name).is_absolute() else f" Looked for it in {looked}."
+    raise UserError(f"there is no gin file {name!r}.{hint}{_near_files(name, places)}")
+
+
+def _near_files(name: str, places: Iterable[Path]) -> str:
+    parent = Path(name).parent
+    for place in places:
+        if (place / parent).is_dir():
+            hint = suggest(name, [str(parent / found.name) for found in (place / parent).glob("*.gin")])
+            if hint:
+                return hint
+    return ""
+
+
+def read_text(path: Path) -> str:
+    """The text of a gin file, without the byte order mark that some editors write. Raises UserError where it fails."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the gin file {shown(path)} cannot be read: {error}") from error
+
+
+def shown(path: Path) -> str:
+    """The path as a user would write it: relative when it lies below the working directory."""
+    relative = os.path.relpath(path.absolute())
+    return str(path.absolute()) if relative.startswith("..") else relative
+
+
+def search_modules_in(directories: Iterable[Path]) -> None:
+    """Lets modules be imported that lie in these directories, after all others, so that none hides an installed one."""
+    for directory in directories:
+        if str(directory) not in sys.path:
+            sys.path.append(str(directory))
+
+
+def directory_of(module: ModuleType) -> Path | None:
+    """The directory that has to be searched to import a module; None for one that lies in no file."""
+    place = next(iter(getattr(module, "__path__", [])), None) or getattr(module, "__file__", None)
+    return Path(place).resolve().parent if place else None
+
+
+def import_module(statement: str, module: str) -> None:
+    """Imports a module, and says what was wrong if that fails.
+
+    Args:
+      statement: the import as it was written, `from my_package import my_module`.
+      module: the full name, `my_package.my_module`.
+
+    Raises:
+      UserError: there is no such module, or the user's own code in it fails. A failure within tfdist or a framework is
+        nothing that the user wrote and comes through as it is.
+    """
+    try:
+        importlib.import_module(module)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise UserError(_why_not_found(statement, error.name or module)) from error
+        if module.split(".")[0] in FRAMEWORKS:
+            raise
+        raise _failure_inside(statement, error) from error
+
+
+def _why_not_found(statement: str, missing: str) -> str:
+    parent, _, leaf = missing.rpartition(".")
+    holder = sys.modules.get(parent)
+    if holder is not None and hasattr(holder, leaf):
+        above, _, own = parent.rpartition(".")
+        instead = f"from {above} import {own}" if above else f"import {parent}"
+        return (
+            f"{statement!r}: {leaf!r} is a name in the module {parent}, and a gin file imports modules only. "
+            f"Write {instead!r}, and {own or parent}.{leaf} where it is used."
+        )
+    paths = list(getattr(holder, "__path__", [])) if parent else None
+    near = suggest(leaf, sorted(found.name for found in pkgutil.iter_modules(paths)))
+    where = f"{parent} has no module {leaf!r}." if parent else f"there is no module {leaf!r}."
+    advice = "" if near else " Is it installed, or does it lie beside the gin file or in the working directory?"
+    return f"{statement!r}: {where}{near}{advice}"
+
+
+def _failure_inside(statement: str, error: BaseException) -> UserError:
+    """What the failure of a module of the user's own is reported as: with the lines that led to it."""
+    if isinstance(error, SyntaxError):
+        places = [f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"]
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+        places = [f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in own[-3:]]
+    return UserError("\n    ".join([f"{statement!r} failed: {type(error).__name__}: {error}", *places]))
+
+
+def import_line_for(name: str) -> str:
+    """The import that probably gives a name: a module of tfdist, or an installed one; empty when there is none."""
+    found = [path for path in (REPOSITORY / "tfdist").rglob(f"{name}.py") if not name.startswith("_")]
+    if found:
+        parts = found[0].relative_to(REPOSITORY).with_suffix("").parts
+        return f"from {'.'.join(parts[:-1])} import {parts[-1]}"
+    try:
+        return f"import {name}" if importlib.util.find_spec(name) else ""
+    except (ImportError, ValueError):
+        return ""
+
+
+def is_submodule(holder: object, name: str) -> bool:
+    """Whether `name` is a module in the package `holder` that nothing has imported yet."""
+    if not isinstance(holder, ModuleType) or not hasattr(holder, "__path__"):
+        return False
+    return importlib.util.find_spec(f"{holder.__name__}.{name}") is not None

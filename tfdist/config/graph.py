@@ -1,0 +1,313 @@
+"""Which settings of a configuration reach a root, and which values a root still lacks.
+
+Invariant: knows nothing of gin, files or modules; a setting is a scope, a function, a parameter and a value that may
+hold references.
+
+Scopes follow gin: a call within scope `a/b` takes the settings of `''`, `a` and `a/b`, the innermost first. A reference
+with a scope of its own is called in that one, a reference without in the scope of the function that it was given to. A
+macro is a function called in a scope of its own name: what it evaluates runs in there, what it only names does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.config.functions import Function
+from tfdist.errors import UserError, suggest
+
+MACRO = "gin.macro"
+CONSTANT = "gin.constant"
+_MAX_LINE = 200  # characters of a line in a message
+
+Scope = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a statement stands: `file:line` or `--gin_param 'text'`, and the line itself."""
+
+    location: str
+    line: str = ""
+
+    def error(self, message: str) -> UserError:
+        line = self.line if len(self.line) <= _MAX_LINE else f"{self.line[:_MAX_LINE]} …"
+        return UserError(f"{self.location}: {message}" + (f"\n    {line}" if line else ""))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`@scope/function`, evaluated with `()`; `%NAME` is the evaluated reference to MACRO in the scope NAME."""
+
+    target: str
+    scope: Scope
+    evaluate: bool
+
+    @property
+    def is_required(self) -> bool:
+        return self.target == CONSTANT and self.scope == ("gin.REQUIRED",)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`scope/target.parameter = value`; a macro's definition is the parameter `value` of MACRO in its scope."""
+
+    scope: Scope
+    target: str
+    parameter: str
+    value: Any
+    source: Source
+
+    @property
+    def key(self) -> tuple[Scope, str, str]:
+        return self.scope, self.target, self.parameter
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function called in a scope; `outer` is the scope of whoever receives what the function returns."""
+
+    target: str
+    scope: Scope = ()
+    outer: Scope = ()
+
+
+def map_references(value: Any, change: Callable[[Any], Any], kind: type | tuple[type, ...] = Reference) -> Any:
+    """A copy of a value with every reference in it, keys of dicts included, replaced by `change(reference)`."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        return {map_references(k, change, kind): map_references(v, change, kind) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map_references(v, change, kind) for v in value)
+    return value
+
+
+def references(value: Any) -> list[Reference]:
+    """All references within a value, however deep."""
+    found: list[Reference] = []
+    map_references(value, lambda reference: found.append(reference))
+    return found
+
+
+def winners(settings: Iterable[Setting]) -> list[Setting]:
+    """The settings that no later one overrides."""
+    return list({setting.key: setting for setting in settings}.values())
+
+
+class Graph:
+    """The calls that settings lead to.
+
+    Args:
+      settings: all statements for a judgement of what could be meant, or the winners for what holds.
+      shadowing: whether an inner scope's setting hides an outer scope's, as it does when the function is called.
+    """
+
+    def __init__(self, settings: Sequence[Setting], *, shadowing: bool) -> None:
+        self._shadowing = shadowing
+        self._by_target: dict[str, list[Setting]] = {}
+        for setting in settings:
+            self._by_target.setdefault(setting.target, []).append(setting)
+
+    def settings_of(self, call: Call) -> list[Setting]:
+        """What the call takes; a class takes what its methods are given, too."""
+        found = [
+            setting
+            for target, settings in self._by_target.items()
+            if target == call.target or target.startswith(call.target + ".")
+            for setting in settings
+            if setting.scope == call.scope[: len(setting.scope)]
+        ]
+        if not self._shadowing:
+            return found
+        innermost_last = sorted(found, key=lambda setting: len(setting.scope))
+        return list({(setting.target, setting.parameter): setting for setting in innermost_last}.values())
+
+    def walk(self, starts: Iterable[Call], *, only_evaluated: bool = False) -> Iterator[tuple[Call, Setting | None]]:
+        """Every call that the starts lead to, once, with the setting that names it (None for the starts).
+
+        Args:
+          only_evaluated: follow `@f()` alone: what is called before the start's own body is entered.
+        """
+        pending: list[tuple[Call, Setting | None]] = [(call, None) for call in starts]
+        seen = set()
+        while pending:
+            call, setting = pending.pop()
+            if call in seen:
+                continue
+            seen.add(call)
+            yield call, setting
+            pending += self.calls_of(call, only_evaluated=only_evaluated)
+
+    def calls_of(self, call: Call, *, only_evaluated: bool) -> list[tuple[Call, Setting]]:
+        """What the settings of a call lead to, each with its setting."""
+        return [
+            (self._call(reference, call), setting)
+            for setting in self.settings_of(call)
+            for reference in references(setting.value)
+            if reference.evaluate or not only_evaluated
+        ]
+
+    @staticmethod
+    def _call(reference: Reference, caller: Call) -> Call:
+        outside = caller.outer if caller.target == MACRO else caller.scope
+        if reference.target == MACRO:
+            return Call(MACRO, reference.scope, outside)
+        scope = reference.scope or (caller.scope if reference.evaluate else outside)
+        return Call(reference.target, scope, scope)
+
+    def used(self, starts: Iterable[Call]) -> set[int]:
+        """The `id`s of the settings that a call reached from the starts takes."""
+        return {id(setting) for call, _ in self.walk(starts) for setting in self.settings_of(call)}
+
+
+def starting_calls(settings: Iterable[Setting], functions: Mapping[str, Function], roots: Iterable[str]) -> list[Call]:
+    """The calls nobody in the configuration makes: the roots, and the user's own decorated functions."""
+    own = {Call(s.target, s.scope, s.scope) for s in settings if functions[s.target].is_decorated}
+    return [Call(root) for root in roots] + sorted(own, key=lambda call: (call.target, call.scope))
+
+
+def check_all_used(settings: Sequence[Setting], functions: Mapping[str, Function], roots: Mapping[str, str]) -> None:
+    """Every setting is taken by a call that some statement, even an overridden one, leads to.
+
+    Args:
+      roots: the target of every root by its name.
+
+    Raises:
+      UserError: naming the settings that nothing takes.
+    """
+    graph = Graph(settings, shadowing=False)
+    starts = starting_calls(settings, functions, roots.values())
+    used = graph.used(starts)
+    unused = [setting for setting in settings if id(setting) not in used]
+    if unused:
+        calls = [call for call, _ in graph.walk(starts)]
+        errors = [str(s.source.error(_why_unused(s, calls, functions, roots))) for s in unused]
+        more = f"\n… and {len(errors) - 10} more of this kind." if len(errors) > 10 else ""
+        raise UserError("\n".join(errors[:10]) + more)
+
+
+def _why_unused(
+    setting: Setting, calls: Sequence[Call], functions: Mapping[str, Function], roots: Mapping[str, str]
+) -> str:
+    if setting.target == MACRO:
+        name = "/".join(setting.scope)
+        used = {"/".join(call.scope) for call in calls if call.target == MACRO}
+        parameters = {
+            f"{root}.{parameter}": parameter
+            for root, target in roots.items()
+            for parameter in functions[target].parameters
+        }
+        meant = [full for full, parameter in parameters.items() if parameter == name]
+        hint = suggest(name, used) or (f" Did you mean {' or '.join(map(repr, meant))}?" if meant else "")
+        return f"the macro {name} is defined, but nothing that is used refers to %{name}.{hint}"
+    function = functions[setting.target].name
+    scopes = {"/".join(call.scope) for call in calls if call.target == setting.target}
+    if scopes:
+        wanted = "/".join(setting.scope)
+        met = ", ".join(f"@{scope + '/' if scope else ''}{function}" for scope in sorted(scopes))
+        return (
+            f"no reference to {function} carries the scope {wanted!r}, so this has no effect; referred to are: {met}."
+            f"{suggest(wanted, scopes)}"
+        )
+    names = {functions[call.target].name for call in calls if call.target not in (MACRO, CONSTANT)}
+    return (
+        f"nothing that is used refers to @{function}, so this has no effect. Refer to it from a setting, or remove "
+        f"the line.{suggest(function, names)}"
+    )
+
+
+def check_keys(settings: Iterable[Setting]) -> None:
+    """No macro that stands for a list or a dict is the key of a dict."""
+    macros = {setting.scope: setting.value for setting in settings if setting.target == MACRO}
+    for setting in settings:
+        for key in _keys(setting.value):
+            if any(isinstance(macros.get(reference.scope), list | dict) for reference in references(key)):
+                raise setting.source.error("the key of a dict is a text, a number or a tuple of these.")
+
+
+def _keys(value: Any) -> Iterator[Any]:
+    """The keys of all dicts within a value."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _keys(part)
+
+
+def check_no_circle(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
+    """No `@f()` needs what it returns itself, which would be called for ever."""
+    done: set[Call] = set()
+    pending: list[tuple[Call, Setting | None, bool]] = [(Call(root), None, False) for root in roots]
+    open_calls: set[Call] = set()
+    while pending:
+        call, setting, is_left = pending.pop()
+        if is_left:
+            open_calls.discard(call)
+            done.add(call)
+        elif setting is not None and call in open_calls:
+            name = functions[call.target].name
+            raise setting.source.error(f"@{name}() is called for its own argument here, and so without end.")
+        elif call not in done:
+            open_calls.add(call)
+            pending.append((call, setting, True))
+            pending += [(inner, by, False) for inner, by in graph.calls_of(call, only_evaluated=True)]
+
+
+def check_not_built_early(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
+    """No optimizer, metric, layer or model is made before a root's body runs, so before the strategy's scope exists."""
+    for call, setting in graph.walk([Call(root) for root in roots], only_evaluated=True):
+        function = functions.get(call.target)
+        if setting is not None and function is not None and function.builds:
+            raise setting.source.error(
+                f"@{function.name}() makes {function.builds} before the strategy's scope exists. Write "
+                f"@{function.name}, without parentheses: it is built inside the strategy's scope."
+            )
+
+
+def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function], root: str) -> None:
+    """Everything that the root reaches has a value.
+
+    Args:
+      settings: those that hold.
+      root: the target of the root that is about to run.
+
+    Raises:
+      UserError: naming what is missing: an unset `%gin.REQUIRED`, or parameters without a default and a setting of the
+        root and of what is evaluated for it.
+    """
+    graph = Graph(settings, shadowing=True)
+    for call, setting in graph.walk([Call(root)], only_evaluated=True):
+        if call.target in (MACRO, CONSTANT):
+            continue
+        bound = {s.parameter for s in graph.settings_of(call) if s.target == call.target}
+        missing = [name for name in functions[call.target].required if name not in bound]
+        if missing:
+            error = missing_values(functions[call.target].name, missing)
+            raise error if setting is None else setting.source.error(str(error))
+    for call, _ in graph.walk([Call(root)]):
+        for setting in graph.settings_of(call):
+            if any(reference.is_required for reference in references(setting.value)):
+                name = setting_name(setting, functions)
+                raise setting.source.error(
+                    f"{name} must be set, and {functions[root].name} uses it. Write {name} = … in a gin file or "
+                    f"--gin_param={f'{name} = …'!r}."
+                )
+
+
+def missing_values(function: str, parameters: Sequence[str]) -> UserError:
+    """The error to raise where required parameters of a function have no value."""
+    names = [f"{function}.{parameter}" for parameter in parameters]
+    verb = "has no value" if len(names) == 1 else "have no values"
+    return UserError(
+        f"{', '.join(names)} {verb}. Write {names[0]} = … in a gin file or --gin_param={f'{names[0]} = …'!r}."
+    )
+
+
+def setting_name(setting: Setting, functions: Mapping[str, Function]) -> str:
+    """The left side of the setting's statement."""
+    if setting.target == MACRO:
+        return "/".join(setting.scope)
+    return "/".join([*setting.scope, f"{functions[setting.target].name}.{setting.parameter}"])

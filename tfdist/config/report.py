@@ -1,0 +1,176 @@
+"""Writes a configuration: as gin text that loads again, as a table for a reader, as a digest.
+
+Invariant: the order of what is written depends on names only, never on the order or the files of the statements. Knows
+nothing of gin's own state; called by `tfdist.config.loading` only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pprint
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.config.functions import Function
+from tfdist.config.graph import CONSTANT, MACRO, Reference, Setting, map_references, setting_name
+
+WIDTH = 120  # characters a line of gin text
+MAX_PADDING = 48  # characters of a name or a value that the table aligns
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One statement of a configuration.
+
+    Attributes:
+      key: the left side, a root's parameter by its plain name: `train.epochs`.
+      value: the right side as gin text.
+      source: `file:line` or `--gin_param 'text'`.
+      overridden: a later statement gives the same key another value.
+      idle: it is not overridden, but what it configures is no longer referred to because of an override.
+    """
+
+    key: str
+    value: str
+    source: str
+    overridden: bool
+    idle: bool
+
+
+class _Verbatim(str):
+    """Text that pprint writes as it stands."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def value_text(value: Any, name: Callable[[str], str], *, width: int = 10**6) -> str:
+    """The value as gin text.
+
+    Args:
+      name: gives the name to write for a reference's target.
+      width: characters a line; longer containers take several lines.
+    """
+
+    def written(part: Any) -> Any:
+        if isinstance(part, float):  # gin has no word for infinity; a number too large for a float is one
+            return _Verbatim(repr(part).replace("inf", "1e999")) if math.isinf(part) else part
+        if part.target in (MACRO, CONSTANT):
+            return _Verbatim("%" + "/".join(part.scope))
+        return _Verbatim("@" + "/".join([*part.scope, name(part.target)]) + ("()" if part.evaluate else ""))
+
+    return pprint.pformat(map_references(value, written, (Reference, float)), width=width, sort_dicts=False)
+
+
+def config_text(
+    settings: Iterable[Setting],
+    functions: Mapping[str, Function],
+    imports: Iterable[str],
+    defaults: Iterable[Setting] = (),
+) -> str:
+    """Gin text with the settings, grouped by function, macros first, then the defaults that a run has used."""
+    lines = ["# What a run is configured with: loading this file again configures the same run.", *imports]
+    group = None
+    for setting in _sorted(settings, functions):
+        if group != (group := _group(setting, functions)):
+            lines += ["", f"# {group}"]
+        lines.append(_statement(setting, functions))
+    group = None
+    for setting in _sorted(defaults, functions):
+        if group != (group := _group(setting, functions)):
+            lines += ["", f"# {group}: defaults that the run has used"]
+        lines.append(_statement(setting, functions))
+    return "\n".join(lines) + "\n"
+
+
+def _statement(setting: Setting, functions: Mapping[str, Function]) -> str:
+    left = f"{setting_name(setting, functions)} = "
+    text = value_text(setting.value, lambda target: functions[target].name, width=max(WIDTH - len(left), WIDTH // 2))
+    return left + text.replace("\n", "\n" + " " * len(left))
+
+
+def _group(setting: Setting, functions: Mapping[str, Function]) -> str:
+    if setting.target == MACRO:
+        return "Macros"
+    return "/".join([*setting.scope, functions[setting.target].name])
+
+
+def _sorted(settings: Iterable[Setting], functions: Mapping[str, Function]) -> list[Setting]:
+    def order(setting: Setting) -> tuple[bool, str, str, str]:
+        name = functions[setting.target].name
+        return setting.target != MACRO, name, "/".join(setting.scope), setting.parameter
+
+    return sorted(settings, key=order)
+
+
+def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions: Mapping[str, Function]) -> str:
+    """The table that `Config.explain` returns.
+
+    Args:
+      settings: all statements in the order in which they were applied.
+      used: those that hold.
+    """
+    by_key: dict[Any, list[Setting]] = {}
+    for setting in settings:
+        by_key.setdefault(setting.key, []).append(setting)
+    rows = {}  # setting → its name, its value on one line
+    for setting in settings:
+        text = value_text(setting.value, lambda target: functions[target].name)
+        unit = functions[setting.target].units.get(setting.parameter) if setting.target != MACRO else None
+        text += f"  # {unit}" if unit else ""
+        rows[id(setting)] = setting_name(setting, functions), text
+    widths = [min(max((len(row[column]) for row in rows.values()), default=0), MAX_PADDING) for column in (0, 1)]
+
+    def table(chosen: Iterable[Setting]) -> list[str]:
+        lines: list[str] = []
+        group = None
+        for setting in _sorted(chosen, functions):
+            if group != (group := _group(setting, functions)):
+                lines += ["", group]
+            name, text = rows[id(setting)]
+            origin = [setting.source.location]
+            for earlier in reversed(by_key[setting.key][:-1]):
+                origin.append(f"overrides {rows[id(earlier)][1]} of {earlier.source.location}")
+            line = f"  {name:<{widths[0]}} = {text:<{widths[1]}}"
+            column = 2 + widths[0] + 3 + widths[1]
+            if len(line) <= column:
+                line += f"  {origin.pop(0)}"
+            lines += [line.rstrip(), *(f"{'':{column}}  {note}" for note in origin)]
+        return lines
+
+    kept = {setting.key for setting in used}
+    idle = [group[-1] for key, group in by_key.items() if key not in kept]
+    lines = table(used)[1:]
+    if idle:
+        lines += ["", "Without effect, because a later statement chose something else:", *table(idle)]
+    return "\n".join(lines) + "\n"
+
+
+def settings(used: Iterable[Setting], functions: Mapping[str, Function]) -> dict[str, str]:
+    """The settings by Python's own names, with macros expanded; what repeats a default is left out."""
+    macros = {setting.scope: setting.value for setting in used if setting.target == MACRO}
+
+    def expanded(reference: Reference) -> Any:
+        if reference.target == MACRO:
+            return map_references(macros[reference.scope], expanded)
+        return reference
+
+    found = {}
+    for setting in used:
+        if setting.target == MACRO:
+            continue
+        function = functions[setting.target]
+        text = value_text(map_references(setting.value, expanded), lambda target: functions[target].identity)
+        default = function.parameters.get(setting.parameter)
+        if setting.parameter in function.parameters and not setting.scope and text == repr(default):
+            continue
+        found["/".join([*setting.scope, f"{function.identity}.{setting.parameter}"])] = text
+    return found
+
+
+def digest(used: Iterable[Setting], functions: Mapping[str, Function]) -> str:
+    """SHA-256 over `settings`."""
+    lines = sorted(f"{name} = {text}" for name, text in settings(used, functions).items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,192 @@
+"""Arrays in `.npy` and `.npz` files.
+
+Invariant: of a local file whose arrays lie uncompressed (`np.save`, `np.savez`) a worker reads the rows of its own
+batches and no others. Compressed archives and objects of a bucket are read whole, once, when the source is made.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.cache.identity import digest
+from tfdist.data.formats.byte_ranges import file_version
+from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
+from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.columns import Columns, Names
+from tfdist.data.sources.source import RandomAccessSource
+from tfdist.errors import UserError
+from tfdist.storage import files
+
+
+class ArrayFiles(RandomAccessSource):
+    """Named arrays whose first axis counts the examples. A data function of a gin file:
+
+        TRAIN_DATA = @array_files.ArrayFiles
+        array_files.ArrayFiles.path = 'train.npz'
+        array_files.ArrayFiles.inputs = 'images'
+        array_files.ArrayFiles.targets = 'labels'
+
+    Args:
+      path: a `.npz` file, or a dict of names to `.npy` files; local or gs://.
+      inputs: the array that is x, or several, which then make a dict.
+      targets: the same for y.
+      weights: the array of the sample weights; None weighs every example alike.
+      augmentation: builders of Keras layers that change the inputs while training, see `augment.py`.
+
+    Raises:
+      UserError: a file is missing or no array file, a name is in none, or the lengths differ.
+    """
+
+    def __init__(
+        self,
+        path: str | Mapping[str, str],
+        *,
+        inputs: Names,
+        targets: Names,
+        weights: str | None = None,
+        augmentation: Sequence[LayerBuilder] = (),
+    ) -> None:
+        columns = Columns(inputs, targets, weights)
+        self._paths = [path] if isinstance(path, str) else [path[name] for name in columns.names if name in path]
+        self._names = columns.names
+        self._where = path if isinstance(path, str) else ", ".join(path.values())
+        columns.check(_names(path), self._where)
+        arrays = _open(path, columns.names)
+        sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+        if len(set(sizes.values())) != 1 or any(array.dtype == object for array in arrays.values()):
+            raise UserError(
+                f"The arrays of {self._where} must be of numbers or text and hold the same number of examples along "
+                f"their first axis; received {', '.join(f'{name} {a.dtype}{a.shape}' for name, a in arrays.items())}."
+            )
+        self.num_examples = next(iter(sizes.values()))
+        self._arrays = columns.select(arrays)
+        self._is_mapped = any(isinstance(array, np.memmap) for array in arrays.values())
+        self.calls_python = self._is_mapped
+        self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), self._arrays)
+        self.augment = Augmentation(augmentation, self.structure) if augmentation else None
+
+    def held(self) -> Any:
+        return self._arrays
+
+    def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        if not self._is_mapped:
+            return ArraySource(self._arrays).gatherer()
+        arrays = tf.nest.flatten(self._arrays)
+        specs = tf.nest.flatten(self.structure)
+
+        def rows(indices: np.ndarray) -> list[np.ndarray]:
+            return [_rows(array, indices, spec.dtype) for array, spec in zip(arrays, specs, strict=True)]
+
+        safe = noted(rows)
+
+        def gather(indices: tf.Tensor) -> Any:
+            found = tf.numpy_function(safe, [indices], [spec.dtype for spec in specs], stateful=False)
+            shaped = [tf.ensure_shape(rows, spec.shape) for rows, spec in zip(found, specs, strict=True)]
+            return tf.nest.pack_sequence_as(self.structure, shaped)
+
+        return gather
+
+    def identity(self) -> str:
+        return digest("arrays", [file_version(path) for path in self._paths], self._names)
+
+    def describe(self) -> list[str]:
+        how = "memory-mapped: a worker reads the rows of its own batches" if self._is_mapped else "read whole"
+        return [f"{self._where}: {self.num_examples:,} rows, {how}"]
+
+
+def _names(path: str | Mapping[str, str]) -> list[str]:
+    """The names of the arrays, without reading them."""
+    if not isinstance(path, str):
+        return list(path)
+    if not path.endswith(".npz"):
+        raise UserError(
+            f"ArrayFiles.path is a .npz file, or a dict of names to .npy files such as {{'x': 'x.npy', 'y': 'y.npy'}}; "
+            f"received {path!r}."
+        )
+    with _archive(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def _archive(path: str) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(io.BytesIO(files.read(path)) if files.is_remote(path) else path)
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{path} is no .npz file, or a damaged one: {error}. Write it again with np.savez.") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _open(path: str | Mapping[str, str], names: Sequence[str]) -> dict[str, np.ndarray]:
+    if not isinstance(path, str):
+        return {name: _open_npy(path[name]) for name in names}
+    with _archive(path) as archive:
+        return {name: _open_member(archive, path, name) for name in names}
+
+
+def _open_npy(path: str) -> np.ndarray:
+    try:
+        if files.is_remote(path):
+            return np.load(io.BytesIO(files.read(path)), allow_pickle=False)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{path} is no .npy file that can be read: {error}. Write it again with np.save.") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _open_member(archive: zipfile.ZipFile, path: str, name: str) -> np.ndarray:
+    """An array of an archive: mapped where its bytes lie in the file as they are."""
+    try:
+        info = archive.getinfo(f"{name}.npy")
+        with archive.open(info) as member:
+            is_plain = info.compress_type == zipfile.ZIP_STORED and not files.is_remote(path)
+            if not is_plain:
+                return np.lib.format.read_array(member, allow_pickle=False)
+            shape, is_fortran, dtype = _header(member)
+            if dtype.hasobject or not all(shape):
+                member.seek(0)
+                return np.lib.format.read_array(member, allow_pickle=False)
+            begin = _data_offset(path, info.header_offset) + member.tell()
+        order: Literal["F", "C"] = "F" if is_fortran else "C"
+        return np.memmap(path, dtype=dtype, mode="r", offset=begin, shape=shape, order=order)
+    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"The array {name!r} of {path} cannot be read: {error}. Write it with np.savez.") from error
+
+
+def _header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(member)
+
+
+def _data_offset(path: str, header_offset: int) -> int:
+    """Where a member's bytes begin: behind its local header, 4.3.7 of the ZIP specification (APPNOTE.TXT)."""
+    with open(path, "rb") as file:
+        file.seek(header_offset + 26)
+        lengths = file.read(4)
+    return header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+
+
+def _unreadable(path: str, error: OSError) -> UserError:
+    return UserError(f"The array file {path!r} cannot be read: {error.strerror or error}. Check its path.")
+
+
+def _dtype(array: np.ndarray) -> tf.DType:
+    """float64 becomes float32, the type in which Keras computes."""
+    return (
+        tf.float32 if array.dtype == np.float64 else tf.string if array.dtype.kind in "SU" else tf.as_dtype(array.dtype)
+    )
+
+
+def _rows(array: np.ndarray, indices: np.ndarray, dtype: tf.DType) -> np.ndarray:
+    rows = array[indices]
+    return (
+        np.char.encode(rows).astype(object) if rows.dtype.kind == "U" else rows.astype(dtype.as_numpy_dtype, copy=False)
+    )

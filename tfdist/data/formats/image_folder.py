@@ -1,0 +1,237 @@
+"""Images in folders by class: `root/CLASS/*.png`, local or gs://.
+
+Invariant: an example's number is its place among the files sorted by class and name, the same on every worker; a
+worker opens the files of its own batches only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.cache.identity import digest
+from tfdist.data.formats.byte_ranges import file_version
+from tfdist.data.formats.image_files import SUFFIXES, CorruptImageError, ImageReader, reading_threads
+from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
+from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.source import Order, RandomAccessSource, Reader
+from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.storage import files
+from tfdist.telemetry import notices
+
+IMAGES_AT_A_TIME = 8  # by one thread: to hand over each by itself costs a tenth of decoding it
+
+
+class ImageFolder(RandomAccessSource):
+    """`(image, label)` of the images below a directory: float32 [height, width, channels] and int32. For a gin file:
+
+        TRAIN_DATA = @train/image_folder.ImageFolder
+        train/image_folder.ImageFolder.root = 'flowers/train'
+        image_folder.ImageFolder.size = (128, 128)
+        image_folder.ImageFolder.augmentation = [@keras.layers.RandomFlip]
+
+    Args:
+      root: the directory whose subdirectories are the classes.
+      size: (height, width) in pixels, to which every image is brought.
+      classes: names of the subdirectories in the order of their labels; None takes all, sorted. Give them where a
+        split may lack one.
+      channels, method, fit, pad_value: see `ImageReader`.
+      scale: what pixel values, 0 … 255, are multiplied by in the end.
+      augmentation: builders of Keras layers, applied while training to pixel values 0 … 255, see `augment.py`.
+      max_corrupt_images: how many images that cannot be decoded are replaced by the next one; the first one more ends
+        the run. Each worker counts those that it meets.
+
+    Raises:
+      UserError: a setting is wrong, or there are no such images.
+    """
+
+    calls_python = True
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        size: tuple[int, int],
+        classes: Sequence[str] | None = None,
+        channels: int = 3,
+        method: str = "bilinear",
+        fit: str = "stretch",
+        pad_value: int = 0,
+        scale: float = 1 / 255,
+        augmentation: Sequence[LayerBuilder] = (),
+        max_corrupt_images: int = 0,
+    ) -> None:
+        if not is_whole_number(max_corrupt_images, least=0):
+            raise UserError(f"max_corrupt_images is a whole number from 0 on; received {max_corrupt_images!r}.")
+        self._images = ImageReader(tuple(size) if isinstance(size, list) else size, channels, method, fit, pad_value)
+        self._root = root
+        self.classes = _classes(root, classes)
+        listed = [_images_in(files.join(root, name)) for name in self.classes]
+        self.paths = [path for of_class in listed for path in of_class]
+        self.labels = np.repeat(np.arange(len(listed)), [len(of_class) for of_class in listed]).astype(np.int32)
+        if not self.paths:
+            raise UserError(
+                f"No images in {root}/CLASS/ for the classes {self.classes}; they end in {', '.join(SUFFIXES)}."
+            )
+        self.num_examples = len(self.paths)
+        self._scale = float(scale)
+        image = tf.TensorSpec([None, *self._images.size, channels], tf.float32)
+        self.structure = (image, tf.TensorSpec([None], tf.int32))
+        self._corrupt = CorruptImages(max_corrupt_images, root)
+        self._layers = Augmentation(augmentation, self.structure) if augmentation else None
+        if self._layers is not None:
+            self.augment = self._augmented
+
+    def reader(self, order: Order) -> Reader:
+        if self.augment is None or order.seed is None:  # nothing is augmented without a seed
+            return super().reader(order)
+        gather = self._pixels()
+
+        def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            images, labels = gather(self.indices(order, positions, epoch))
+            return tf.cast(images, tf.float32), labels
+
+        return read
+
+    def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        gather = self._pixels()
+
+        def scaled(indices: tf.Tensor) -> Any:
+            images, labels = gather(indices)
+            return tf.cast(images, tf.float32) * self._scale, labels
+
+        return scaled
+
+    @property
+    def kept_structure(self) -> Any:
+        image, label = self.structure
+        return tf.TensorSpec(image.shape, tf.uint8), label
+
+    def kept_reader(self, order: Order) -> Reader:
+        gather = self._pixels()
+        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
+
+    def from_kept(self, kept: Any, *, augments: bool) -> Any:
+        images, labels = tf.cast(kept[0], tf.float32), kept[1]
+        return (images, labels) if augments and self.augment is not None else (images * self._scale, labels)
+
+    def identity(self) -> str:
+        return digest("images", [file_version(path) for path in self.paths], self.labels, self._images)
+
+    def describe(self) -> list[str]:
+        counts = np.bincount(self.labels, minlength=len(self.classes))
+        said = ", ".join(f"{name} {count:,}" for name, count in zip(self.classes[:8], counts[:8], strict=True))
+        more = f", … {len(self.classes)} classes" if len(self.classes) > 8 else ""
+        return [f"{self._root}: {self.num_examples:,} images; {said}{more}"]
+
+    def _augmented(self, examples: Any, seeds: tf.Tensor) -> Any:
+        assert self._layers is not None
+        images, labels = self._layers(examples, seeds)
+        return images * self._scale, labels
+
+    def _pixels(self) -> Callable[[tf.Tensor], Any]:
+        """Indices to (uint8 images, labels)."""
+        threads = reading_threads()
+        shape = [*self._images.size, self._images.channels]
+
+        def load(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            images = np.empty([len(indices), *shape], np.uint8)
+            found = indices.tolist()
+
+            def fill(first: int) -> None:
+                for place in range(first, min(first + IMAGES_AT_A_TIME, len(indices))):
+                    images[place], found[place] = self._read(found[place])
+
+            for _ in threads.map(fill, range(0, len(indices), IMAGES_AT_A_TIME)):
+                pass
+            return images, self.labels[np.array(found, np.int64)]
+
+        safe = noted(load)
+
+        def gather(indices: tf.Tensor) -> Any:
+            images, labels = tf.numpy_function(safe, [indices], [tf.uint8, tf.int32], stateful=False)
+            return tf.ensure_shape(images, [None, *shape]), tf.ensure_shape(labels, [None])
+
+        return gather
+
+    def _read(self, index: int) -> tuple[np.ndarray, int]:
+        """The image of an index and the index that it is of: another one where that image is corrupt."""
+        for step in range(self.num_examples):
+            at = (index + step) % self.num_examples
+            try:
+                return self._images.read(self.paths[at]), at
+            except CorruptImageError as error:
+                self._corrupt.add(self.paths[at], str(error))
+        raise UserError(f"None of the {self.num_examples} images below {self._root} can be decoded.")
+
+
+class CorruptImages:
+    """Counts the images that cannot be decoded, each once, and ends the run when there are more than `limit`."""
+
+    def __init__(self, limit: int, root: str) -> None:
+        self._limit = limit
+        self._root = root
+        self._lock = threading.Lock()
+        self.paths: set[str] = set()
+
+    def add(self, path: str, reason: str) -> None:
+        with self._lock:
+            is_new = path not in self.paths
+            self.paths.add(path)
+            count = len(self.paths)
+        if count > self._limit:
+            before = f" and {count - 1} before it" if count > 1 else ""
+            raise UserError(
+                f"The image {path!r}{before} cannot be decoded: {reason}. Mend or remove it, or let up to N such "
+                f"images be replaced: max_corrupt_images = N (now {self._limit})."
+            )
+        if is_new:
+            notices.give(
+                "image_corrupt",
+                f"{path} cannot be decoded and is replaced by the next image ({count} of at most {self._limit}): "
+                f"{reason}",
+                file=path,
+                count=count,
+                limit=self._limit,
+            )
+
+
+def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
+    try:
+        found = [name for name in files.list_names(root) if name[0] != "." and _is_directory(files.join(root, name))]
+    except OSError as error:
+        raise UserError(f"The image folder {root!r} cannot be listed: {error.strerror or error}.") from error
+    if not found:
+        is_there = files.exists(root)
+        raise UserError(
+            f"The image folder {root!r} {'holds no subdirectories' if is_there else 'does not exist'}; images are "
+            f"looked for in {root}/CLASS/."
+        )
+    if wanted is None:
+        return found
+    if isinstance(wanted, str) or not wanted or len(set(wanted)) != len(wanted):
+        raise UserError(f"classes is a list of different names, such as ['cats', 'dogs']; received {wanted!r}.")
+    for name in wanted:
+        near = suggest(name, found)
+        if near and name not in found:
+            raise UserError(f"{root} has no class {name!r}; it has {found}.{near}")
+    unknown = [name for name in found if name not in wanted]
+    if unknown or not set(wanted) & set(found):
+        raise UserError(f"classes lacks {unknown}, which {root} holds; received {list(wanted)}. Name or remove them.")
+    return list(wanted)
+
+
+def _is_directory(path: str) -> bool:
+    return files.is_dir(path)
+
+
+def _images_in(directory: str) -> list[str]:
+    try:
+        names = files.list_names(directory)
+    except OSError as error:
+        raise UserError(f"The class directory {directory!r} cannot be listed: {error.strerror or error}.") from error
+    return [files.join(directory, name) for name in names if name.lower().endswith(SUFFIXES) and name[0] != "."]

@@ -1,0 +1,83 @@
+"""The files that tables and lines are read from: which there are, and parts of them, without surprises.
+
+Invariant: every byte of a table or of text comes through `read_exactly`. Failures are UserErrors that name the path.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdist.data.formats.byte_ranges import FileVersion, file_version, matching_files, read_range
+from tfdist.errors import UserError
+
+Patterns = str | Sequence[str]
+SCAN_BYTES = 1 << 24
+
+
+def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
+    """The files that one or several patterns name, as `matching_files`; `~` is understood.
+
+    Raises:
+      UserError: they are no patterns, or name no file; `setting` is where they were written.
+    """
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(p, str) and p for p in listed):
+        raise UserError(
+            f"{setting} is {patterns!r}; write a path, a pattern such as 'data/train-*', or a list of them."
+        )
+    return [file_version(path) for path in matching_files([os.path.expanduser(pattern) for pattern in listed])]
+
+
+def read_exactly(file: FileVersion, begin: int, size: int) -> bytes:
+    """Bytes begin … begin + size - 1 of a file.
+
+    Raises:
+      UserError: it cannot be read, or became shorter.
+    """
+    try:
+        data = read_range(file.path, begin, size) if size else b""
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(f"{file.path} cannot be read: {getattr(error, 'message', error)}") from error
+    if len(data) != size:
+        raise UserError(f"{file.path} became shorter while it was read: it had {file.num_bytes:,} bytes. Start again.")
+    return data
+
+
+def scan(file: FileVersion) -> Iterator[bytes]:
+    """All bytes of a file, some at a time."""
+    for begin in range(0, file.num_bytes, SCAN_BYTES):
+        yield read_exactly(file, begin, min(SCAN_BYTES, file.num_bytes - begin))
+
+
+class RangeReader(io.RawIOBase):
+    """A file object over `read_exactly`, for libraries that want one."""
+
+    def __init__(self, file: FileVersion) -> None:
+        super().__init__()
+        self._file = file
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.num_bytes}[whence]
+        self._place = origin + offset
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._file.num_bytes - self._place)
+        count = left if size is None or size < 0 else min(size, left)
+        data = read_exactly(self._file, self._place, count)
+        self._place += count
+        return data

@@ -1,0 +1,232 @@
+"""Records of TFRecord files by their number: a run of neighbours is one read of exactly its bytes.
+
+Compressed files cannot be read so; `compressed_file.py` says what they cost. Every record's checksum is verified, and
+what to do about a wrong one is decided here alone. Used by the sources of TFRecord files.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from tfdist.data.formats.byte_ranges import file_version, read_into, read_range
+from tfdist.data.formats.compressed_file import CompressedFile
+from tfdist.data.formats.record_index import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    RecordIndex,
+    find_compression,
+    load_index,
+    masked,
+)
+from tfdist.data.pipeline.failures import watch
+from tfdist.data.sources.record_source import RecordSource, checked_block_records
+from tfdist.data.sources.source import Order, Reader
+from tfdist.errors import TfdistError, UserError, is_whole_number
+from tfdist.storage import files
+from tfdist.telemetry import notices
+
+# A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
+BLOCK_BYTES = 1 << 20
+LEAST_BLOCK_RECORDS = 8
+MOST_BLOCK_RECORDS = 256
+# Enough to hold the runs of every window in use and of the batches read ahead.
+RECENT_RUNS = 1024
+MOST_SCRATCH_BYTES = 1 << 22
+_SCRATCH = threading.local()
+
+
+class RecordFile:
+    """A TFRecord file. Making one looks at its size, no more; the index is loaded when it is first needed.
+
+    Args:
+      path: local or gs://.
+      compression: "GZIP", "ZLIB", or None to find out.
+    """
+
+    def __init__(self, path: str, compression: str | None = None) -> None:
+        self.path = path
+        self.version = file_version(path)
+        self._compression = compression
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.version.num_bytes
+
+    @functools.cached_property
+    def compression(self) -> str | None:
+        return self._compression or find_compression(self.version)
+
+    @functools.cached_property
+    def _compressed(self) -> CompressedFile | None:
+        return CompressedFile(self.path, self.compression) if self.compression else None
+
+    @functools.cached_property
+    def index(self) -> RecordIndex:
+        with self._lock:
+            return load_index(self.version, self._compressed)
+
+    def read(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
+        """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
+        offsets = self.index.offsets[first : first + count + 1]
+        begin, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+        data = self._bytes(begin, size)
+        if len(data) < size:
+            raise UserError(f"{self.path} became shorter while it was read, at record {first}. Make it again.")
+        starts, stops = offsets[:-1] - begin + HEADER_BYTES, offsets[1:] - begin - FOOTER_BYTES
+        records = [bytes(data[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        computed = masked(np.fromiter(map(google_crc32c.value, records), np.uint32, count))
+        footers = np.frombuffer(data, np.uint8)[stops[:, np.newaxis] + np.arange(FOOTER_BYTES)]
+        wrong = np.nonzero(footers.view("<u4")[:, 0] != computed)[0]
+        return records, (wrong + first).tolist()
+
+    def _bytes(self, begin: int, size: int) -> memoryview:
+        """So many bytes of what the file holds, or fewer where it ends before; valid until the thread reads again."""
+        if self._compressed is not None:
+            return memoryview(self._compressed.read(begin, size))
+        if files.is_remote(self.path) or size > MOST_SCRATCH_BYTES:
+            return memoryview(read_range(self.path, begin, size))
+        # Memory that was in use a moment ago: fresh memory for each run costs more than reading into it.
+        if len(held := getattr(_SCRATCH, "bytes", b"")) < size:
+            held = _SCRATCH.bytes = bytearray(min(MOST_SCRATCH_BYTES, 2 * size))
+        view = memoryview(held)[:size]
+        return view if read_into(self.path, view, first=begin) else view[:0]
+
+
+@dataclasses.dataclass(frozen=True)
+class FilePart:
+    """Records skip … skip + take - 1 of a file."""
+
+    file: RecordFile
+    skip: int
+    take: int
+
+
+class RecordFileSource(RecordSource):
+    """A source of parts of TFRecord files; formats of records say how to `decode`.
+
+    Args:
+      parts: in the order of the records.
+      max_corrupt_records: how many records with a wrong checksum, or cut short, a worker passes over: the nearest good
+        record before it (or else after it) takes the place of each, with a warning.
+      block_records: as in `RecordSource`; None takes what makes a megabyte.
+      record_bytes: about the size of a record.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[FilePart],
+        *,
+        record_bytes: float,
+        max_corrupt_records: int = 0,
+        block_records: int | None = None,
+    ) -> None:
+        if not is_whole_number(max_corrupt_records, least=0):
+            raise UserError(f"max_corrupt_records is a whole number of at least 0; received {max_corrupt_records!r}.")
+        fitting = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
+        block_records = checked_block_records(block_records, otherwise=fitting)
+        super().__init__([part.take for part in parts], block_records=block_records)
+        self.parts = tuple(parts)
+        self.waits = any(files.is_remote(part.file.path) for part in parts)
+        self.most_read_again = 0.0 if self.waits else 0.005
+        self._most_corrupt = max_corrupt_records
+        self._corrupt: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        self._recent: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=RECENT_RUNS)
+
+    def reader(self, order: Order) -> Reader:
+        watch(self)
+        return super().reader(order)
+
+    def check_record(self, record: bytes, where: str) -> None:
+        """Raises UserError where a record is not as described; `where` names it. Asked after a decoding failed."""
+
+    def read_run(self, file: int, first: int, count: int) -> list[bytes]:
+        part = self.parts[file]
+        self._recent.append((file, first, count))
+        self._check_whole(part)
+        records, wrong = part.file.read(part.skip + first, count)
+        for number in wrong:
+            self.pass_over(part.file, number, "its checksum is wrong")
+            records[number - part.skip - first] = self._neighbour(part, number)
+        return records
+
+    def diagnose(self) -> TfdistError | None:
+        """What is wrong with the records read last, newest first."""
+        for file, first, count in reversed(list(self._recent)):
+            try:
+                for number, record in enumerate(self.read_run(file, first, count), self.parts[file].skip + first):
+                    self.check_record(record, f"Record {number} of {self.parts[file].file.path}")
+            except TfdistError as error:
+                return error
+        return None
+
+    def pass_over(self, file: RecordFile, number: int, problem: str) -> None:
+        """Counts a corrupt record.
+
+        Raises:
+          UserError: it is one too many.
+        """
+        with self._lock:
+            is_new = (file.path, number) not in self._corrupt
+            self._corrupt.add((file.path, number))
+            count = len(self._corrupt)
+        message = f"Record {number} of {file.path} is corrupt: {problem}."
+        if count > self._most_corrupt:
+            raise UserError(
+                f"{message} That makes {count}, and max_corrupt_records = {self._most_corrupt}. "
+                f"Make the file again, or write max_corrupt_records = {max(10, 2 * count)} to pass over as many."
+            )
+        if is_new:
+            notices.give(
+                "record_corrupt",
+                f"{message} Passed over: {count} of at most {self._most_corrupt}.",
+                file=file.path,
+                record=number,
+                count=count,
+                limit=self._most_corrupt,
+            )
+
+    @property
+    def versions(self) -> list[Any]:
+        """The files as they are now and the parts of them that are read, for `identity`."""
+        return [(part.file.version, part.skip, part.take) for part in self.parts]
+
+    def describe(self) -> list[str]:
+        found = {part.file.path: part.file for part in self.parts}
+        empty = sum(size == 0 for size in self.file_sizes)
+        packed = sorted({file.compression for file in found.values() if file.compression is not None})
+        said = f" ({empty} empty)" if empty else ""
+        line = (
+            f"{len(found):,} file{'s' if len(found) != 1 else ''}{said}, {self.num_examples:,} records, "
+            f"{sum(file.num_bytes for file in found.values()):,} bytes"
+        )
+        if packed:
+            line += f"; {' and '.join(packed)}: a worker unpacks each file from its start up to what it needs, once"
+        return [line]
+
+    def _check_whole(self, part: FilePart) -> None:
+        index = part.file.index
+        if part.skip + part.take > index.num_records:
+            raise UserError(
+                f"{part.file.path} holds {index.num_records:,} whole records, where at least "
+                f"{part.skip + part.take:,} belong: it was cut short after record {index.num_records - 1}. "
+                "Make the file again."
+            )
+
+    def _neighbour(self, part: FilePart, number: int) -> bytes:
+        """The nearest good record before `number`, or else after it: the same one whoever asks."""
+        for candidate in [*range(number - 1, part.skip - 1, -1), *range(number + 1, part.skip + part.take)]:
+            (record,), wrong = part.file.read(candidate, 1)
+            if not wrong:
+                return record
+            self.pass_over(part.file, candidate, "its checksum is wrong")
+        raise UserError(f"No record of {part.file.path} is whole. Make the file again, or leave it out.")

@@ -1,0 +1,120 @@
+"""TFRecord files of `tf.train.Example`s, found by pattern, described by literals."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.cache.identity import digest
+from tfdist.data.formats import example_features
+from tfdist.data.formats.byte_ranges import matching_files
+from tfdist.data.formats.compressed_file import WINDOW_BITS
+from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
+from tfdist.data.sources.columns import Columns
+from tfdist.errors import UserError
+
+INDEXED_AT_ONCE = 16  # files; of remote ones each header read waits for the network
+
+
+class TFRecordSource(RecordFileSource):
+    """Examples in TFRecord files, local or gs://.
+
+    A worker reads the ranges of the files that hold its own records; where these lie is found once, by reading the
+    records' headers, and kept in the user's cache directory. Of compressed files each worker unpacks what lies before
+    its records too: prefer uncompressed ones.
+
+    Args:
+      files: a pattern or path, or several.
+      features: a description of each feature to read, in the forms of `example_features.py`.
+      columns: which features are inputs, targets and weights.
+      transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
+      transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on.
+      compression: "GZIP" or "ZLIB"; None finds out, file by file.
+      max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
+      block_records: how many neighbours stay together when the order is permuted; None takes what makes a megabyte.
+
+    Raises:
+      UserError: no file matches, or the first record does not fit the descriptions.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: str | Sequence[str],
+        features: Mapping[str, Any],
+        columns: Columns,
+        transforms: Mapping[str, Callable[[Any], Any]] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        compression: str | None = None,
+        max_corrupt_records: int = 0,
+        block_records: int | None = None,
+    ) -> None:
+        if compression is not None and compression not in WINDOW_BITS:
+            raise UserError(f"compression is None (found out), 'GZIP' or 'ZLIB'; received {compression!r}.")
+        self._features = example_features.read_descriptions(features)
+        self._decoding = Decoding(columns, transforms, transform)
+        self._decoding.check(list(self._features), "features")
+        found = [RecordFile(path, compression) for path in matching_files(files)]
+        with concurrent.futures.ThreadPoolExecutor(INDEXED_AT_ONCE) as pool:
+            parts = list(pool.map(lambda file: FilePart(file, 0, file.index.num_records), found))
+        num_records = sum(part.take for part in parts)
+        super().__init__(
+            parts,
+            record_bytes=sum(int(file.index.offsets[-1]) for file in found) / max(1, num_records),
+            max_corrupt_records=max_corrupt_records,
+            block_records=block_records,
+        )
+        for part in parts:
+            if part.file.index.tail_bytes:
+                self.pass_over(part.file, part.take, f"it is cut short, {part.file.index.tail_bytes:,} bytes of it")
+        if any(file.compression for file in found):
+            self.most_read_again = 0.0
+        first = next((number for number, size in enumerate(self.file_sizes) if size), None)
+        if first is None:
+            raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
+        (record,) = self.read_run(first, 0, 1)
+        self.check_record(record, f"Record 0 of {parts[first].file.path}")
+        self.structure = decoded_structure(self.decode)
+
+    def decode(self, records: tf.Tensor) -> Any:
+        return self._decoding(example_features.parse(records, self._features))
+
+    def identity(self) -> str:
+        return digest("tfrecord", self.versions, self._features, self._decoding)
+
+    def check_record(self, record: bytes, where: str) -> None:
+        example_features.check_record(record, self._features, where)
+
+
+class Decoding:
+    """From named columns to the nest: per-column transforms, the choice of columns, the user's own transform."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        transforms: Mapping[str, Callable[[Any], Any]] | None,
+        transform: Callable[[Any], Any] | None,
+    ) -> None:
+        self._columns = columns
+        self._transforms = dict(transforms or {})
+        self._transform = transform
+
+    def check(self, known: Sequence[str], where: str) -> None:
+        """Raises UserError where a column is not among those known."""
+        self._columns.check(known, where)
+        for name in self._transforms:
+            Columns(inputs=name, targets=()).check(known, where)
+
+    def __call__(self, columns: Mapping[str, Any]) -> Any:
+        changed = {name: self._transforms[name](value) for name, value in columns.items() if name in self._transforms}
+        nest = self._columns.select({**columns, **changed})
+        return self._transform(nest) if self._transform is not None else nest
+
+
+def decoded_structure(decode: Callable[[tf.Tensor], Any]) -> Any:
+    """The nest of `tf.TensorSpec`s of what `decode` gives for string [None]."""
+    traced = tf.function(decode, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.string))
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)

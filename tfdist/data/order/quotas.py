@@ -1,0 +1,178 @@
+"""How many examples each source of a mixture has given by any place of a run.
+
+Invariant: the counts are whole, never fall, and add up to the number of places; each differs from its share by less
+than the number of sources. They are computed for any place at once, in whole numbers: of a segment with constant
+weights the first source gets floor(share · n) of n places, of those left the second gets floor(its share of the rest ·
+left), and so on. As every such share is at most 1, no count falls. Used by `mixture.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.sources.source import Order
+from tfdist.errors import UserError, is_whole_number, suggest
+
+UNITS = ("epochs", "steps")
+# Shares as fractions: times a place of the run they must stay below 2**63.
+MOST_PARTS = 10**6
+RAMP_PIECES = 64
+
+Weights = tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Weights by the epoch or step from which they hold; the first entry is for 0."""
+
+    points: tuple[tuple[int, Weights], ...]
+    unit: str
+    ramp: bool
+
+    @classmethod
+    def of(cls, weights: Any, *, num_sources: int, unit: str, ramp: bool) -> Schedule:
+        """Raises UserError where `weights` are none."""
+        if unit not in UNITS:
+            near = suggest(str(unit), UNITS)
+            raise UserError(f"Mixture.unit is one of {', '.join(UNITS)}; received {unit!r}.{near}")
+        given = weights if isinstance(weights, Mapping) else {0: weights}
+        if 0 not in given or not all(is_whole_number(begin, least=0) for begin in given):
+            raise UserError(
+                f"Mixture.weights by {unit} begins with an entry for 0, such as {{0: (1, 1), 5: (1, 3)}}; received "
+                f"{weights!r}."
+            )
+        for each in given.values():
+            _check_weights(each, num_sources)
+        return cls(tuple((begin, tuple(map(float, given[begin]))) for begin in sorted(given)), unit, bool(ramp))
+
+    def said(self) -> str:
+        if len(self.points) == 1:
+            return str(self.points[0][1])
+        how = "moving evenly" if self.ramp else "changing at once"
+        return f"{how} with the {self.unit}: " + ", ".join(f"{begin}: {weights}" for begin, weights in self.points)
+
+    def quotas(self, num_examples: int, order: Order) -> Quotas:
+        """The counts for epochs of `num_examples` places."""
+        begins: list[Any] = []
+        shares: list[Any] = []
+        for begin, weights in self._pieces():
+            place = _first_place(begin, self.unit, num_examples, order)
+            if begins and place == begins[-1]:
+                begins.pop(), shares.pop()
+            begins.append(place)
+            shares.append(weights)
+        return Quotas(tuple(begins), tuple(shares))
+
+    def _pieces(self) -> list[tuple[Fraction, Weights]]:
+        """Where constant weights begin, ramps cut into pieces that each have the weights of their middle."""
+        if not self.ramp:
+            return [(Fraction(begin), weights) for begin, weights in self.points]
+        pieces: list[tuple[Fraction, Weights]] = []
+        for (begin, here), (end, there) in zip(self.points, self.points[1:], strict=False):
+            for i in range(RAMP_PIECES):
+                part = (i + 0.5) / RAMP_PIECES
+                mixed = tuple(a + (b - a) * part for a, b in zip(here, there, strict=True))
+                pieces.append((begin + Fraction((end - begin) * i, RAMP_PIECES), mixed))
+        last, weights = self.points[-1]
+        return [*pieces, (Fraction(last), weights)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Quotas:
+    """The counts of the sources over the places of a run.
+
+    Args:
+      begins: the first place of every segment of constant weights, the first one 0.
+      weights: of each segment.
+    """
+
+    begins: tuple[int, ...]
+    weights: tuple[Weights, ...]
+
+    def shares(self) -> list[float]:
+        """The part of the first segment's examples that each source gives."""
+        return [weight / sum(self.weights[0]) for weight in self.weights[0]]
+
+    def counts(self, places: tf.Tensor) -> tf.Tensor:
+        """int64 [n, sources]: how many examples each source gives before each of the places, int64 [n]."""
+        begins = tf.constant(self.begins, tf.int64)
+        segment = tf.searchsorted(begins, places, side="right") - 1
+        given, due = self._starts
+        rates = [tf.gather(part, segment) for part in (*self._fractions, due)]
+        return tf.gather(given, segment) + _split(places - tf.gather(begins, segment), *rates)
+
+    def places(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The source of each place, and how many examples it has given before: both int64 [n]."""
+        before = self.counts(places)
+        chosen = tf.argmax(self.counts(places + 1) - before, axis=1)
+        return chosen, tf.gather(before, chosen, batch_dims=1)
+
+    @functools.cached_property
+    def _fractions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each source's share of what those before it left, as int64 [segments, sources]: above and below the line."""
+        found = [[_share(weights, index) for index in range(len(weights))] for weights in self.weights]
+        above = np.array([[f.numerator for f in row] for row in found], np.int64)
+        return above, np.array([[f.denominator for f in row] for row in found], np.int64)
+
+    @functools.cached_property
+    def _starts(self) -> tuple[np.ndarray, np.ndarray]:
+        """What each source has given before a segment, and what it is due of its next example, in the segment's own
+        fractions: both int64 [segments, sources]."""
+        above, below = (part.tolist() for part in self._fractions)
+        given, due = [[0] * len(above[0])], [[0] * len(above[0])]
+        for s in range(len(self.begins) - 1):
+            left = self.begins[s + 1] - self.begins[s]
+            given.append(list(given[-1]))
+            due.append([])
+            for index, (up, down) in enumerate(zip(above[s], below[s], strict=True)):
+                count, rest = divmod(due[s][index] + left * up, down)
+                given[-1][index] += count
+                due[-1].append(rest * below[s + 1][index] // down)
+                left -= count
+        return np.array(given, np.int64), np.array(due, np.int64)
+
+
+def _split(places: tf.Tensor, above: tf.Tensor, below: tf.Tensor, due: tf.Tensor) -> tf.Tensor:
+    """`places`, int64 [n], split among the sources: int64 [n, sources]."""
+    left, counts = places, []
+    for index in range(above.shape[1]):
+        counts.append((due[:, index] + left * above[:, index]) // below[:, index])
+        left = left - counts[-1]
+    return tf.stack(counts, axis=1)
+
+
+def _share(weights: Weights, index: int) -> Fraction:
+    rest = sum(map(Fraction, weights[index:]))
+    if not rest:
+        return Fraction(0)
+    if index == len(weights) - 1 or not any(weights[index + 1 :]):
+        return Fraction(1)
+    return (Fraction(weights[index]) / rest).limit_denominator(MOST_PARTS)
+
+
+def _first_place(begin: Fraction, unit: str, num_examples: int, order: Order) -> int:
+    if unit == "epochs":
+        return int(begin * num_examples)
+    whole, rest = divmod(num_examples, order.batch_size)
+    steps_per_epoch = max(1, whole + (1 if rest and not order.drop_remainder else 0))
+    epoch, step = divmod(int(begin), steps_per_epoch)
+    return epoch * num_examples + step * order.batch_size
+
+
+def _check_weights(weights: Any, num_sources: int) -> None:
+    fits = isinstance(weights, Sequence) and not isinstance(weights, str) and len(weights) == num_sources
+    if not fits or not all(_is_weight(weight) for weight in weights) or not sum(weights):
+        raise UserError(
+            f"Mixture.weights are {num_sources} numbers from 0 on, one a source and not all 0; received {weights!r}."
+        )
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")

@@ -1,0 +1,92 @@
+"""Brings an error of the input pipeline out with its class and message.
+
+TensorFlow turns an exception inside tf.data into an error of its own with a stack of both worlds in it. What a reader
+raised is therefore noted here, and whoever catches TensorFlow's error asks for it. What TensorFlow's operations raise
+about records that do not fit is explained by the source that read them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.data.pipeline.leaving import CALLS
+from tfdist.errors import TfdistError, UserError
+
+_LOCK = threading.Lock()
+_FIRST: list[TfdistError] = []
+_WATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose errors for the user are kept for `take`; not called any more once the interpreter ends."""
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        try:
+            with CALLS.one():
+                return function(*args)
+        except TfdistError as error:
+            with _LOCK:
+                if not _FIRST:
+                    _FIRST.append(error)
+            raise
+
+    return call
+
+
+def take() -> TfdistError | None:
+    """The first error noted since the last call, if there is one."""
+    with _LOCK:
+        return _FIRST.pop() if _FIRST else None
+
+
+class Explaining(Protocol):
+    """A source that can say what is wrong with the records it read last."""
+
+    def diagnose(self) -> TfdistError | None: ...
+
+
+def watch(source: Explaining) -> None:
+    """Lets `explained` ask the source, of which a pipeline is made, for as long as it lives or until `forget`."""
+    with _LOCK:
+        _WATCHED.add(source)
+
+
+def forget() -> None:
+    """Starts anew: what was noted and read until now has nothing to do with what fails from here on."""
+    with _LOCK:
+        _FIRST.clear()
+        _WATCHED.clear()
+
+
+def explained(error: BaseException) -> TfdistError | None:
+    """What a watched source finds wrong with its records, where TensorFlow's own error may come from them."""
+    said = str(error.message) if isinstance(error, tf.errors.FailedPreconditionError) else ""
+    ended = re.search(r"expected to contain (?P<said>\d+) elements but contained only (?P<found>\d+)", said)
+    if ended is not None:
+        return UserError(
+            f"The dataset ended after {ended['found']} examples; num_examples says {ended['said']}. Correct it, or "
+            "leave it out and let the examples be counted."
+        )
+    # A message of TensorFlow's with bytes of a record in it fails to become text.
+    of_service = "element from worker" in said_by(error)
+    if not (of_service or isinstance(error, (tf.errors.InvalidArgumentError, UnicodeDecodeError))):
+        return None
+    with _LOCK:
+        watched = list(_WATCHED)
+    return next((told for source in watched if (told := source.diagnose()) is not None), None)
+
+
+def said_by(error: BaseException) -> str:
+    """TensorFlow's message, as far as it is text."""
+    try:
+        return str(error.message) if isinstance(error, tf.errors.OpError) else ""
+    except UnicodeDecodeError:
+        return ""

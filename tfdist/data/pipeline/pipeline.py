@@ -1,0 +1,162 @@
+"""From a source to the endless stream of local batches that a worker's replicas take turns in.
+
+Invariant: element t of the stream depends on (plan, worker, t) alone, so a stream may begin at any step at the same
+cost, and there is no state to save.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.source import Order, Source, Staged
+from tfdist.data.sources.user_dataset import DatasetFunction, GivenDataset, StreamSource
+from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
+
+PREFETCHED_STEPS = 8
+PARALLEL_READS = 4
+PARALLEL_DECODES = max(4, os.cpu_count() or 1)  # more than cores: parts of a decoding keep one core only
+
+
+def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
+    """What a user's data function returned, as a source.
+
+    Args:
+      data: what it returned.
+      function: the data function itself. One that returns a `tf.data.Dataset` is called anew for every stream, because
+        the order of a dataset that shuffles depends on how often it was read before.
+
+    Raises:
+      UserError: it is nothing that can be read.
+    """
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, tf.data.Dataset):
+        return GivenDataset(data) if function is None else DatasetFunction(lambda: function())
+    if data is None or isinstance(data, (str, bytes, int, float)):
+        raise UserError(
+            "A data function returns arrays, (x, y) or (x, y, sample_weight), each of them an array or a dict of "
+            f"arrays, one of tfdist's sources, or a tf.data.Dataset; received {type(data).__name__}."
+        )
+    return ArraySource(data)
+
+
+def build_pipeline(
+    source: Source, plan: BatchPlan, topology: Topology, *, first_step: int = 0, turn: int = 0, of: int = 1
+) -> tf.data.Dataset:
+    """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
+
+    Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
+    `shares` where it gives them. Of these, elements `turn`, `turn` + `of` … alone, where several processes take turns.
+    """
+    num_local = topology.num_local_replicas
+    if isinstance(source, StreamSource):
+        dataset = source.local_batches(plan, topology, first_step)
+    else:
+        dataset = _indexed(source, plan, topology, first_step * num_local + turn, of)
+    if plan.pad:
+        _check_static(source.structure)
+        width = plan.global_batch_size // plan.num_replicas
+        dataset = dataset.map(lambda batch: _with_width(batch, width, plan.num_microbatches))
+    # Endless by construction; saying so spares tf.distribute a check for the end at every step.
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    dataset = dataset.prefetch(PREFETCHED_STEPS * num_local)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
+    return dataset.with_options(options)
+
+
+def _indexed(source: Source, plan: BatchPlan, topology: Topology, first: int, stride: int) -> tf.data.Dataset:
+    """The local batches of a source that reads by position."""
+    read = source.reader(
+        Order(
+            batch_size=plan.global_batch_size,
+            seed=plan.shuffle_seed,
+            drop_remainder=plan.drop_remainder,
+            any_order=plan.any_order,
+        )
+    )
+    stages = read if isinstance(read, Staged) else Staged(read, lambda examples: examples)
+    num_local = topology.num_local_replicas
+
+    def fetched(t: tf.Tensor) -> dict[str, Any]:
+        piece = plan.replica_slice(t // num_local, topology.first_replica + t % num_local)
+        return {"fetched": stages.fetch(piece["positions"], piece["epoch"]), **piece}
+
+    def decoded(piece: dict[str, Any]) -> dict[str, Any]:
+        piece = dict(piece)
+        positions, epoch = piece.pop("positions"), piece.pop("epoch")
+        examples = stages.decode(piece.pop("fetched"))
+        if source.augment is not None and plan.shuffle_seed is not None:
+            examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
+        return {"examples": examples, **piece}
+
+    dataset = tf.data.Dataset.range(first, tf.int64.max, stride)
+    if stages is read and not source.waits:
+        dataset = map_inline(dataset, fetched)
+        return dataset.map(decoded, num_parallel_calls=PARALLEL_DECODES, deterministic=True)
+    if source.calls_python or source.augment is not None:
+        return dataset.map(lambda t: decoded(fetched(t)), num_parallel_calls=PARALLEL_READS, deterministic=True)
+    return map_inline(dataset, lambda t: decoded(fetched(t)))
+
+
+def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
+    """int32 [n, 2] seeds for what is random about the examples at these places of an epoch."""
+    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0x5EED], tf.int64), epoch)
+    mixed = tf.stack([key[0] + positions, tf.fill(tf.shape(positions), key[1])], axis=1)
+    # Neighbouring seeds are fine: every stateless operation scrambles its seed.
+    return tf.cast(tf.bitwise.bitwise_and(mixed, 0x7FFFFFFF), tf.int32)
+
+
+def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
+    """`dataset.map(function)`, with the operations of `function` run one after the other by the thread that asks.
+
+    `Dataset.map` hands each operation to a pool of threads, which costs a few quick ones more than they take and keeps
+    the operations of the step waiting (docs/performance.md). What is slow inside, such as gathering large rows, still
+    uses all cores.
+    """
+    traced = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
+    structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+    specs = tf.nest.flatten(structure)
+    mapped = tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=traced.captured_inputs,
+        f=traced,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+        use_inter_op_parallelism=False,
+        preserve_cardinality=True,
+    )
+    found = tf.data.experimental.from_variant(mapped, structure)
+    found.kept_alive = traced  # or Python code that it calls would be gone when an iterator asks for it
+    return found
+
+
+def _check_static(structure: Any) -> None:
+    if not all(spec.shape[1:].is_fully_defined() for spec in tf.nest.flatten(structure)):
+        raise UserError(
+            f"The strategy needs batches of one shape, but the data gives {structure}, with a length that changes. "
+            "Give examples one length: for lines of text, TextLines.pad_to_max = True."
+        )
+
+
+def _with_width(batch: dict[str, Any], width: int, num_microbatches: int) -> dict[str, Any]:
+    """The batch with the static shapes that a padded plan guarantees."""
+    splits = batch.pop("splits", None)
+    batch = tf.nest.map_structure(lambda t: tf.ensure_shape(t, [width, *t.shape[1:]]), batch)
+    if splits is not None:
+        batch["splits"] = tf.ensure_shape(splits, [num_microbatches + 1])
+    return batch
+
+
+def dispose(iterator: Iterator[Any]) -> None:
+    """Lets an iterator die on a thread of its own: tearing down a pipeline can take long, and nobody waits for it."""
+    threading.Thread(target=lambda held: None, args=(iterator,), daemon=True).start()

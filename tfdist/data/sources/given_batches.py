@@ -1,0 +1,99 @@
+"""Batches that the user made: each element of a stream is the global batch of one step, of whatever size it has.
+
+Invariant: every worker reads every batch and takes its replicas' parts, so a batch does not depend on how many there
+are. Made by `keras_fit`, where data comes in batches as `keras.Model.fit` takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.sources.user_dataset import StreamSource
+from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
+
+Stream = Callable[[int], tf.data.Dataset]
+
+
+class GivenBatches(StreamSource):
+    """Examples in batches as they come.
+
+    Args:
+      stream: gives the batches from a step of the stream on, without end.
+      element_spec: of a batch: a tuple (x,), (x, y) or (x, y, sample_weight).
+      num_batches: of an epoch.
+      batch_size: examples of a full batch.
+      begins_at: the step of the run that the stream's first batch is for.
+      parallel: whether several workers read the same batches, each for itself.
+
+    Raises:
+      UserError: the batches are no dense tensors with one entry an example.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        element_spec: Any,
+        *,
+        num_batches: int,
+        batch_size: int,
+        begins_at: int = 0,
+        parallel: bool = True,
+    ) -> None:
+        self._stream = stream
+        self._begins_at = begins_at
+        self._parallel = parallel
+        self.batch_size = batch_size
+        self.num_examples = num_batches * batch_size
+        self.structure = tf.nest.map_structure(_batch_spec, element_spec)
+
+    def describe(self) -> list[str]:
+        return [f"{self.num_examples // self.batch_size:,} batches of some {self.batch_size} an epoch, as they come"]
+
+    def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+        if plan.pad:
+            raise UserError(
+                "The strategy needs batches of one size, and data that comes in batches may have others. Give arrays, "
+                "or one of tfdist's sources."
+            )
+        if topology.num_workers > 1 and not self._parallel:
+            raise UserError(
+                "A Python generator is read once, in one process, so several workers cannot take parts of its batches. "
+                "Give a keras.utils.PyDataset, a tf.data.Dataset or arrays."
+            )
+
+        def local_batch(replica: tf.Tensor, *batch: Any) -> dict[str, Any]:
+            size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+            piece = plan.slice_of(size, topology.first_replica + replica)
+            rows = piece.pop("positions")
+            if plan.num_replicas * plan.num_microbatches == 1:
+                return {"examples": batch}
+            return {"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece}
+
+        def parts(*batch: Any) -> tf.data.Dataset:
+            replicas = tf.data.Dataset.range(topology.num_local_replicas)
+            return replicas.map(lambda replica: local_batch(replica, *batch))
+
+        batches = self._stream(max(0, first_step - self._begins_at)).map(_as_tuple)
+        if topology.num_local_replicas == 1:
+            return batches.map(lambda *batch: local_batch(tf.constant(0, tf.int64), *batch))
+        return batches.flat_map(parts)
+
+
+def _as_tuple(*batch: Any) -> tuple[Any, ...]:
+    return batch
+
+
+def _batch_spec(spec: Any) -> tf.TensorSpec:
+    if not isinstance(spec, tf.TensorSpec):
+        raise UserError(f"The data gives {spec}; it has to give dense tensors. Pad ragged and densify sparse ones.")
+    if spec.shape.rank is None or spec.shape.rank < 1:
+        raise UserError(
+            f"The data gives single examples or tensors of unknown shape, {spec}; fit takes batches. Write "
+            "dataset.batch(32)."
+        )
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)

@@ -1,0 +1,151 @@
+"""Several sources mixed by weight, and weights that change in the course of a run.
+
+Invariant: which source the example at a place comes from, and which of that source's examples it is, is a pure
+function of (weights, seed, place in the run), whatever the number of workers. After any number of examples every
+source has given its share of them but for less than one example a source. Each source goes through its own epochs,
+with another order each, at the pace of its share. The order of the sources is regular, so that every replica's part of
+a batch holds its share of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.cache.identity import digest
+from tfdist.data.order.quotas import Schedule
+from tfdist.data.pipeline.pipeline import as_source, example_seeds
+from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.errors import UserError, is_whole_number
+
+# Keeps the orders of the sources apart from each other and from the run's own.
+_SEED_STRIDE = 1_000_003
+
+
+class Mixture(Source):
+    """Examples of several sources. In a gin file:
+
+        TRAIN_DATA = @mixture.Mixture
+        mixture.Mixture.sources = [@a/array_files.ArrayFiles, @b/array_files.ArrayFiles]
+        mixture.Mixture.weights = {0: (1, 1), 5: (1, 3)}  # from epoch 5 on three of the second to one of the first
+
+    Args:
+      sources: data functions or sources; their examples must look alike.
+      weights: one number a source, in any unit; or a dict of them by the epoch (or step) from which they hold.
+      unit: of the dict's numbers: "epochs" or "steps".
+      ramp: lets weights change evenly from one entry of the dict to the next instead of at once.
+      examples_per_epoch: None takes the sum of the sources'.
+
+    Raises:
+      UserError: the weights fit no sources, or the sources do not look alike.
+    """
+
+    # Not only where a source does: TensorFlow's executor for quick inline functions has no loops.
+    calls_python = True
+
+    def __init__(
+        self,
+        sources: Sequence[Callable[[], Any] | Source],
+        *,
+        weights: Sequence[float] | Mapping[int, Sequence[float]] | None = None,
+        unit: str = "epochs",
+        ramp: bool = False,
+        examples_per_epoch: int | None = None,
+    ) -> None:
+        if isinstance(sources, (str, Mapping)) or not isinstance(sources, Sequence) or not sources:
+            raise UserError(
+                f"Mixture.sources is a list of data functions, [@a/my.data, @b/my.data]; received {sources!r}."
+            )
+        if examples_per_epoch is not None and not is_whole_number(examples_per_epoch):
+            raise UserError(f"examples_per_epoch is a whole number from 1 on; received {examples_per_epoch!r}.")
+        made = [source if isinstance(source, Source) or not callable(source) else source() for source in sources]
+        self._sources = [as_source(source) for source in made]
+        self.structure = _common_structure(self._sources)
+        chosen = [1.0] * len(self._sources) if weights is None else weights
+        self._schedule = Schedule.of(chosen, num_sources=len(self._sources), unit=unit, ramp=ramp)
+        self.num_examples = examples_per_epoch or sum(source.num_examples for source in self._sources)
+
+    def reader(self, order: Order) -> Reader:
+        quotas = self._schedule.quotas(self.num_examples, order)
+        shares = quotas.shares()
+        reads = [
+            _running_reader(source, _order_of(order, index, share), self.structure)
+            for index, (source, share) in enumerate(zip(self._sources, shares, strict=True))
+        ]
+
+        def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            chosen, ranks = quotas.places(epoch * self.num_examples + positions)
+            found = [each(tf.boolean_mask(ranks, chosen == index)) for index, each in enumerate(reads)]
+            together = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *found)
+            return _back_in_place(together, chosen)
+
+        return read
+
+    def identity(self) -> str:
+        return digest("mixture", [source.identity() for source in self._sources], self._schedule, self.num_examples)
+
+    def describe(self) -> list[str]:
+        lines = [f"a mixture of {len(self._sources)} sources, weights {self._schedule.said()}"]
+        return lines + [f"  {line}" for source in self._sources for line in source.describe()]
+
+
+def _order_of(order: Order, index: int, share: float) -> Order:
+    seed = None if order.seed is None else (order.seed + (index + 1) * _SEED_STRIDE) & 0x7FFFFFFF
+    return Order(batch_size=max(1, round(order.batch_size * share)), seed=seed)
+
+
+def _running_reader(source: Source, order: Order, structure: Any) -> Callable[[tf.Tensor], Any]:
+    """Reads the examples of a source at int64 [n] running positions, which go on from one of its epochs to the next."""
+    read = source.reader(order)
+
+    def read_one_epoch(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+        examples = read(positions, epoch)
+        if source.augment is not None and order.seed is not None:
+            examples = source.augment(examples, example_seeds(positions, epoch, order.seed))
+        return tf.nest.map_structure(lambda part, spec: tf.ensure_shape(part, spec.shape), examples, structure)
+
+    def read_running(ranks: tf.Tensor) -> Any:
+        epochs, positions = ranks // source.num_examples, ranks % source.num_examples
+        nothing = tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), structure)
+        first, last = tf.reduce_min(epochs), tf.reduce_max(epochs)  # of no ranks, the loop has no turn
+
+        def one_epoch(epoch: tf.Tensor, before: Any) -> tuple[tf.Tensor, Any]:
+            found = read_one_epoch(tf.boolean_mask(positions, epochs == epoch), epoch)
+            return epoch + 1, tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), before, found)
+
+        _, found = tf.while_loop(
+            lambda epoch, _: epoch <= last,
+            one_epoch,
+            (first, nothing),
+            shape_invariants=(tf.TensorShape([]), tf.nest.map_structure(lambda spec: spec.shape, structure)),
+            parallel_iterations=1,
+        )
+        return _back_in_place(found, epochs)
+
+    return read_running
+
+
+def _back_in_place(grouped: Any, keys: tf.Tensor) -> Any:
+    """Rows that lie by ascending key, and within a key in order, at the places that the keys have."""
+    places = tf.argsort(tf.argsort(keys, stable=True), stable=True)
+    return tf.nest.map_structure(lambda part: tf.gather(part, places), grouped)
+
+
+def _common_structure(sources: Sequence[Source]) -> Any:
+    first = _said(sources[0])
+    for index, source in enumerate(sources):
+        if _said(source) != first:
+            raise UserError(
+                f"The sources of a mixture must look alike: source 0 gives {first}, source {index} {_said(source)}."
+            )
+    for spec in tf.nest.flatten(sources[0].structure):
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape[1:].is_fully_defined():
+            raise UserError(f"A mixture needs examples of fixed shapes; received {first}. Pad them to one length.")
+    return sources[0].structure
+
+
+def _said(source: Source) -> str:
+    described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", source.structure)
+    return str(described).replace("'", "")

@@ -1,0 +1,338 @@
+"""Examples from a user's own `tf.data.Dataset`, which can be read from its beginning only.
+
+Invariant: under the policy "data" global batch k of epoch e is the k-th of that epoch for any number of workers, each
+of which reads everything and takes its replicas' parts. Under "file" and "off" every worker draws its part of each
+batch from a stream of its own. Which of them it is, and why, is said in a line. A stream that begins at a step skips
+what comes before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.dataset_parts import Parts, parts_of, unseeded_in_both
+from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.strategies.base import Topology
+
+POLICIES = ("auto", "data", "file", "off")
+_SEED_STRIDE = 1_000_003  # keeps epochs of one run's seed apart from those of the next
+_LOG = logging.getLogger(__name__)
+
+
+class StreamSource(Source):
+    """A source that cannot read an example by its index, and therefore builds its batches itself."""
+
+    def reader(self, order: Order) -> Reader:
+        raise UserError(
+            f"A {type(self).__name__} is read from its beginning and cannot be part of a mixture. Use a source that "
+            "reads by index (arrays, files, images), or mix inside your own function."
+        )
+
+    def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+        """What `pipeline.build_pipeline` gives, element by element."""
+        raise NotImplementedError
+
+
+class DatasetFunction(StreamSource):
+    """What a function returns as a `tf.data.Dataset` of single examples `(x, y)` or `(x, y, sample_weight)`.
+
+        TRAIN_DATA = @user_dataset.DatasetFunction
+        user_dataset.DatasetFunction.function = @my_data.make_dataset
+
+    A function with a parameter `epoch`, `seed` or both is called anew for every epoch, with its number and a seed made
+    of the run's and that number, which makes resuming cheap. The dataset of any other is repeated, and shuffles again
+    as its own `shuffle` says. An evaluation always has those of epoch 0. What draws without a seed of its own
+    (`shuffle`, random operations in `map`) draws by the run's, whatever was drawn or read before: the same order under
+    every strategy and after a restart. What Python or NumPy draws inside the function is not repeated.
+
+    Args:
+      function: gives the dataset.
+      policy: "data": every worker reads all and takes its part, the same batches for any number of workers. "file":
+        every worker reads its own files. "off": the function has shared the examples out itself, or they are random
+        and without end. "auto" chooses by what the dataset is built of.
+      num_examples: of an epoch; needed where the dataset has no end. None counts, once, where it is not known.
+      unbatch: takes batches apart.
+
+    Raises:
+      UserError: the function gives no such dataset.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., tf.data.Dataset],
+        *,
+        policy: str = "auto",
+        num_examples: int | None = None,
+        unbatch: bool = False,
+    ) -> None:
+        if policy not in POLICIES:
+            raise UserError(
+                f"policy is one of {', '.join(POLICIES)}; received {policy!r}.{suggest(str(policy), POLICIES)}"
+            )
+        if num_examples is not None and not is_whole_number(num_examples):
+            raise UserError(f"num_examples is a whole number from 1 on; received {num_examples!r}.")
+        self._function = function
+        self._unbatch = unbatch
+        self._policy = policy
+        self._parameters = _epoch_parameters(function)
+        with _global_seed(None):  # which would pass for a seed of the dataset's own
+            dataset = self._made(0, None)
+            self._parts: Parts = parts_of(dataset)
+            # What the function makes when it is called takes the run's seed; what it made before does not.
+            self._unseeded = self._parts.unseeded and unseeded_in_both(dataset, self._made(0, None))
+        self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+        self.structure = _batched_structure(dataset, self._parts)
+        self.num_examples = self._count(dataset) if num_examples is None else num_examples
+
+    def policy(self, num_workers: int, *, trains: bool) -> tuple[str, str]:
+        """The policy for so many workers, and why in one line.
+
+        Raises:
+          UserError: files are to be shared out, of which there are fewer than workers.
+        """
+        parts = self._parts
+        if self._policy == "file" and num_workers > 1:
+            if parts.num_files < num_workers:
+                raise UserError(
+                    f"policy = 'file' gives each of {num_workers} workers files of its own, but the dataset reads "
+                    f"{parts.num_files}. Write the examples into more files, use fewer workers, or write policy = "
+                    "'auto'."
+                )
+            if not trains:
+                return "data", "policy 'data': 'file' is for training; here each example counts once"
+        if self._policy != "auto":
+            return self._policy, f"policy {self._policy!r}, as it was set"
+        if parts.is_sharded:
+            return "off", "policy 'off': the dataset is sharded already (Dataset.shard)"
+        if self._unseeded and num_workers > 1 and trains:
+            return "off", (
+                f"policy 'off': {self._unseeded} draws without a seed, so workers cannot agree on batches, and some "
+                "examples come twice and others not in an epoch; give it a seed"
+            )
+        if trains and num_workers > 1 and parts.num_files >= num_workers:
+            return "file", (
+                f"policy 'file': it reads {parts.num_files} files, at least one for each of {num_workers} workers; "
+                "batches depend on the number of workers, which policy = 'data' avoids by reading everything everywhere"
+            )
+        why = f"{parts.num_files} files" if parts.num_files else "no files that could be shared out"
+        return "data", f"policy 'data': it reads {why}; every worker reads all and takes its part of each batch"
+
+    def describe(self) -> list[str]:
+        if self._parameters:
+            resuming = (
+                f"made anew each epoch with its {' and '.join(self._parameters)}; resumes by skipping in the epoch"
+            )
+        elif self._unseeded:
+            resuming = (
+                f"does not resume exactly: skips as many examples, but {self._unseeded} draws others, and others for "
+                "each number of workers; give it a seed"
+            )
+        else:
+            resuming = "resumes by skipping" + (
+                " from the first epoch on" if self._parts.is_random else " in the epoch"
+            )
+        if self._parts.unseeded and not self._unseeded:
+            resuming += f"; {self._parts.unseeded} has no seed and takes the run's, what Python draws in it does not"
+        return [f"a tf.data.Dataset: {self.policy(1, trains=True)[1]}; {resuming}"]
+
+    def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+        policy, reason = self.policy(topology.num_workers, trains=plan.shuffle_seed is not None)
+        _LOG.info("%s", reason)
+        if policy != "data":
+            return self._own_batches(plan, topology, first_step, policy)
+        if self._unseeded and topology.num_workers > 1:
+            raise UserError(
+                f"{self._unseeded} of the dataset draws without a seed, so {topology.num_workers} workers cannot "
+                "take parts of the same batches. Give it a seed, or set policy = 'off'."
+            )
+        return self._parts_of_global_batches(plan, topology, first_step)
+
+    def _parts_of_global_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+        num_local = topology.num_local_replicas
+
+        def local_batch(t: tf.Tensor, batch: Any) -> dict[str, Any]:
+            step = t // num_local
+            piece = plan.replica_slice(step, topology.first_replica + t % num_local)
+            piece.pop("epoch")
+            rows = piece.pop("positions") - step % plan.steps_per_epoch * plan.global_batch_size
+            return {"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece}
+
+        batches = self._global_batches(plan, first_step)
+        if num_local > 1:
+            batches = batches.flat_map(lambda *batch: tf.data.Dataset.from_tensors(_one(batch)).repeat(num_local))
+        numbers = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
+        return tf.data.Dataset.zip(numbers, batches.map(lambda *batch: _one(batch))).map(
+            lambda t, *batch: local_batch(t, _one(batch)), num_parallel_calls=2, deterministic=True
+        )
+
+    def _global_batches(self, plan: BatchPlan, first_step: int) -> tf.data.Dataset:
+        epoch, step = divmod(first_step, plan.steps_per_epoch)
+
+        def of_epoch(dataset: tf.data.Dataset) -> tf.data.Dataset:
+            short = tf.data.experimental.assert_cardinality(self.num_examples)
+            whole = dataset.take(self.num_examples).apply(short)
+            return whole.batch(plan.global_batch_size, drop_remainder=plan.drop_remainder)
+
+        if self._parameters and plan.shuffle_seed is not None:
+            first = of_epoch(self._dataset(epoch, plan.shuffle_seed)).skip(step)
+            return first.concatenate(self._epochs_from(epoch + 1, plan.shuffle_seed).flat_map(of_epoch))
+        dataset = self._dataset(0, plan.shuffle_seed)
+        if self._is_endless:
+            return dataset.batch(plan.global_batch_size).skip(first_step)
+        skipped = first_step if self._parts.is_random else step
+        return of_epoch(dataset).repeat().skip(skipped)
+
+    def _epochs_from(self, epoch: int, seed: int) -> _Epochs:
+        """The datasets of this epoch and all that follow, each made by the user's function when its turn comes."""
+        return _Epochs(lambda number: self._dataset(number, seed), epoch, self._dataset(epoch, seed).element_spec)
+
+    def _own_batches(self, plan: BatchPlan, topology: Topology, first_step: int, policy: str) -> tf.data.Dataset:
+        """Batches from this worker's own stream, every one of them full: epochs of workers need not be as long."""
+        full = dataclasses.replace(plan, num_examples=plan.global_batch_size)
+        replicas = range(topology.first_replica, topology.first_replica + topology.num_local_replicas)
+        pieces = [full.replica_slice(tf.constant(0, tf.int64), tf.constant(r, tf.int64)) for r in replicas]
+        held = np.unique(np.concatenate([piece["positions"].numpy() for piece in pieces]))
+        rows = [np.searchsorted(held, piece["positions"].numpy()) for piece in pieces]
+        extras = [{name: piece[name] for name in ("splits", "shares") if name in piece} for piece in pieces]
+        dataset = self._dataset(0, plan.shuffle_seed)
+        if policy == "file" and topology.num_workers > 1:
+            dataset = _files_of(dataset, topology)
+        if not self._is_endless:
+            dataset = dataset.repeat()
+        batches = dataset.batch(len(held), drop_remainder=True).skip(first_step)
+
+        def piece(batch: Any, indices: np.ndarray, extra: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
+            return {"examples": tf.nest.map_structure(functools.partial(tf.gather, indices=indices), batch), **extra}
+
+        def split(*batch: Any) -> tf.data.Dataset:
+            pieces = (piece(_one(batch), r, extra) for r, extra in zip(rows, extras, strict=True))
+            found = [tf.data.Dataset.from_tensors(each) for each in pieces]
+            return functools.reduce(lambda a, b: a.concatenate(b), found)
+
+        return batches.flat_map(split)
+
+    def _dataset(self, epoch: int, seed: int | None) -> tf.data.Dataset:
+        with _global_seed(seed or 0):
+            return self._made(epoch, seed)
+
+    def _made(self, epoch: int, seed: int | None) -> tf.data.Dataset:
+        values = {"epoch": epoch, "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF}
+        dataset = self._function(**{name: values[name] for name in self._parameters})
+        if not isinstance(dataset, tf.data.Dataset):
+            raise UserError(
+                f"DatasetFunction.function returns a tf.data.Dataset; received {type(dataset).__name__}. Functions "
+                "that return arrays are data functions by themselves."
+            )
+        options = tf.data.Options()
+        options.deterministic = True
+        return (dataset.unbatch() if self._unbatch else dataset).with_options(options)
+
+    def _count(self, dataset: tf.data.Dataset) -> int:
+        if self._is_endless:
+            raise UserError("The dataset has no end. Say how many examples make an epoch: num_examples = N.")
+        known = int(dataset.cardinality())
+        if known != tf.data.UNKNOWN_CARDINALITY:
+            return known
+        count = int(self._dataset(0, None).reduce(np.int64(0), lambda n, *_: n + 1))
+        _LOG.warning("Counted %d examples by reading the whole dataset; num_examples = %d spares that.", count, count)
+        return count
+
+
+class GivenDataset(DatasetFunction):
+    """A dataset that a data function returned by itself. It cannot be made again, so the order of one that shuffles
+    goes on from stream to stream; `DatasetFunction.function = @…` makes it anew each time."""
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        super().__init__(lambda: dataset)
+
+
+class _Epochs:
+    """The datasets of consecutive epochs."""
+
+    def __init__(self, make: Callable[[int], tf.data.Dataset], first: int, spec: Any) -> None:
+        self._make = make
+        self._first = first
+        self._spec = spec
+        self._held: dict[int, tf.data.Dataset] = {}  # what a running iterator may still need
+
+    def flat_map(self, function: Callable[[tf.data.Dataset], tf.data.Dataset]) -> tf.data.Dataset:
+        def variant(epoch: tf.Tensor) -> tf.Tensor:
+            number = int(epoch)
+            dataset = self._held[number] = self._make(number)
+            self._held.pop(number - 3, None)
+            if dataset.element_spec != self._spec:
+                raise UserError(f"The dataset of epoch {number} gives {dataset.element_spec}, others {self._spec}.")
+            return tf.data.experimental.to_variant(dataset)
+
+        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            made = tf.ensure_shape(tf.py_function(noted(variant), [epoch], tf.variant), [])
+            return function(tf.data.experimental.from_variant(made, self._spec))
+
+        return tf.data.Dataset.range(self._first, tf.int64.max).flat_map(of_epoch)
+
+
+@contextlib.contextmanager
+def _global_seed(seed: int | None) -> Iterator[None]:
+    """TensorFlow with another global seed; the one before then begins anew."""
+    before, _ = tf.compat.v1.get_seed(None)
+    tf.random.set_seed(seed)
+    try:
+        yield
+    finally:
+        tf.random.set_seed(before)
+
+
+def _one(batch: tuple[Any, ...]) -> Any:
+    """tf.data passes a tuple as several arguments and anything else as one."""
+    return batch if len(batch) > 1 else batch[0]
+
+
+def _files_of(dataset: tf.data.Dataset, topology: Topology) -> tf.data.Dataset:
+    """The dataset with this worker's files only, by TensorFlow's own rewriting of it."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    variant = tf.raw_ops.AutoShardDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        num_workers=topology.num_workers,
+        index=topology.worker_index,
+        auto_shard_policy=tf.data.experimental.AutoShardPolicy.FILE.value,
+        num_replicas=0,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+    )
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+
+def _epoch_parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        names = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    return [name for name in ("epoch", "seed") if name in names]
+
+
+def _batched_structure(dataset: tf.data.Dataset, parts: Parts) -> Any:
+    """The structure of a batch of the dataset's examples."""
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise UserError(f"The dataset gives (x, y) or (x, y, sample_weight) for each example; received {spec}.")
+    flat = tf.nest.flatten(spec)
+    if not all(isinstance(each, tf.TensorSpec) for each in flat):
+        raise UserError(f"The dataset gives dense tensors; received {spec}. Pad ragged and sparse ones.")
+    if parts.is_batched:
+        raise UserError(
+            f"The dataset gives batches, {spec}; it has to give single examples, of which tfdist makes the batches. "
+            "Take out Dataset.batch, or set DatasetFunction.unbatch = True."
+        )
+    return tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape], each.dtype), spec)

@@ -1,0 +1,143 @@
+"""From the settings of a table to one rule a column, and what is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.data.sources.columns import Columns
+from tfdist.data.tables.table_encoding import ERROR, MEAN, OWN_CATEGORY, Rule, check_vocabulary
+from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NOTHING, NUMERIC, STRING
+from tfdist.errors import UserError, is_whole_number, suggest
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a user set of `tables.Table`; see there."""
+
+    columns: Columns
+    categories: Sequence[str]
+    strings: Sequence[str]
+    vocabularies: Mapping[str, Sequence[Any]]
+    unseen: str | int
+    missing: Any
+    standardize: bool | Sequence[str]
+    stack_inputs: bool
+    num_classes: int | None
+
+
+def build_rules(settings: Settings, kinds: Mapping[str, str]) -> dict[str, Rule]:
+    """A rule for every column that is used, by name.
+
+    Args:
+      settings: of the table.
+      kinds: what the columns hold.
+
+    Raises:
+      UserError: a setting names a column that is not used, or cannot be done with what a column holds.
+    """
+    inputs, targets = settings.columns.input_names, settings.columns.target_names
+    for setting, names in _named(settings).items():
+        for name in names:
+            if name not in settings.columns.names:
+                raise UserError(
+                    f"Table.{setting} names {name!r}, which is no column in use: {settings.columns.names}."
+                    f"{suggest(name, settings.columns.names)}"
+                )
+    if settings.num_classes is not None and (len(targets) != 1 or not is_whole_number(settings.num_classes)):
+        raise UserError(
+            f"Table.num_classes is {settings.num_classes!r} for the targets {targets}; write how many values the one "
+            "target has, or None."
+        )
+    rules = {name: _rule(name, kinds[name], settings, inputs, targets) for name in settings.columns.names}
+    if settings.stack_inputs:
+        apart = [name for name in inputs if rules[name].is_category or rules[name].is_text]
+        if apart:
+            raise UserError(
+                f"Table.stack_inputs makes one matrix of numbers, but the inputs {apart} hold categories or strings. "
+                "Write stack_inputs = False and a model that takes a dict of inputs."
+            )
+    return rules
+
+
+def _named(settings: Settings) -> dict[str, Sequence[str]]:
+    named: dict[str, Any] = {
+        "categories": settings.categories,
+        "strings": settings.strings,
+        "vocabularies": settings.vocabularies,
+        "missing": settings.missing if isinstance(settings.missing, Mapping) else (),
+        "standardize": () if isinstance(settings.standardize, bool) else settings.standardize,
+    }
+    for setting, names in named.items():
+        if isinstance(names, (str, bytes)) or not isinstance(names, (list, tuple, Mapping)):
+            raise UserError(f"Table.{setting} is {names!r}; write the names of columns in a list.")
+    return named
+
+
+def _rule(name: str, kind: str, settings: Settings, inputs: Sequence[str], targets: Sequence[str]) -> Rule:
+    if kind not in (*NUMERIC, STRING, NOTHING):
+        raise UserError(
+            f"The column {name!r} is of the type {kind}, which a table cannot hold. Write numbers, strings or truth "
+            "values, or leave it out of Columns."
+        )
+    if kind == NOTHING:
+        raise UserError(f"The column {name!r} has no value in any row. Leave it out of Columns.")
+    is_text = name in settings.strings
+    is_category = not is_text and (kind == STRING or name in settings.categories or name in settings.vocabularies)
+    if is_text and kind != STRING:
+        raise UserError(f"Table.strings names {name!r}, a column of {kind}. Leave it out of the list.")
+    if is_category and kind == FLOAT:
+        raise UserError(
+            f"The column {name!r} holds {kind}, which are no categories. Write them as whole numbers or strings."
+        )
+    if name == settings.columns.weights and kind not in NUMERIC:
+        raise UserError(f"The weights' column {name!r} holds {kind}; weights are numbers.")
+    given = settings.vocabularies.get(name)
+    is_number = not is_category and not is_text
+    return Rule(
+        name=name,
+        kind=kind,
+        is_category=is_category,
+        is_text=is_text,
+        is_float=is_number and ((settings.stack_inputs and name in inputs) or name == settings.columns.weights),
+        vocabulary=None if given is None else check_vocabulary(name, kind, given),
+        missing=_missing(name, settings, is_category=is_category, is_text=is_text, is_input=name in inputs),
+        unseen=_unseen(settings.unseen) if name in inputs else ERROR,
+        is_standardized=_standardized(name, kind, settings, is_number=is_number, is_input=name in inputs),
+        num_classes=settings.num_classes if name in targets else None,
+    )
+
+
+def _missing(name: str, settings: Settings, *, is_category: bool, is_text: bool, is_input: bool) -> Any:
+    """What fills a column's gaps. A setting for all columns counts for the inputs that it makes sense for."""
+    said = settings.missing
+    by_name = isinstance(said, Mapping)
+    wanted = said.get(name, ERROR) if by_name else said
+    if isinstance(wanted, bool) or not isinstance(wanted, (str, int, float)):
+        raise UserError(f"Table.missing is {wanted!r} for {name!r}; write 'error', 'mean', 'category' or a value.")
+    is_number = isinstance(wanted, (int, float)) or wanted == MEAN
+    fits = wanted == ERROR or is_text or (wanted != MEAN if is_category else is_number)
+    if by_name and not fits:
+        instead = "'category' or one of its values" if is_category else "'mean' or a number"
+        raise UserError(f"Table.missing is {wanted!r} for {name!r}; there write 'error', {instead}.")
+    if not by_name and not isinstance(wanted, (int, float)) and wanted not in (ERROR, MEAN, OWN_CATEGORY):
+        raise UserError(
+            f"Table.missing is {wanted!r}; write 'error', 'mean', 'category', a number, or a dict by column."
+        )
+    applies = by_name or (is_input and not is_text and (wanted == OWN_CATEGORY) == is_category)
+    return wanted if applies and fits else ERROR
+
+
+def _unseen(said: Any) -> str | int:
+    if said in (ERROR, OWN_CATEGORY) or is_whole_number(said, least=0):
+        return said
+    raise UserError(f"Table.unseen is {said!r}; write 'error', 'category' for an index of its own, or an index.")
+
+
+def _standardized(name: str, kind: str, settings: Settings, *, is_number: bool, is_input: bool) -> bool:
+    if isinstance(settings.standardize, bool):
+        return settings.standardize and is_input and is_number and kind in (INTEGER, FLOAT)
+    if name in settings.standardize and (not is_number or kind == BOOLEAN):
+        raise UserError(f"Table.standardize names {name!r}, which holds {kind}. Leave it out of the list.")
+    return name in settings.standardize

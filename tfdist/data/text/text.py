@@ -1,0 +1,258 @@
+"""Lines of text and their labels: token ids by a vocabulary that is fitted once and kept with the run.
+
+Invariant: how far a batch is padded depends on the lines of the global batch alone, so that every replica computes on
+the same ids as one device would. Id 0 is padding, 1 a word that is not in the vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.cache.identity import digest
+from tfdist.data.formats.input_files import Patterns, find_files
+from tfdist.data.order.block_order import BlockOrder
+from tfdist.data.order.length_order import LengthOrder
+from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.kept_fit import read_kept
+from tfdist.data.sources.record_source import RecordSource
+from tfdist.data.sources.source import Order, Reader, Staged
+from tfdist.data.text.text_files import SPLITS, TextFile, open_class, open_lines
+from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.storage import files as storage
+
+TextPatterns = Patterns | Mapping[str, Patterns]
+STANDARDS = (None, "lower", "strip_punctuation", "lower_and_strip_punctuation")
+FIT_VERSION = 1
+FIT_LINES = 4096
+BLOCK_LINES = 256
+
+
+class TextLines(RecordSource):
+    """One example a line: `(ids, label)`, int32 [n, length] and int32 [n].
+
+    Lines are `label<TAB>text`, or, where `files` is a dict of patterns by label, texts of that label. Example:
+
+        TRAIN_DATA = @train/text.TextLines
+        EVAL_DATA = @test/text.TextLines
+        text.TextLines.fitted_on = %TRAIN_FILES
+        train/text.TextLines.files = %TRAIN_FILES
+        test/text.TextLines.files = 'data/test-*.tsv'
+
+    Args:
+      files: a path or pattern, local or gs://, a list of them, or a dict of these by label.
+      fitted_on: the training files in the same form, from which the vocabulary and the labels are taken; all splits
+        name the same ones.
+      vocabulary_size: ids in use at most, 0 and 1 included: what the model's Embedding needs.
+      max_length: tokens of a line that are used.
+      pad_to_max: pads every batch to `max_length`, as strategies with static shapes need it, and not just to the
+        longest line of the batch.
+      bucket_batches: in training, lines are exchanged among so many batches, so that each holds lines of like length;
+        0 leaves them as they come.
+      labels: in the order of their indices; None takes those of the training lines, sorted, or the keys of a dict.
+      separator: between label and text.
+      standardize: "lower_and_strip_punctuation", "lower", "strip_punctuation", or None.
+      split: "whitespace" or "character".
+
+    Raises:
+      UserError: there are no such files or lines, or a label that the training lines have not.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: TextPatterns,
+        fitted_on: TextPatterns,
+        vocabulary_size: int = 10_000,
+        max_length: int = 256,
+        pad_to_max: bool = False,
+        bucket_batches: int = 0,
+        labels: Sequence[str] | None = None,
+        separator: str = "\t",
+        standardize: str | None = "lower_and_strip_punctuation",
+        split: str = "whitespace",
+    ) -> None:
+        _check(vocabulary_size, max_length, bucket_batches, separator, standardize, split)
+        self._lines = _opened(files, "TextLines.files", separator, split)
+        self._fit_lines = _opened(fitted_on, "TextLines.fitted_on", separator, split)
+        super().__init__([len(lines) for lines in self._lines], block_records=BLOCK_LINES)
+        self.waits = any(storage.is_remote(lines.file.path) for lines in self._lines)
+        if not self.num_examples:
+            raise UserError(f"The files {files!r} have no lines.")
+        self.labels = _labels(labels, fitted_on, self._fit_lines)
+        self._classes = np.concatenate([_classes(lines, self.labels) for lines in self._lines])
+        lengths = np.concatenate([lines.lengths for lines in self._lines])
+        self._lengths = np.minimum(lengths, max_length)
+        if not pad_to_max:
+            self.lengths = self._lengths
+        self._max_length, self._pad_to_max, self._bucket_batches = max_length, pad_to_max, bucket_batches
+        self._settings = {"max_tokens": vocabulary_size, "standardize": standardize, "split": split}
+        self._fitted_on = fitted_on
+        self._separator = separator
+        self._vocabulary: list[str] | None = None
+        ids = tf.TensorSpec([None, max_length if pad_to_max else None], tf.int32)
+        self.structure = (ids, tf.TensorSpec([None], tf.int32))
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The words with the ids 2, 3, …, the frequent ones first; fitted the first time, unless `prepare` found it."""
+        if self._vocabulary is None:
+            self._vocabulary = self._fit()
+        return self._vocabulary
+
+    def prepare(self, directory: str) -> None:
+        """Takes the vocabulary from `directory`, where the first who comes leaves it."""
+        wanted = json.dumps([FIT_VERSION, self._fitted_on, self._settings])
+        path = storage.join(directory, f"text-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.json")
+        if not storage.exists(path):
+            kept = {"labels": self.labels, "vocabulary": self.vocabulary}
+            storage.make_dirs(directory)
+            storage.write_atomic(path, json.dumps(kept, ensure_ascii=False, indent=0) + "\n")
+            return
+        labels, vocabulary = read_kept(path, _understood)
+        if labels != self.labels:
+            raise UserError(
+                f"The run was begun with the labels {labels} ({path}), but the files now give {self.labels}. "
+                "Write TextLines.labels in the run's order, or take another --run_dir."
+            )
+        self._vocabulary = vocabulary
+
+    def reader(self, order: Order) -> Reader:
+        fetch = self._in_order if order.seed is None else self._permuted(order)
+        numbers = None if order.seed is None else self.block_order(order).records
+        vectorize = keras.layers.TextVectorization(vocabulary=self.vocabulary, **self._settings)
+
+        @functools.lru_cache(maxsize=64)
+        def width(batch: int, epoch: int) -> int:
+            first = batch * order.batch_size
+            places = np.arange(first, min(first + order.batch_size, self.num_examples))
+            return max(1, int(self._lengths[places if numbers is None else numbers(places, epoch)].max()))
+
+        def read_lines(positions: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            chosen = positions if numbers is None else numbers(positions, int(epoch))
+            padded = self._max_length if self._pad_to_max else width(int(positions[0]) // order.batch_size, int(epoch))
+            texts = fetch(positions, int(epoch))
+            return texts, self._classes[chosen], np.asarray(padded, np.int32)
+
+        safe = noted(read_lines)
+
+        def fetched(positions: tf.Tensor, epoch: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return tuple(tf.numpy_function(safe, [positions, epoch], [tf.string, tf.int32, tf.int32]))
+
+        def decode(lines: tuple[tf.Tensor, ...]) -> Any:
+            texts, classes, padded = lines
+            ids = tf.cast(vectorize(tf.ensure_shape(texts, [None])), tf.int32)[:, : tf.ensure_shape(padded, [])]
+            ids = tf.pad(ids, [[0, 0], [0, padded - tf.shape(ids)[1]]])
+            return tf.ensure_shape(ids, self.structure[0].shape), tf.ensure_shape(classes, [None])
+
+        return Staged(fetched, decode)
+
+    def block_order(self, order: Order) -> BlockOrder:
+        if not self._bucket_batches:
+            return super().block_order(order)
+        return LengthOrder(
+            block_sizes=self._block_sizes(),
+            batch_size=order.batch_size,
+            seed=order.seed,
+            lengths=self._lengths,
+            window_batches=self._bucket_batches,
+        )
+
+    def read_run(self, file: int, first: int, count: int) -> list[bytes]:
+        return self._lines[file].read(first, count)
+
+    def identity(self) -> str:
+        versions = [lines.file for lines in self._lines]
+        settings = [self._settings, self._max_length, self._pad_to_max, self._separator]
+        return digest("text", versions, self.labels, self.vocabulary, settings)
+
+    def decode(self, records: tf.Tensor) -> Any:
+        raise NotImplementedError("ids and labels come from `reader`")
+
+    def describe(self) -> list[str]:
+        counts = np.bincount(self._classes, minlength=len(self.labels))
+        return [
+            f"{len(self._lines)} files, {sum(lines.file.num_bytes for lines in self._lines):,} bytes; lines of up to "
+            f"{int(self._lengths.max())} tokens, {self._lengths.mean():.1f} in the mean",
+            f"ids 0 (padding), 1 (unknown) … {len(self.vocabulary) + 1}: {', '.join(self.vocabulary[:6])}, …",
+            "labels: "
+            + ", ".join(f"{i} {n} ({c:,})" for i, (n, c) in enumerate(zip(self.labels, counts, strict=True))),
+        ]
+
+    def _fit(self) -> list[str]:
+        layer = keras.layers.TextVectorization(**self._settings)
+
+        def texts() -> Any:
+            for lines in self._fit_lines:
+                for first in range(0, len(lines), FIT_LINES):
+                    yield np.asarray(lines.read(first, FIT_LINES), dtype=object)
+
+        layer.adapt(tf.data.Dataset.from_generator(texts, output_signature=tf.TensorSpec([None], tf.string)))
+        return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
+
+
+def _opened(patterns: TextPatterns, setting: str, separator: str, split: str) -> list[TextFile]:
+    if not isinstance(patterns, Mapping):
+        return [open_lines(file, separator=separator, split=split) for file in find_files(patterns, setting)]
+    opened: list[TextFile] = []
+    for label, each in patterns.items():
+        opened += [open_class(file, label=label, split=split) for file in find_files(each, f"{setting}[{label!r}]")]
+    return opened
+
+
+def _labels(given: Sequence[str] | None, fitted_on: TextPatterns, lines: Sequence[TextFile]) -> list[str]:
+    if given is not None:
+        if isinstance(given, str) or not given or len(set(given)) != len(given):
+            raise UserError(f"TextLines.labels is {given!r}; write a list of different labels.")
+        return [str(label) for label in given]
+    if isinstance(fitted_on, Mapping):
+        return list(fitted_on)
+    return sorted({name for each in lines for name in each.names})
+
+
+def _classes(lines: TextFile, labels: Sequence[str]) -> np.ndarray:
+    """The labels of a file's lines as indices into `labels`."""
+    for name, line in zip(lines.names, lines.first_lines, strict=True):
+        if name not in labels:
+            raise UserError(
+                f"{lines.file.path}:{line}: the label {name!r} is not among the training lines' {list(labels)}."
+                f"{suggest(name, labels)}"
+            )
+    codes = np.array([labels.index(name) for name in lines.names] or [0], np.int32)
+    return codes[lines.labels]
+
+
+def _check(
+    vocabulary_size: int, max_length: int, bucket_batches: int, separator: str, standardize: str | None, split: str
+) -> None:
+    counts = {
+        "vocabulary_size": (vocabulary_size, 3),
+        "max_length": (max_length, 1),
+        "bucket_batches": (bucket_batches, 0),
+    }
+    for name, (value, least) in counts.items():
+        if not is_whole_number(value, least=least):
+            raise UserError(f"TextLines.{name} is {value!r}; write a whole number of at least {least}.")
+    if not isinstance(separator, str) or not separator or "\n" in separator:
+        raise UserError(
+            f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
+        )
+    for name, choice, known in (("standardize", standardize, STANDARDS), ("split", split, SPLITS)):
+        if choice not in known:
+            raise UserError(f"TextLines.{name} is {choice!r}; write one of {list(known)}.")
+
+
+def _understood(kept: dict[str, Any]) -> tuple[list[str] | None, list[str]]:
+    """Labels and vocabulary as they were left; raises KeyError or ValueError for anything else."""
+    for name in ("labels", "vocabulary"):
+        texts = kept[name] if name == "vocabulary" else kept[name] or []
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            raise ValueError(f"its {name} are no list of texts")
+    return kept["labels"], kept["vocabulary"]

@@ -1,0 +1,134 @@
+"""Tells a worker that hangs from workers that wait for it.
+
+Workers of one run go through the same turns, so the one that the others wait for is the hindmost: it has begun fewer
+of them. Only its own deadline counts, however long the others have waited.
+
+Invariant: a deadline is learned from the turns that the same worker has made of the same kind; what it does for the
+first time (compiling, above all) has the deadline of a start. Time in which the supervisor itself did not run counts
+for nobody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from tfdist.launch.supervise.vitals import Vital
+from tfdist.telemetry import heartbeat
+from tfdist.telemetry.heartbeat import Reading
+
+STOPPED_SECONDS = 5.0
+STOPPED_WORDS = "it is stopped, as by SIGSTOP"
+BLIND_SECONDS = 5.0  # between two looks: the supervisor was stopped itself, or the machine slept
+LEAST_SECONDS = {
+    heartbeat.TRAINING: 60.0,
+    heartbeat.EVALUATING: 60.0,
+    heartbeat.AGREEING: 60.0,
+    heartbeat.SAVING: 300.0,
+}
+TIMES_RECENT, TIMES_LONGEST = 10.0, 2.0
+STARTUP = (heartbeat.STARTING, heartbeat.CONNECTING, heartbeat.PREPARING, heartbeat.BUILDING, heartbeat.RESTORING)
+OUT_OF_TURN = (heartbeat.LEAVING, heartbeat.ENDED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Deadlines:
+    """How long a worker may take for a turn.
+
+    Attributes:
+      start_seconds: for what it does for the first time, and for what belongs to a user (callbacks).
+      given_seconds: for what it has done before, in place of what was learned.
+    """
+
+    start_seconds: float = 1800.0
+    given_seconds: float | None = None
+
+    def of(self, reading: Reading | None) -> float:
+        """Seconds; infinite while data is prepared, which takes what it takes."""
+        if reading is None:
+            return self.start_seconds
+        if reading.phase == heartbeat.PREPARING:
+            return math.inf
+        if not reading.recent_seconds or reading.phase in STARTUP:
+            return self.start_seconds
+        if self.given_seconds is not None:
+            return self.given_seconds
+        least = LEAST_SECONDS.get(reading.phase, self.start_seconds)
+        return max(least, TIMES_RECENT * reading.recent_seconds, TIMES_LONGEST * reading.longest_seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hang:
+    """Workers of which one holds up the others, and how that shows.
+
+    Attributes:
+      suspects: one, where it could be told.
+      why: a clause with "it" for the worker.
+    """
+
+    suspects: tuple[Vital, ...]
+    why: str
+
+
+class Watcher:
+    """Looks at the workers of one start, again and again."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._stopped_since: dict[int, float] = {}
+        self._seen_since: dict[int, float] = {}
+        self._last_look = -math.inf
+        self._not_before = -math.inf
+
+    def find(self, vitals: Sequence[Vital], now: float) -> Hang | None:
+        """The hang that there is at `now`, by `time.monotonic`."""
+        if now - self._last_look > BLIND_SECONDS:
+            self._not_before = now
+            self._stopped_since.clear()
+        self._last_look = now
+        for vital in vitals:
+            self._seen_since.setdefault(vital.worker, now)
+            if not vital.is_stopped:
+                self._stopped_since.pop(vital.worker, None)
+            elif now - self._stopped_since.setdefault(vital.worker, now) >= STOPPED_SECONDS:
+                return Hang((vital,), STOPPED_WORDS)
+        if not any(vital.reading for vital in vitals):
+            return None  # programs that show nothing
+        last = hindmost(vitals)
+        late = [v for v in last if self._silent_seconds(v, now) > self._deadlines.of(v.reading)]
+        if len(late) < len(last):
+            return None
+        stopped = [vital for vital in late if vital.is_stopped]
+        if stopped:
+            return Hang((stopped[0],), STOPPED_WORDS)
+        least = min(self._deadlines.of(v.reading) for v in late)
+        return Hang(tuple(late), f"it has shown no progress for more than {least:.3g} s")
+
+    def _silent_seconds(self, vital: Vital, now: float) -> float:
+        since = vital.reading.moment if vital.reading else self._seen_since[vital.worker]
+        return now - max(since, self._not_before)
+
+
+def hindmost(vitals: Sequence[Vital]) -> list[Vital]:
+    """Those that the others wait for; all, where they are equally far."""
+    return [vital for vital in vitals if _place(vital) == min(map(_place, vitals))]
+
+
+def absent(vitals: Sequence[Vital]) -> Hang | None:
+    """The worker whose peers gave up on it: one that is stopped, or that has not come as far as to meet them."""
+    stopped = [vital for vital in vitals if vital.is_stopped]
+    if stopped:
+        return Hang((stopped[0],), STOPPED_WORDS)
+    early = [v for v in vitals if v.reading is None or v.reading.phase == heartbeat.STARTING]
+    if early and any(vital.reading for vital in vitals):
+        return Hang((early[0],), "the others waited for it, and it did not come")
+    return None
+
+
+def _place(vital: Vital) -> tuple[int, int]:
+    """How far a worker is, in an order that is the same for all of a run; one that gave up is behind."""
+    reading = vital.reading
+    if reading is None:
+        return 0, 0
+    return int(reading.phase not in OUT_OF_TURN), reading.turn

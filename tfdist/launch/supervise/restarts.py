@@ -1,0 +1,136 @@
+"""Whether workers are started again after a failure, when, and which of them.
+
+Invariant: what more of the same cannot mend ends the run: wrong input, a training that diverged, a number of failures
+in a row that brought no new step. Holds no process; `supervisor.py` asks after each start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED, EXIT_USER_ERROR
+
+FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED)
+FRUITLESS_FAILURES = 3  # in a row, before the breaker opens
+STRIKES = 2  # failures of one worker without a new step, after which it is left out
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What the user allows.
+
+    Attributes:
+      max_restarts: in all; 0 starts once.
+      min_workers: how many are enough to go on; None: all.
+      backoff_seconds: before the first restart; doubled after each that brought no new step.
+      longest_backoff_seconds: at most.
+    """
+
+    max_restarts: int = 0
+    min_workers: int | None = None
+    backoff_seconds: float = 2.0
+    longest_backoff_seconds: float = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A start that failed.
+
+    Attributes:
+      status: of the whole.
+      place: of the worker that was the cause; None where nobody knows.
+      step: the last one that this start has done; None where none was shown.
+    """
+
+    status: int
+    place: int | None
+    step: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """Go on `seconds` after the failure.
+
+    Attributes:
+      number: of the restart, counted from 1.
+      seconds: to wait.
+      left_out: the places that are not started.
+      is_warm: whether processes may be started meanwhile, to wait when they are ready: the last start came to new
+        steps, so starting is not what fails.
+    """
+
+    number: int
+    seconds: float
+    left_out: frozenset[int]
+    is_warm: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Enough:
+    """Do not start again; `reason` is a sentence, and `event` its name in events.jsonl. None: nothing to say."""
+
+    event: str | None = None
+    reason: str = ""
+
+
+class Restarts:
+    """The account of one run's failures."""
+
+    def __init__(self, rules: Rules, num_workers: int) -> None:
+        self._rules = rules
+        self._num_workers = num_workers
+        self._number = 0
+        self._newest_step = 0
+        self._fruitless = 0
+        self._strikes: dict[int, int] = {}
+        self._left_out: frozenset[int] = frozenset()
+
+    @property
+    def newest_step(self) -> int:
+        """The highest step that any start has done."""
+        return self._newest_step
+
+    def after(self, failure: Failure, *, may_mend: bool = False) -> Again | Enough:
+        """What follows from a failure.
+
+        Args:
+          failure: of the last start.
+          may_mend: another start may do better although the status is the user's (a port that was taken since).
+        """
+        is_fruitful = failure.step is not None and failure.step > self._newest_step
+        self._newest_step = max(self._newest_step, failure.step or 0)
+        self._fruitless = 0 if is_fruitful else self._fruitless + 1
+        self._count_strike(failure, is_fruitful)
+        if (failure.status in FINAL and not may_mend) or not self._rules.max_restarts:
+            return Enough()
+        if self._number >= self._rules.max_restarts:
+            return Enough(
+                "restarts_used_up",
+                f"Not starting again: the {self._rules.max_restarts} restarts of --max_restarts are used up.",
+            )
+        if self._fruitless >= FRUITLESS_FAILURES:
+            at = f"step {self._newest_step:,} was the last" if self._newest_step else "there was no step at all"
+            return Enough(
+                "breaker_opened",
+                f"Not starting again: {self._fruitless} failures in a row brought no new step ({at}). What it is "
+                "stands above; the same command goes on once it is mended.",
+            )
+        self._number += 1
+        self._left_out = self._choose(is_fruitful)
+        doubled = self._rules.backoff_seconds * 2.0 ** max(0, self._fruitless - (0 if is_fruitful else 1))
+        return Again(self._number, min(doubled, self._rules.longest_backoff_seconds), self._left_out, is_fruitful)
+
+    def _count_strike(self, failure: Failure, is_fruitful: bool) -> None:
+        if is_fruitful:  # those that are left out get one more chance
+            self._strikes = dict.fromkeys(self._left_out, STRIKES - 1)
+        elif failure.place is not None:
+            self._strikes[failure.place] = self._strikes.get(failure.place, 0) + 1
+
+    def _choose(self, is_fruitful: bool) -> frozenset[int]:
+        least = self._rules.min_workers or self._num_workers
+        failing = [place for place, strikes in sorted(self._strikes.items()) if strikes >= STRIKES]
+        kept = set() if is_fruitful else set(self._left_out)
+        for place in failing:
+            if self._num_workers - len(kept | {place}) >= least:
+                kept.add(place)
+        return frozenset(kept)

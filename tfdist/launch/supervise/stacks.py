@@ -1,0 +1,109 @@
+"""Asks workers for their Python stacks, and puts them in words.
+
+Invariant: it waits a moment and no longer; a worker that is stopped or does not answer is said to be so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfdist.launch.processes import Worker
+from tfdist.launch.supervise.vitals import Vital
+from tfdist.telemetry import heartbeat
+
+ANSWER_SECONDS = 1.0
+SETTLE_SECONDS = 0.05  # an answer that has not grown for so long is whole
+MOST_THREADS, MOST_FRAMES = 8, 12
+INPUT_MARKS = ("tensorflow/python/ops/script_ops.py",)  # on the way from a pipeline into Python
+
+
+def ask(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[int, str]:
+    """What `faulthandler` wrote in each worker that answered."""
+    asked = {v.worker for v in vitals if v.reading and v.reading.shows_stacks and not v.is_stopped}
+    files = {w.index: heartbeat.stacks_path(w.heartbeat) for w in workers if w.index in asked}
+    begins = {worker: _size(path) for worker, path in files.items()}
+    for worker in workers:
+        if worker.index in asked:
+            worker.send(heartbeat.STACKS_SIGNAL)
+    give_up = time.monotonic() + ANSWER_SECONDS
+    sizes, stable_since = dict(begins), time.monotonic()
+    while files and time.monotonic() < give_up:
+        time.sleep(0.01)
+        grown = {worker: _size(path) for worker, path in files.items()}
+        if grown != sizes:
+            sizes, stable_since = grown, time.monotonic()
+        elif all(sizes[w] > begins[w] for w in sizes) and time.monotonic() - stable_since > SETTLE_SECONDS:
+            break
+    found = {worker: _read(path, begins[worker]) for worker, path in files.items()}
+    return {worker: text for worker, text in found.items() if text}
+
+
+def in_words(vitals: Sequence[Vital], stacks: Mapping[int, str], now: float) -> str:
+    """Every worker: where it is, and its stacks."""
+    lines = []
+    for vital in vitals:
+        lines.append(f"{vital.name}: {vital.doing(now)}")
+        if vital.worker in stacks:
+            lines += [f"    {line}" for line in _shortened(stacks[vital.worker])]
+        elif vital.is_stopped:
+            lines.append("    its stacks cannot be shown: it is stopped")
+        elif vital.reading is not None and vital.reading.shows_stacks:
+            lines.append("    its stacks cannot be shown: it did not answer")
+    return "\n".join(lines)
+
+
+def waits_for_input(stack: str) -> bool:
+    """Whether a thread of the input pipeline is in the middle of Python code."""
+    return any(mark in thread for thread in _threads(stack)[1:] for mark in INPUT_MARKS)
+
+
+def _threads(stack: str) -> list[str]:
+    """The stack of each thread, the main one in front; `faulthandler` begins with the newest."""
+    blocks = [block for block in re.split(r"\n(?=(?:Current thread|Thread) 0x)|\n\n", stack.strip()) if block.strip()]
+    return blocks[::-1]
+
+
+def _shortened(stack: str) -> list[str]:
+    lines: list[str] = []
+    for thread in _threads(stack)[:MOST_THREADS]:
+        head, *frames = thread.splitlines()
+        lines.append("main thread:" if not lines else re.sub(r" 0x[0-9a-f]+.*", ":", head.replace("Current t", "T")))
+        lines += _told(frames)
+    return lines
+
+
+def _told(frames: Sequence[str]) -> list[str]:
+    """The innermost frames; of a library's that follow one another the first alone."""
+    lines: list[str] = []
+    for library, group in itertools.groupby(frames, key=_library):
+        first, *rest = group
+        lines.append(first.rstrip())
+        if library:
+            lines += [f"    … {len(rest)} more of {library}"] if rest else []
+        else:
+            lines += [frame.rstrip() for frame in rest]
+    return lines[:MOST_FRAMES]
+
+
+def _library(frame: str) -> str:
+    """The installed package that a frame belongs to; empty for all other code."""
+    found = re.search(r"/(?:site|dist)-packages/([^/\"]+)", frame)
+    return found[1] if found else ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path, begin: int) -> str:
+    try:
+        return path.read_text(errors="replace")[begin:]
+    except OSError:
+        return ""

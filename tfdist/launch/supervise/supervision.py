@@ -1,0 +1,364 @@
+"""Watches the workers of one start: the first failure ends the others, a signal to the launcher reaches all.
+
+Invariant: `watch` returns only when every worker has ended, and names the one whose failure was the cause. A worker
+that merely lost its peers (status 4, or the SIGABRT with which TensorFlow answers a dead peer) is not taken for the
+cause while another may be; nor is one that ended because it was told to. A worker that hangs is a failure like one
+that died, where hangs are to end a start.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_NOT_SAVED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.launch.processes import Worker
+from tfdist.launch.supervise import stacks
+from tfdist.launch.supervise.hangs import Deadlines, Hang, Watcher, absent
+from tfdist.launch.supervise.signals import ENDING
+from tfdist.launch.supervise.vitals import Vital, look
+from tfdist.telemetry import heartbeat
+
+EXIT_TIMED_OUT = 124  # as timeout(1)
+POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.25
+SYMPTOMS = (EXIT_PEER_LOST, 128 + signal.SIGABRT)
+ENDED_AS_ASKED = (EXIT_PREEMPTED, EXIT_NOT_SAVED, 128 + signal.SIGINT)
+LEFT = (EXIT_PREEMPTED, EXIT_NOT_SAVED)  # because the worker itself was told to
+OWN_DOING = (EXIT_USER_ERROR, EXIT_DIVERGED)  # no worker ends like this because of a signal or a lost peer
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long the supervision waits for what.
+
+    Attributes:
+      settle_seconds: for the cause, when a worker lost its peers.
+      grace_seconds: between SIGTERM and SIGKILL to the survivors of a failure.
+      stuck_seconds: the same for one that shows that it does not clean up: it sits in a collective, or has ended but
+        for its libraries.
+      storing_seconds: the same for one that is writing a backup.
+      save_seconds: for the others to save, after the first worker ended as it was asked to, or was preempted.
+      timeout_seconds: for all that began at `begun`; None is without limit.
+      begun: by `time.monotonic`; None is when the start begins.
+      deadlines: for a turn of a worker, after which it hangs.
+      ends_hangs: ends a start in which a worker hangs; else that is only said.
+    """
+
+    settle_seconds: float = 2.0
+    grace_seconds: float = 5.0
+    stuck_seconds: float = 1.0
+    storing_seconds: float = 60.0
+    save_seconds: float = 300.0
+    timeout_seconds: float | None = None
+    begun: float | None = None
+    deadlines: Deadlines = dataclasses.field(default_factory=Deadlines)
+    ends_hangs: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How a worker ended. `was_told`: after this launcher had signalled it because of another's failure."""
+
+    worker: int
+    status: int
+    sweep: int
+    was_told: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a start.
+
+    Attributes:
+      status: of the whole.
+      worker: the one that it comes from; None when all is well or time was up.
+      endings: of all.
+      hang: if that was the failure.
+      vital: of `worker`, when it was last seen.
+      step: the last one that any worker has done; None where none showed one.
+      facts: what the workers told.
+      was_interrupted: the launcher, or a worker, was told to end.
+      first_signal: that told the launcher; None where none did.
+      noticed: when the failure was, by `time.monotonic`.
+
+    A worker that lost its peers, or one of several that may hang, stands in `worker` although it may not be the cause:
+    then `is_certain` is False.
+    """
+
+    status: int
+    worker: int | None
+    endings: tuple[Ending, ...]
+    hang: Hang | None = None
+    vital: Vital | None = None
+    step: int | None = None
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    was_interrupted: bool = False
+    first_signal: int | None = None
+    noticed: float = 0.0
+
+    @property
+    def is_certain(self) -> bool:
+        if self.hang is not None:
+            return len(self.hang.suspects) == 1
+        return self.worker is not None and self.status not in SYMPTOMS
+
+
+def watch(
+    workers: Sequence[Worker],
+    *,
+    signals: collections.deque[int],
+    say: Callable[[str], None],
+    patience: Patience = Patience(),
+) -> Outcome:
+    """Returns when all workers have ended.
+
+    Args:
+      signals: received by the launcher, see `signals.py`. SIGINT and SIGHUP are passed on as SIGTERM, others as they
+        are; SIGINT behind any of them kills.
+      say: is told what is done and why.
+    """
+    return _Watch(workers, signals, say, patience).run()
+
+
+def blame(endings: Sequence[Ending]) -> Ending | None:
+    """The ending that the others follow from; None when nobody failed."""
+    failures = [e for e in endings if e.status != EXIT_DONE]
+    own = [e for e in failures if not e.was_told or e.status in OWN_DOING]
+    return min(own or failures, key=_order_of_blame, default=None)
+
+
+def _order_of_blame(ending: Ending) -> tuple[bool, bool, int, bool, int]:
+    is_symptom = ending.status in SYMPTOMS
+    was_asked = ending.status in ENDED_AS_ASKED
+    return is_symptom, was_asked, ending.sweep, ending.status not in OWN_DOING, ending.worker
+
+
+def describe(status: int) -> str:
+    """A status in words: "status 2", "status 137 (SIGKILL)"."""
+    if status == EXIT_PREEMPTED:
+        return f"status {status} (preempted, or SIGTERM)"
+    if status == EXIT_NOT_SAVED:
+        return f"status {status} (told to leave, and could not save)"
+    if 128 < status < 128 + signal.NSIG and status - 128 in set(signal.Signals):
+        return f"status {status} ({signal.Signals(status - 128).name})"
+    return f"status {status}"
+
+
+class _Watch:
+    def __init__(
+        self, workers: Sequence[Worker], signals: collections.deque[int], say: Callable[[str], None], patience: Patience
+    ) -> None:
+        self.workers = tuple(workers)
+        self.running = list(workers)
+        self.signals = signals
+        self.say = say
+        self.patience = patience
+        self.endings: list[Ending] = []
+        self.sweep = 0
+        self.was_interrupted = False  # the workers were asked to save and end
+        self.first_signal: int | None = None  # to the launcher
+        self.is_ending = False  # the survivors of a failure were told to end
+        self.timed_out = False
+        self.killed: set[int] = set()
+        self.watcher = Watcher(patience.deadlines)
+        self.last_look = -math.inf
+        self.seen: dict[int, Vital] = {}
+        self.told: set[int] = set()  # who was said to hang
+        self.hang: Hang | None = None
+        self.noticed = 0.0
+        self.end_at = self.kill_at = self.ended_at = math.inf
+        begun = time.monotonic() if patience.begun is None else patience.begun
+        self.time_is_up_at = begun + (patience.timeout_seconds or math.inf)
+
+    def run(self) -> Outcome:
+        while self.running:
+            self._pass_on_signals()
+            self._collect()
+            self._look(time.monotonic())
+            self._act(time.monotonic())
+            if self.running:
+                time.sleep(POLL_SECONDS)
+        cause = blame(self.endings)
+        status, worker = (cause.status, cause.worker) if cause else (EXIT_DONE, None)
+        if self.hang is not None:
+            status, worker = EXIT_PEER_LOST, self.hang.suspects[0].worker
+        if self.timed_out:
+            status, worker = EXIT_TIMED_OUT, None
+        self._see(self.workers)
+        facts = {name: value for w in self.workers[::-1] for name, value in heartbeat.read_facts(w.heartbeat).items()}
+        return Outcome(
+            status,
+            worker,
+            tuple(self.endings),
+            hang=self.hang,
+            vital=None if worker is None else self.seen.get(worker),
+            step=max((vital.step for vital in self.seen.values() if vital.step is not None), default=None),
+            facts=facts,
+            was_interrupted=self.was_interrupted,
+            first_signal=self.first_signal,
+            noticed=self.noticed,
+        )
+
+    def _see(self, workers: Sequence[Worker]) -> list[Vital]:
+        vitals = look(workers)
+        self.seen |= {vital.worker: vital for vital in vitals}
+        return vitals
+
+    def _look(self, now: float) -> None:
+        """Finds out whether a worker hangs, now and then."""
+        if now - self.last_look < LOOK_SECONDS or self.is_ending or not self.running:
+            return
+        self.last_look = now
+        found = self.watcher.find(self._see(self.running), now)
+        if found is None:
+            if self.told:
+                self.say(f"{_listed(sorted(self.told))} went on.")
+                self.told.clear()
+            return
+        if not {vital.worker for vital in found.suspects} & self.told:
+            found = self._tell_hang(found, now)
+        if self.patience.ends_hangs and not self.was_interrupted:
+            self._end_hang(found, now)
+
+    def _tell_hang(self, hang: Hang, now: float) -> Hang:
+        """Says it with everybody's stacks; returns the hang with what those gave away."""
+        vitals = look(self.running)
+        shown = stacks.ask(self.running, vitals)
+        if len(hang.suspects) > 1:
+            stuck = tuple(v for v in hang.suspects if stacks.waits_for_input(shown.get(v.worker, "")))
+            if 0 < len(stuck) < len(hang.suspects):
+                hang = Hang(stuck, f"its input pipeline is stuck in Python code: {hang.why}")
+        named = " or ".join(vital.name for vital in hang.suspects)
+        who = f"{named} hangs: {hang.why}; {hang.suspects[0].doing(now)}."
+        if len(hang.suspects) > 1:
+            who = f"The workers hang, and which of them it comes from cannot be told ({named}): {hang.why}."
+        self.say(f"{who}\n{stacks.in_words(vitals, shown, now)}")
+        self.told |= {vital.worker for vital in hang.suspects}
+        return hang
+
+    def _end_hang(self, hang: Hang, now: float) -> None:
+        self.hang, self.noticed = hang, now
+        for worker in self.running:
+            if worker.index == self.hang.suspects[0].worker:
+                worker.send(signal.SIGKILL)  # a stopped process hears nothing else
+        self._end_survivors(now)
+
+    def _pass_on_signals(self) -> None:
+        while self.signals:
+            number = self.signals.popleft()
+            if number == signal.SIGINT and self.first_signal is not None:
+                self.say("Killing the workers.")
+                self._send_all(signal.SIGKILL)
+            else:
+                self._pass_on(number)
+                self.first_signal = self.first_signal or number
+            self.was_interrupted = True
+
+    def _pass_on(self, number: int) -> None:
+        passed = signal.SIGTERM if number in ENDING else signal.Signals(number)
+        why = "" if passed == number else f"{signal.Signals(number).name} was received. "
+        what = " Another Ctrl-C kills them." if number == signal.SIGINT else ""
+        self.say(f"{why}Passing {passed.name} on to the workers.{what}")
+        self._send_all(passed)
+
+    def _collect(self) -> None:
+        self.sweep += 1
+        for worker in list(self.running):
+            status = worker.poll()
+            if status is not None:
+                self.running.remove(worker)
+                self.endings.append(Ending(worker.index, status, self.sweep, self.is_ending))
+                if status != EXIT_DONE and not self.is_ending:
+                    self.noticed = self.noticed or time.monotonic()
+                    self._plan_after(self.endings[-1])
+
+    def _plan_after(self, ending: Ending) -> None:
+        """Decides what a worker's failure means for the others."""
+        now = time.monotonic()
+        if self.was_interrupted and ending.status in ENDED_AS_ASKED + SYMPTOMS:
+            self.kill_at = min(self.kill_at, now + self.patience.save_seconds)
+            return
+        if ending.status in LEFT and self.running:
+            self.say(f"worker {ending.worker} ended with {describe(ending.status)}; asking the others to save and end.")
+            self._send_all(signal.SIGTERM)
+            self.was_interrupted = True
+            self.kill_at = now + self.patience.save_seconds
+            return
+        settle = self.patience.settle_seconds if ending.status in SYMPTOMS else 0.0
+        self.end_at = min(self.end_at, now + settle)
+
+    def _act(self, now: float) -> None:
+        if now >= self.time_is_up_at and not self.is_ending and self.running:
+            self.timed_out = True
+            self.end_at = now
+            self.say(f"The time of {self.patience.timeout_seconds:g} s is up; ending the workers.")
+        if now >= self.end_at and not self.is_ending:
+            self._end_survivors(now)
+        if now >= self.kill_at and self.running:
+            self._kill(self.running)
+            self.kill_at = math.inf
+        if self.is_ending:
+            self._kill([w for w in self.running if now >= self.ended_at + self._grace(w)])
+
+    def _grace(self, worker: Worker) -> float:
+        """For how long to let a survivor of a failure go on."""
+        reading = heartbeat.read(worker.heartbeat)
+        if reading is None or self.timed_out:
+            return self.patience.grace_seconds
+        if reading.is_storing:
+            return self.patience.storing_seconds
+        cleans_up = reading.phase == heartbeat.LEAVING
+        return self.patience.grace_seconds if cleans_up else self.patience.stuck_seconds
+
+    def _kill(self, workers: Sequence[Worker]) -> None:
+        late = [worker for worker in workers if worker.index not in self.killed]
+        if late:
+            self.say(f"Killing {_names(late)}: not ended by SIGTERM in time.")
+        for worker in late:
+            self.killed.add(worker.index)
+            worker.send(signal.SIGKILL)
+
+    def _end_survivors(self, now: float) -> None:
+        cause = blame(self.endings)
+        if self.hang is None and not self.timed_out and cause and self.running:
+            self._tell_failure(cause, now)
+        self.is_ending = True
+        self.ended_at, self.kill_at = time.monotonic(), math.inf
+        self._send_all(signal.SIGTERM)
+
+    def _tell_failure(self, cause: Ending, now: float) -> None:
+        """Says who failed, and where all were when a worker was lost without a word of its own."""
+        vitals = self._see(self.running)
+        dead = look([worker for worker in self.workers if worker.index == cause.worker])[0]
+        self.seen[cause.worker] = dead
+        missing = absent(vitals) if cause.status in SYMPTOMS else None
+        if missing is not None:
+            self.hang = missing
+            worker = next(worker for worker in self.running if worker.index == missing.suspects[0].worker)
+            self.say(f"{missing.suspects[0].name} is lost: {missing.why}; {missing.suspects[0].doing(now)}.")
+        where = f" ({dead.doing(now)})" if dead.reading else ""
+        self.say(f"{dead.name}{where} ended with {describe(cause.status)}; ending {_names(self.running)}.")
+        if cause.status >= 128 or cause.status in SYMPTOMS:
+            shown = stacks.ask(self.running, vitals)
+            if shown:
+                self.say(stacks.in_words(vitals, shown, now))
+        if missing is not None:
+            worker.send(signal.SIGKILL)
+
+    def _send_all(self, signal_number: int) -> None:
+        for worker in self.running:
+            worker.send(signal_number)
+
+
+def _names(workers: Sequence[Worker]) -> str:
+    return _listed([worker.index for worker in workers])
+
+
+def _listed(indices: Sequence[int]) -> str:
+    return ", ".join(f"worker {index}" for index in indices)

@@ -1,0 +1,73 @@
+"""What can be seen of each worker from outside: its process, whether that is stopped, and what it shows of itself.
+
+Invariant: looking waits for nobody, so a worker that hangs does not hold up who looks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.launch.processes import Worker
+from tfdist.telemetry import heartbeat
+from tfdist.telemetry.heartbeat import Reading
+
+STOPPED = "T"  # proc(5); "t" is one that a debugger holds
+
+
+@dataclasses.dataclass(frozen=True)
+class Vital:
+    """One worker at one moment.
+
+    Attributes:
+      worker: its index.
+      pid: None before it is started.
+      state: the letter of proc(5); empty where there is none.
+      reading: what it showed last; None where it has shown nothing.
+    """
+
+    worker: int
+    pid: int | None
+    state: str
+    reading: Reading | None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state == STOPPED
+
+    @property
+    def step(self) -> int | None:
+        return self.reading.step if self.reading else None
+
+    @property
+    def name(self) -> str:
+        """ "worker 1 (host node7, process 4242)"."""
+        known = [f"host {self.reading.host}"] if self.reading else []
+        known += [f"process {self.pid}"] if self.pid is not None else []
+        return f"worker {self.worker}" + (f" ({', '.join(known)})" if known else "")
+
+    def doing(self, now: float) -> str:
+        """Where it is, and for how long: "training behind step 40 for 12 s"."""
+        if self.reading is None:
+            return "it has not shown itself"
+        where = "" if self.step is None else f", last step {self.step:,}"
+        return f"{self.reading.phase} for {now - self.reading.moment:.0f} s{where}"
+
+
+def look(workers: Sequence[Worker]) -> list[Vital]:
+    """Each worker as it is now."""
+    return [_look(worker) for worker in workers]
+
+
+def _look(worker: Worker) -> Vital:
+    pid = worker.pid
+    return Vital(worker.index, pid, "" if pid is None else process_state(pid), heartbeat.read(worker.heartbeat))
+
+
+def process_state(pid: int) -> str:
+    """The letter of proc(5) for a process; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

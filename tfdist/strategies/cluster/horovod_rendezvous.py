@@ -1,0 +1,112 @@
+"""Waits until every process of a Horovod run is there, before Horovod itself does.
+
+Horovod 0.28 waits for 30 seconds without a word and then aborts the process. `horovodrun --gloo` keeps a store of keys
+and values for its processes: each one puts its name there and looks for the others'.
+
+Invariant: when one process returns, all have come as far as this; who does not come is named. Under MPI there is
+nothing to do; under an elastic horovodrun places are those of one round, after which the store is emptied. Imports
+neither TensorFlow nor Horovod.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http
+import http.client
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from tfdist.errors import PeerLostError
+from tfdist.strategies.cluster.environment import is_elastic
+
+SCOPE = "tfdist"
+ASK_SECONDS = 0.1
+ANSWER_SECONDS = 5.0
+FIRST_WORD_SECONDS = 3.0  # before saying for whom this worker waits
+NEXT_WORD_SECONDS = 30.0
+MOST_NAMED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """Where the processes of a run meet, and which of them this one is."""
+
+    host: str
+    port: int
+    rank: int
+    size: int
+
+
+def read_meeting(environment: Mapping[str, str]) -> Meeting | None:
+    """The meeting that `horovodrun --gloo` arranged; None where it did not."""
+    names = ("HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK", "HOROVOD_SIZE")
+    host, numbers = environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), [environment.get(name, "") for name in names]
+    if not host or not all(number.isdecimal() for number in numbers) or is_elastic(environment):
+        return None
+    return Meeting(host, *map(int, numbers))
+
+
+def meet(meeting: Meeting, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> None:
+    """Returns when every process has come.
+
+    Args:
+      meeting: from `read_meeting`.
+      timeout_seconds: how long to wait.
+      on_wait: is told for whom this worker waits, after some seconds, whenever that changes, and now and then.
+
+    Raises:
+      PeerLostError: somebody did not come in time.
+    """
+    begun = time.monotonic()
+    missing = [rank for rank in range(meeting.size) if rank != meeting.rank]
+    is_told, said, said_at = False, "", begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
+    trouble = ""
+    while True:
+        try:
+            is_told = is_told or _put(meeting)
+            missing = [rank for rank in missing if not _has_come(meeting, rank)]
+            trouble = ""
+        except (OSError, http.client.HTTPException) as error:
+            trouble = f"horovodrun does not answer at {meeting.host}:{meeting.port} ({error})"
+        if not missing and is_told:
+            return
+        now = time.monotonic()
+        waiting_for = trouble or _listed(missing)
+        if now - begun >= timeout_seconds:
+            raise PeerLostError(
+                f"worker {meeting.rank} waited {timeout_seconds:g} s and gives up; missing: {waiting_for}. Each "
+                f"has ended, hangs before it is ready, or cannot reach {meeting.host}:{meeting.port}."
+            )
+        is_news = waiting_for != said and now - begun >= FIRST_WORD_SECONDS
+        if is_news or now - said_at >= NEXT_WORD_SECONDS:
+            on_wait(f"waiting for {waiting_for}")
+            said, said_at = waiting_for, now
+        time.sleep(ASK_SECONDS * max(1.0, meeting.size / 16))
+
+
+def _put(meeting: Meeting) -> bool:
+    """Leaves this process's name in the store."""
+    return _request(meeting, "PUT", meeting.rank, socket.gethostname().encode()) == http.HTTPStatus.OK
+
+
+def _has_come(meeting: Meeting, rank: int) -> bool:
+    return _request(meeting, "GET", rank) == http.HTTPStatus.OK
+
+
+def _request(meeting: Meeting, method: str, rank: int, body: bytes | None = None) -> int:
+    """The status of an answer. Directly: no proxy stands between the processes of a run."""
+    connection = http.client.HTTPConnection(meeting.host, meeting.port, timeout=ANSWER_SECONDS)
+    try:
+        connection.request(method, f"/{SCOPE}/{rank}", body)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    finally:
+        connection.close()
+
+
+def _listed(missing: list[int]) -> str:
+    named = [f"worker {rank}" for rank in missing[:MOST_NAMED]]
+    more = len(missing) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

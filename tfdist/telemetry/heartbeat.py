@@ -1,0 +1,226 @@
+"""What a worker lets its supervisor see: its process and host, what it does, its last step, and on request its stacks.
+
+Invariant: `beat` costs some microseconds, waits for nobody and touches no TensorFlow; without a supervisor it does
+nothing. A supervisor names a file to each worker in the variable VARIABLE of its environment; the worker keeps one
+record there, which `read` gives back. Moments are of the clock that all processes of one machine share.
+
+`main.py` begins it, the training tells it where it is, `tfdist.launch` reads it. Imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "TFDIST_HEARTBEAT"
+BEGIN_VARIABLE = "TFDIST_BEGIN_AT"  # a moment by `time.monotonic` before which a run should not go on
+STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 is Slurm's warning
+REMEMBERED = 32  # of the last durations of a phase
+_RECORD = struct.Struct("<8sqqqddd??6x24s256s")
+_MAGIC = b"tfdpulse"
+_NO_STEP = -1
+
+STARTING = "starting"
+CONNECTING = "connecting"
+PREPARING = "preparing data"
+BUILDING = "building the model"
+RESTORING = "restoring"
+TRAINING = "training"
+BETWEEN = "between steps"
+EVALUATING = "evaluating"
+SAVING = "saving"
+AGREEING = "agreeing with the others"
+FINISHING = "finishing"
+LEAVING = "leaving after an error"
+ENDED = "ended"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a worker showed last.
+
+    Attributes:
+      pid: of the process that wrote it.
+      host: its name.
+      phase: what it is doing.
+      turn: how many turns of phases it has begun.
+      step: the last one it has done; None before it knows.
+      moment: when it began the phase, by `time.monotonic` of this machine.
+      recent_seconds: the slowest of the phase's last turns in this process; 0 where this is the first.
+      longest_seconds: the slowest of all of them, the first, which compiles, included.
+      shows_stacks: whether STACKS_SIGNAL has it write its stacks.
+      is_storing: whether it writes a backup in the background.
+    """
+
+    pid: int
+    host: str
+    phase: str
+    turn: int
+    step: int | None
+    moment: float
+    recent_seconds: float
+    longest_seconds: float
+    shows_stacks: bool
+    is_storing: bool = False
+
+
+class Heartbeat:
+    """The record of this process. Raises OSError where its file cannot be written."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._pid = os.getpid()
+        self._host = socket.gethostname().encode()[:255]
+        self._phase, self._step, self._moment, self._turn = STARTING, _NO_STEP, time.monotonic(), 1
+        self._recent: dict[str, collections.deque[float]] = {}
+        self._longest: dict[str, float] = {}
+        self._facts: dict[str, Any] = {}
+        self._storing: set[int] = set()
+        self._lock = threading.Lock()
+        self._shows_stacks = self._offer_stacks()
+        self._write()
+
+    def beat(self, phase: str, step: int | None = None) -> None:
+        """A turn of the last phase is over, one of `phase` begins."""
+        with self._lock:
+            now = time.monotonic()
+            seconds = now - self._moment
+            self._recent.setdefault(self._phase, collections.deque(maxlen=REMEMBERED)).append(seconds)
+            self._longest[self._phase] = max(seconds, self._longest.get(self._phase, 0.0))
+            self._phase, self._moment, self._turn = phase, now, self._turn + 1
+            if step is not None:
+                self._step = step
+            self._write()
+
+    def storing(self, is_storing: bool, *, writer: int) -> None:
+        """A writer has backups to write in the background, or no more; any thread may say so."""
+        with self._lock:
+            was_storing = bool(self._storing)
+            (self._storing.add if is_storing else self._storing.discard)(writer)
+            if bool(self._storing) != was_storing:
+                self._write()
+
+    def tell(self, **facts: Any) -> None:
+        """Leaves something for the supervisor to read when this process has ended."""
+        self._facts |= facts
+        part = f"{self._path}.facts.part"
+        Path(part).write_text(json.dumps(self._facts))
+        os.replace(part, f"{self._path}.facts")
+
+    def _offer_stacks(self) -> bool:
+        """Whether `faulthandler` writes all threads' stacks when asked: also while Python itself is stuck."""
+        self._stacks = open(f"{self._path}.stacks", "a")  # noqa: SIM115 (as long as the process)
+        try:
+            faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True)
+        except (AttributeError, RuntimeError, ValueError):
+            return False
+        return True
+
+    def _write(self) -> None:
+        recent = max(self._recent.get(self._phase, (0.0,)))
+        longest = self._longest.get(self._phase, 0.0)
+        phase = self._phase.encode()[:24]
+        times = self._moment, recent, longest
+        numbers = self._pid, self._step, self._turn, *times
+        record = _RECORD.pack(_MAGIC, *numbers, self._shows_stacks, bool(self._storing), phase, self._host)
+        with contextlib.suppress(OSError):  # a full disk must not end a training
+            os.pwrite(self._descriptor, record, 0)
+
+
+_HEARTBEAT: Heartbeat | None = None
+
+
+def begin(path: str | None) -> None:
+    """Shows this process from now on in `path`; None, or one that cannot be written: nobody looks."""
+    global _HEARTBEAT
+    if path:
+        with contextlib.suppress(OSError):
+            _HEARTBEAT = Heartbeat(path)
+
+
+def wait_to_begin(moment: str | None) -> None:
+    """Sleeps until the supervisor's waiting before a restart is over; all that could be imported is there by then."""
+    with contextlib.suppress(ValueError):
+        time.sleep(max(0.0, float(moment or 0.0) - time.monotonic()))
+
+
+def beat(phase: str, step: int | None = None) -> None:
+    """This process begins a turn of `phase`, with `step` steps done; None: as many as before."""
+    if _HEARTBEAT is not None:
+        _HEARTBEAT.beat(phase, step)
+
+
+def storing(is_storing: bool, *, writer: int) -> None:
+    """One of this process's writers, known by a number, has backups to write in the background, or no more."""
+    if _HEARTBEAT is not None:
+        _HEARTBEAT.storing(is_storing, writer=writer)
+
+
+def tell(**facts: Any) -> None:
+    """Tells the supervisor what it may have to know when this process has ended; for JSON."""
+    if _HEARTBEAT is not None:
+        with contextlib.suppress(OSError):
+            _HEARTBEAT.tell(**facts)
+
+
+def _forget() -> None:
+    global _HEARTBEAT
+    _HEARTBEAT = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def read(path: Path) -> Reading | None:
+    """What the worker showed last; None before it showed anything."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) < _RECORD.size:
+        return None
+    magic, pid, step, turn, moment, recent, longest, shows, stores, phase, host = _RECORD.unpack(data[: _RECORD.size])
+    if magic != _MAGIC:
+        return None
+    return Reading(
+        pid=pid,
+        host=_text(host),
+        phase=_text(phase),
+        turn=turn,
+        step=None if step == _NO_STEP else step,
+        moment=moment,
+        recent_seconds=recent,
+        longest_seconds=longest,
+        shows_stacks=shows,
+        is_storing=stores,
+    )
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What the worker told; nothing where that cannot be read."""
+    try:
+        facts = json.loads(path.with_name(path.name + ".facts").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def stacks_path(path: Path) -> Path:
+    """Where the worker writes its stacks."""
+    return path.with_name(path.name + ".stacks")
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,213 @@
+"""Keras callbacks in a loop that is not Keras's.
+
+Invariant: every worker's callbacks see the same logs, so those that act on the model or the optimizer act alike on
+all; those that write files run on the chief alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist import user_code
+from tfdist.checkpoint.callback_state import Baseline
+from tfdist.errors import TfdistError, UserError
+from tfdist.storage import files
+from tfdist.training.loop.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting, overrides
+from tfdist.training.step.optimizer import keeps_average
+
+WRITERS = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+)
+
+
+class Callbacks:
+    """The user's callbacks, as this worker runs them.
+
+    A callback runs on every worker, unless it is one of Keras's that write, or has an attribute `chief_only = True`.
+
+    Attributes:
+      act_on_batches: the names of those that want every batch of the training; calls are then one step long.
+      act_on_test_batches: whether one wants every batch of an evaluation.
+      are_any: whether there are any, on whichever worker. All three are the same on every worker.
+
+    Args:
+      callbacks: of all workers.
+      model: which they act on.
+      optimizer: of the training.
+      is_chief: whether this worker writes.
+      params: what they find in `self.params`.
+      compiled: what the model is put into while one of them runs.
+
+    Raises:
+      UserError: an entry is no Keras callback, or one that cannot work here.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        is_chief: bool,
+        params: dict[str, Any],
+        compiled: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        check_callbacks(callbacks)
+        mine = [c for c in callbacks if is_chief or not writes(c)]
+        self._mine = mine
+        self.are_any = bool(callbacks)
+        self.act_on_batches = acting(callbacks, TRAIN_BATCH_HOOKS)
+        self.act_on_test_batches = bool(acting(callbacks, TEST_BATCH_HOOKS))
+        self._model = model
+        self._optimizer = optimizer
+        model.stop_training = False
+        with compiled():
+            hooks = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
+        self._list = _Explaining(hooks, compiled)
+        self._has_end_hooks = any(overrides(callback, "on_train_end") for callback in mine)
+
+    @property
+    def wants_stop(self) -> bool:
+        return bool(self._model.stop_training)
+
+    @property
+    def wants_evaluation_stop(self) -> bool:
+        return bool(self._model.stop_evaluating)
+
+    def train_begin(self) -> None:
+        self._list.on_train_begin()
+        self._baseline = Baseline(self._mine)
+
+    def changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What the callbacks have come to know since `train_begin`, for JSON, and the arrays that it refers to."""
+        return self._baseline.changes()
+
+    def restore(self, changes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts back what `changes` gave, after `train_begin`."""
+        self._baseline.restore(changes, arrays)
+
+    def train_end(self, logs: dict[str, Any]) -> bool:
+        """What `fit` does after its last epoch: the optimizer's averages replace the weights, then callbacks may.
+
+        Args:
+          logs: the last epoch's, as `epoch_end` had them.
+
+        Returns:
+          Whether the model's weights changed, so that the last evaluation is not theirs.
+        """
+        may_change = self._has_end_hooks or keeps_average(self._optimizer)
+        before = self._model.get_weights() if may_change else []
+        self._optimizer.finalize_variable_values(self._model.trainable_variables)
+        self._list.on_train_end(logs)
+        after = self._model.get_weights() if may_change else []
+        return any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+
+    @property
+    def weights_are_finite(self) -> bool:
+        return all(np.isfinite(w).all() for w in self._model.get_weights() if w.dtype.kind == "f")
+
+    def epoch_begin(self, epoch: int) -> None:
+        self._list.on_epoch_begin(epoch)
+
+    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """`logs`: the epoch's training metrics, and the evaluation's under `val_…` names."""
+        self._list.on_epoch_end(epoch, logs)
+
+    def batch_begin(self, step_in_epoch: int) -> None:
+        if self.act_on_batches:
+            self._list.on_train_batch_begin(step_in_epoch)
+
+    def batch_end(self, step_in_epoch: int, logs: dict[str, Any], *, diverged: bool = False) -> None:
+        """`logs`: means over the epoch so far. With `diverged` those are called, too, that only wait for that."""
+        if self.act_on_batches or diverged:
+            self._list.on_train_batch_end(step_in_epoch, logs)
+
+    def test_begin(self) -> None:
+        self._model.stop_evaluating = False
+        self._list.on_test_begin()
+
+    def test_batch_begin(self, step: int) -> None:
+        self._list.on_test_batch_begin(step)
+
+    def test_batch_end(self, step: int, logs: dict[str, Any]) -> None:
+        """`logs`: means over the evaluation so far."""
+        self._list.on_test_batch_end(step, logs)
+
+    def test_end(self, logs: dict[str, Any]) -> None:
+        self._list.on_test_end(logs)
+
+
+class CallbackError(UserError):
+    """What a callback raised, in one message; its cause is what was raised."""
+
+
+class _Explaining:
+    """The hooks of a CallbackList, with what they raise turned into a message that names the callback."""
+
+    def __init__(
+        self, hooks: keras.callbacks.CallbackList, around: Callable[[], contextlib.AbstractContextManager[None]]
+    ) -> None:
+        self._hooks = hooks
+        self._around = around
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        hook = getattr(self._hooks, name)
+
+        def call(*args: Any) -> None:
+            try:
+                with self._around():
+                    hook(*args)
+            except TfdistError:
+                raise
+            except Exception as error:
+                told = user_code.failed(f"The callback {_raising(error)}, in {name},", error)
+                raise CallbackError(str(told)) from error
+
+        return call
+
+
+def _raising(error: Exception) -> str:
+    """The name of the callback that an exception came through first."""
+    holders = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [h for h in holders if isinstance(h, keras.callbacks.Callback)]
+    found = [h for h in found if not isinstance(h, keras.callbacks.CallbackList)]
+    return type(found[0]).__name__ if found else "list"
+
+
+def writes(callback: keras.callbacks.Callback) -> bool:
+    """Whether only the chief should run it."""
+    return bool(getattr(callback, "chief_only", isinstance(callback, WRITERS)))
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises UserError where one of them cannot work here."""
+    if not isinstance(callbacks, (list, tuple)):
+        raise UserError(f"train.callbacks is {callbacks!r}; write a list, [@keras.callbacks.EarlyStopping()].")
+    for callback in callbacks:
+        _check(callback)
+
+
+def _check(callback: Any) -> None:
+    if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
+        raise UserError(
+            f"train.callbacks holds the class {callback.__name__}; write @keras.callbacks.{callback.__name__}() with "
+            "parentheses."
+        )
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise UserError("keras.callbacks.BackupAndRestore works only inside keras.Model.fit; leave it out here.")
+    if isinstance(callback, keras.callbacks.CSVLogger) and files.is_remote(callback.filename):
+        raise UserError(
+            f"keras.callbacks.CSVLogger cannot write {callback.filename}: it adds to its file, which an object in a "
+            "bucket does not allow. Leave it out: metrics.jsonl of the run has the same numbers. Or give a local path."
+        )

@@ -1,0 +1,205 @@
+"""Evaluation: each example once, on however many replicas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.pipeline.pipeline import dispose
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import ROWS, Objective, Task
+from tfdist.telemetry import heartbeat
+from tfdist.training.loop.votes import Vote, Votes, no_votes
+from tfdist.training.step.gradients import forward, quotients
+from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.tracing import traced
+from tfdist.training.watch.pace import Pace
+
+
+class BatchHooks(Protocol):
+    """Who wants every batch of an evaluation."""
+
+    def test_batch_begin(self, step: int) -> None: ...
+
+    def test_batch_end(self, step: int, logs: dict[str, Any]) -> None: ...
+
+    @property
+    def wants_evaluation_stop(self) -> bool: ...
+
+
+class Evaluator:
+    """Evaluates a model on one split, again and again.
+
+    Args:
+      strategy: connected.
+      model: built inside the strategy's scope.
+      task: gives loss and metrics.
+      metrics: of this split, made inside the scope.
+      iterator: an endless stream of local batches in a fixed order, `num_steps` of which are the split.
+      batch_size: examples of a global batch.
+      num_steps: steps of one pass.
+      note: told once, by an event's name and a sentence, if the split weighs nothing in all.
+      steps_per_call: steps in one call of the compiled function; None finds out what takes 0.1 s.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        model: keras.Model,
+        task: Task,
+        metrics: MetricGroup,
+        iterator: Iterator[Any],
+        batch_size: int,
+        num_steps: int,
+        note: Callable[[str, str], None],
+        steps_per_call: int | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._model = model
+        self._task = task
+        self._metrics = metrics
+        self._term_names: Sequence[str] = task.term_names()
+        self._iterator: Any = iterator
+        self._batch_size = batch_size
+        self._num_steps = num_steps
+        self._note = note
+        self._has_noted = False
+        with strategy.scope():
+            self._sums = LossSums(num_terms=len(self._term_names))
+        self._pace = Pace(strategy, steps_per_call)
+        self._begin = traced(lambda: strategy.run(self._reset))
+        self._advance = traced(self._steps, reduce_retracing=True)
+        self._pass_over = traced(self._unused)
+        self._end = traced(lambda: strategy.first_local(strategy.run(self._results)))
+
+    def evaluate(self, votes: Votes = no_votes, hooks: BatchHooks | None = None) -> dict[str, Any] | None:
+        """One pass over the split; every worker calls it.
+
+        Args:
+          votes: asked before each call of some steps; where any worker wants to leave, the pass ends.
+          hooks: called before and after every batch, with the results over those so far; calls are then one step long.
+
+        Returns:
+          The loss and every metric over all examples of the split, without the loss where these weigh nothing in all.
+          None for a pass that ended early, after which the iterator stands in its middle.
+        """
+        heartbeat.beat(heartbeat.EVALUATING)
+        self._begin()
+        step = 0
+        while step < self._num_steps:
+            count = 1 if hooks else min(self._pace.steps_per_call, self._num_steps - step)
+            if hooks:
+                hooks.test_batch_begin(step)
+            wanted = self._call(count, votes())
+            if hooks:
+                hooks.test_batch_end(step, self._read())
+            step += count
+            if step < self._num_steps and wanted.leave:
+                return None
+            if hooks and self._strategy.any_worker(hooks.wants_evaluation_stop):
+                self._pass_over(self._iterator, np.array(self._num_steps - step, np.int32))
+                break
+            heartbeat.beat(heartbeat.EVALUATING)
+        results = self._read()
+        heartbeat.beat(heartbeat.BETWEEN)
+        if "loss" not in results and not self._has_noted:
+            self._has_noted = True
+            self._note("weightless_evaluation", "The examples of the evaluation weigh nothing in all: it has no loss.")
+        return results
+
+    def _read(self) -> dict[str, Any]:
+        """The results over the batches so far; without losses while nothing has weighed anything."""
+        weight, losses, metrics = self._end()
+        return (to_python(losses) if float(weight) else {}) | to_python(metrics)
+
+    def _call(self, count: int, votes: Vote) -> Vote:
+        """The next `count` steps; what any worker wants."""
+        started = time.perf_counter()
+        wanted = self._advance(self._iterator, np.array(count, np.int32), votes.tensor()).numpy()
+        self._pace.observe(count, time.perf_counter() - started)
+        return Vote.of(wanted)
+
+    def close(self) -> None:
+        """Lets the stream go, without waiting for it. Nothing can be evaluated afterwards."""
+        iterator, self._iterator = self._iterator, None
+        dispose(iterator)
+
+    def _steps(self, iterator: Iterator[Any], num_steps: tf.Tensor, votes: tf.Tensor) -> tf.Tensor:
+        def step(index: tf.Tensor) -> tuple[tf.Tensor]:
+            self._strategy.run(self._on_replica, args=(next(iterator),))
+            return (index + 1,)
+
+        tf.while_loop(lambda i: i < num_steps, step, [tf.constant(0)], parallel_iterations=1)
+        return self._strategy.first_local(
+            self._strategy.run(lambda w: self._strategy.sum_over_replicas([w])[0], args=(votes,))
+        )
+
+    def _unused(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> None:
+        """Reads on to where the next pass begins."""
+
+        def step(index: tf.Tensor) -> tuple[tf.Tensor]:
+            with tf.control_dependencies(tf.nest.flatten(next(iterator), expand_composites=True)):
+                return (index + 1,)
+
+        tf.while_loop(lambda i: i < num_steps, step, [tf.constant(0)], parallel_iterations=1)
+
+    def _reset(self) -> None:
+        self._metrics.reset()
+        self._sums.reset_state()
+
+    def _on_replica(self, batch: dict[str, Any]) -> None:
+        parts = {"num_parts": self._strategy.topology.num_replicas, "batch_size": self._batch_size}
+        objective = forward(self._model, self._task, batch, training=False, **parts)
+        self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("shares"))
+        loss, terms = self._parts_of_losses(objective)
+        count = objective.divisors[ROWS]
+        (weight,) = objective.weight or (count,)
+        self._sums.update_state(tf.stack([weight, loss, count, *(terms[n] for n in self._term_names)]))
+
+    def _parts_of_losses(self, objective: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """This replica's parts of the loss of the global batch, and of each term's, times the batch's examples.
+
+        Means over examples are the sums themselves. Others are divided by what adds up over the replicas, for which
+        these first have to meet.
+        """
+        others = [by for by in objective.divisors if by != ROWS]
+        if others:
+            summed = self._strategy.sum_over_replicas([objective.divisors[by] for by in (ROWS, *others)])
+            divisors = dict(zip((ROWS, *others), summed, strict=True))
+            loss, terms = quotients(objective._replace(divisors=divisors))
+            return loss * divisors[ROWS], {name: value * divisors[ROWS] for name, value in terms.items()}
+        return objective.shown[ROWS], objective.term_sums[ROWS]
+
+    def _results(self) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """What all examples weigh, the losses, and the metrics."""
+        (sums,) = self._strategy.sum_over_replicas([tf.convert_to_tensor(self._sums.sums.value)])
+        weight, loss_sum, count, *terms = tf.unstack(sums)
+        losses = {"loss": tf.math.divide_no_nan(loss_sum, count)}
+        for name, term in zip(self._term_names, terms, strict=True):
+            losses[f"{name}_loss"] = tf.math.divide_no_nan(term, count)
+        return weight, losses, self._metrics.read(self._strategy)[0]
+
+
+class LossSums(keras.metrics.Metric):
+    """[Σ weight, Σ loss · examples, Σ examples, Σ term · examples …] over the batches so far, this replica's parts."""
+
+    def __init__(self, num_terms: int) -> None:
+        super().__init__(name="loss_sums")
+        self.sums = self.add_variable(shape=(3 + num_terms,), initializer="zeros", name="sums")
+
+    def update_state(self, sums: tf.Tensor) -> None:
+        self.sums.assign_add(sums)
+
+    def result(self) -> tf.Tensor:
+        return tf.math.divide_no_nan(self.sums[1], self.sums[2])
+
+
+def to_python(results: dict[str, tf.Tensor]) -> dict[str, Any]:
+    """Scalars as floats, vectors as lists."""
+    return {name: value.numpy().tolist() for name, value in results.items()}

@@ -1,0 +1,183 @@
+"""Everything that training changes, made inside a strategy's scope and checked before the first step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+from tfdist.telemetry import heartbeat
+from tfdist.training.step.aggregation import follow_aggregation
+from tfdist.training.step.gradients import forward
+from tfdist.training.step.layer_state import separate_losses
+from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.optimizer import build_optimizer
+from tfdist.training.step.precision import LossScale
+from tfdist.training.step.randomness import separate_replicas
+from tfdist.training.step.tracing import traced
+from tfdist.user_code import own_places, said, where_defined
+
+ModelBuilder = Callable[[], keras.Model]
+OptimizerBuilder: TypeAlias = "Callable[[], keras.optimizers.Optimizer] | str"
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What learns: the variables of a run and the objects that hold them.
+
+    Attributes:
+      scale_factor: the optimizer's own `loss_scale_factor`, which the step applies in its place.
+    """
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    loss_scale: LossScale | None
+    train_metrics: MetricGroup
+    eval_metrics: MetricGroup
+    scale_factor: float = 1.0
+
+
+def build_learner(
+    strategy: Strategy,
+    model: ModelBuilder,
+    optimizer: OptimizerBuilder,
+    task: Task,
+    structure: Any,
+    *,
+    precision: str,
+    batch_size: int,
+) -> Learner:
+    """Makes model, optimizer and metrics; every worker ends with the chief's values.
+
+    Args:
+      strategy: connected.
+      model: builds the model, uncompiled.
+      optimizer: builds the optimizer.
+      task: checked against the model on `structure`.
+      structure: nest of `tf.TensorSpec`s of a batch of examples.
+      precision: "float16" adds a loss scale.
+      batch_size: examples in a global batch.
+
+    Raises:
+      UserError: the parts do not fit together.
+    """
+    heartbeat.beat(heartbeat.BUILDING)
+    with strategy.scope():
+        built = build_model(model, task, structure)
+        check_stateful(built, num_parts=strategy.topology.num_replicas)
+        train_metrics = MetricGroup(task.metric_specs())
+        eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
+        check_fit(built, task, structure, (train_metrics, eval_metrics))
+        made_optimizer = build_optimizer(optimizer, built)
+        scale_factor, made_optimizer.loss_scale_factor = float(made_optimizer.loss_scale_factor or 1.0), None
+        loss_scale = LossScale(batch_size) if precision == "float16" else None
+    separate_replicas(built)
+    follow_aggregation(built, strategy)
+    if strategy.topology.num_local_replicas > 1:
+        separate_losses(built)
+    strategy.synchronize([*built.variables, *made_optimizer.variables])
+    return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics, scale_factor)
+
+
+def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Model:
+    """A built model that takes what the task gives it, and that the task is bound to. Call it inside the scope.
+
+    Raises:
+      UserError: the builder gives no uncompiled Keras model, or it does not take the examples.
+    """
+    if isinstance(builder, keras.Model):
+        raise UserError(
+            "The model is a Keras model already; its variables must be made inside the strategy's scope. Give a "
+            "function that returns it: @my_module.build_model without parentheses."
+        )
+    model = builder()
+    if not isinstance(model, keras.Model):
+        raise UserError(
+            f"The model builder{where_defined(builder)} returned {type(model).__name__}; return an uncompiled "
+            "keras.Model."
+        )
+    if model.compiled:
+        raise UserError(
+            f"The model is compiled{where_defined(builder)}. Return it uncompiled: train.optimizer and train.task take "
+            "the place of compile()."
+        )
+    with _explained(structure):
+        if not model.built:
+            model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
+        check_text(model, task.inputs(structure))
+        task.bind(model, structure)
+    if not model.trainable_variables:
+        raise UserError("The model has no trainable variables: nothing would be learned.")
+    return model
+
+
+def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
+    """Raises UserError where model, loss and metrics do not take the examples."""
+    with _explained(structure):
+        trace_loss(model, task, structure, metrics)
+
+
+def check_stateful(model: keras.Model, *, num_parts: int) -> None:
+    """Raises UserError where a layer keeps a state by rows of a batch that is computed in parts."""
+    kept = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    if kept and num_parts > 1:
+        raise UserError(
+            f"The layer {kept[0]!r} is stateful: it keeps a state for each row of the batch, and the batch is cut into "
+            f"{num_parts} parts, for replicas and microbatches, whose rows are not the same. Train it on one device "
+            "without microbatches, or write stateful=False."
+        )
+
+
+@contextlib.contextmanager
+def _explained(structure: Any) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's model, loss or metric raises
+        raise UserError(_said(error, structure)) from error
+
+
+def check_text(model: keras.Model, inputs: Any) -> None:
+    """Raises UserError where the data gives text and the model takes numbers, which fails only once it computes."""
+    takes = [keras.backend.standardize_dtype(wanted.dtype) for wanted in getattr(model, "inputs", None) or []]
+    gives = [spec.dtype.name for spec in tf.nest.flatten(inputs)]
+    if takes and "string" in gives and "string" not in takes:
+        raise UserError(
+            f"The data gives the model text (string), and it takes {', '.join(dict.fromkeys(takes))}. Turn the text "
+            "into numbers in the data function, or give the model a keras.Input of dtype 'string' with a layer such as "
+            "keras.layers.TextVectorization or StringLookup behind it."
+        )
+
+
+def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
+    """Traces loss and metrics on the shapes of a batch, without computing anything.
+
+    Metrics that make their variables when they first see outputs (F1Score) thus have them outside any graph; Keras's
+    stateless scope puts that off till the end of the trace, and keeps the trace from counting anything.
+    """
+
+    def loss(examples: Any) -> tf.Tensor:
+        objective = forward(model, task, {"examples": examples}, training=False)
+        with keras.StatelessScope(initialize_variables=False):
+            for group in metrics:
+                task.update_metrics(group.metrics, examples, objective.outputs, None)
+        return tf.add_n([*objective.numerators.values()])
+
+    traced(loss).get_concrete_function(structure)
+    with keras.StatelessScope():
+        pass  # at its end Keras makes the variables that were asked for in the other one
+
+
+def _said(error: Exception, structure: Any) -> str:
+    """One message out of an error that Keras, TensorFlow or the user's own code raised on the examples."""
+    shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", structure)
+    failure = "\n    ".join([f"Model, loss and metrics do not fit the data: {said(error)}", *own_places(error)])
+    return f"{failure}\nThe data gives batches of {shapes}."

@@ -1,0 +1,351 @@
+"""The training loop: calls of K steps, and what happens between them.
+
+Invariant: where a call ends does not change what is trained. Boundaries (the end of an epoch, an evaluation, a logged
+point, the end of the run) come at fixed steps; between them a call takes as many steps as `Pace` says. A backup is
+taken after a call, or after all that belongs to the boundary that the call came to. Written once for all strategies;
+every worker runs it and meets the same boundaries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import keras
+import numpy as np
+
+from tfdist.errors import DivergedError, UserError
+from tfdist.strategies.base import Strategy
+from tfdist.telemetry import heartbeat
+from tfdist.telemetry.reporter import Reporter
+from tfdist.training.loop.best import Watched
+from tfdist.training.loop.boundaries import Boundaries
+from tfdist.training.loop.callbacks import Callbacks
+from tfdist.training.loop.evaluation import Evaluator, to_python
+from tfdist.training.loop.outcome import EpochSums, Outcome
+from tfdist.training.loop.votes import NUM_VOTES, Vote
+from tfdist.training.recovery.recovery import Position, Recovery
+from tfdist.training.step import divergence
+from tfdist.training.step.optimizer import learning_rate
+from tfdist.training.step.precision import LossScale
+from tfdist.training.step.step import TrainStep
+from tfdist.training.watch.input_wait import InputWait
+from tfdist.training.watch.pace import Pace
+from tfdist.training.watch.stragglers import Stragglers
+
+
+class Loop:
+    """Trains until a step, an early stop, or a divergence.
+
+    Args:
+      strategy: connected.
+      step: runs K steps.
+      iterator: local batches, its first element that of step `first_step`.
+      evaluator: None trains without evaluation.
+      callbacks: the user's.
+      reporter: told what happens.
+      boundaries: where calls end.
+      pace: how long calls are.
+      optimizer: asked for its learning rate.
+      loss_scale: as the step has it.
+      recovery: saves, and leaves when the process has to go; None does neither.
+      start: where an earlier process left the run; None begins.
+      watched: by which evaluations are compared; None compares none.
+      input_hint: what would help if training waits for its input.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        step: TrainStep,
+        iterator: Iterator[Any],
+        evaluator: Evaluator | None,
+        callbacks: Callbacks,
+        reporter: Reporter,
+        boundaries: Boundaries,
+        pace: Pace,
+        optimizer: keras.optimizers.Optimizer,
+        loss_scale: LossScale | None = None,
+        recovery: Recovery | None = None,
+        start: Position | None = None,
+        watched: Watched | None = None,
+        input_hint: str = "",
+    ) -> None:
+        self._strategy = strategy
+        self._step = step
+        self._iterator = iterator
+        self._evaluator = evaluator
+        self._callbacks = callbacks
+        self._reporter = reporter
+        self._boundaries = boundaries
+        self._pace = pace
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._recovery = recovery
+        self._start = start
+        self._watched = watched
+        self._sums = EpochSums()
+        self._told_unused = False
+        self._outcome = Outcome()
+        self._wanted = Vote()
+        self._stops_after_batch = False
+        self._diverged: DivergedError | None = None
+        self._input_wait = InputWait(strategy, reporter, hint=input_hint)
+        self._stragglers = Stragglers(strategy, reporter)
+        self._epoch_started = time.perf_counter()
+        self._evaluation_seconds = 0.0
+
+    def run(self) -> Outcome:
+        """Trains; raises DivergedError when the loss or a gradient is not finite and nothing can skip it."""
+        outcome, boundaries = self._outcome, self._boundaries
+        if self._recovery is not None:
+            self._recovery.begin()
+        self._callbacks.train_begin()
+        if self._start is not None:
+            self._continue_from(self._start)
+        while outcome.step < boundaries.last_step and not outcome.stopped_early:
+            if outcome.step % boundaries.steps_per_epoch == 0:
+                self._begin_epoch()
+            self._train_until(boundaries.next_after(outcome.step))
+            self._at_boundary()
+        if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
+            self._save(must_store=True)  # what follows can be done again from here
+        self._stragglers.end(outcome.step)
+        if outcome.step < boundaries.total_steps and not outcome.stopped_early:
+            assert self._recovery is not None
+            self._recovery.pause(outcome.step, because="train.stop_after_epochs asks for it")
+            return dataclasses.replace(outcome, paused=True)
+        changed = self._strategy.any_worker(self._callbacks.train_end(self._logs()))
+        if changed:
+            outcome.evaluated_at = -1
+        if self._diverged is not None and not (changed and self._callbacks.weights_are_finite):
+            raise self._diverged  # no callback has put back weights of before
+        return outcome
+
+    def _continue_from(self, start: Position) -> None:
+        """Puts the loop where `_save` found it; the variables are there already."""
+        values = dict(start.values)
+        self._outcome.step = start.step
+        if values:
+            for name, value in values["outcome"].items():
+                setattr(self._outcome, name, value)
+            self._sums = EpochSums(**values["sums"])
+            self._callbacks.restore(values["callbacks"], start.arrays)
+            if values["boundary_is_due"]:
+                self._wanted = Vote(stop=values["stop"])
+                self._at_boundary()
+
+    def _at_boundary(self) -> None:
+        """All that belongs to the step that was reached, and then a backup if one is due."""
+        outcome, boundaries = self._outcome, self._boundaries
+        if self._evaluator is not None and (self._wanted.stop or boundaries.evaluates(outcome.step)):
+            self._evaluate()
+            self._agree_on_stop()
+        stops = self._wanted.stop
+        if boundaries.logs(outcome.step) and not stops:
+            self._point("train", outcome.train_metrics)
+        is_best = self._is_best(self._logs(), ends_epoch=stops or boundaries.ends_epoch(outcome.step))
+        if stops or boundaries.ends_epoch(outcome.step):
+            self._end_epoch()
+        if (is_best or self._wanted.save) and self._diverged is None:
+            self._save(must_store=is_best)
+
+    def _is_best(self, logs: dict[str, Any], *, ends_epoch: bool) -> bool:
+        """Notes the best so far; whether it is new, and to be backed up."""
+        outcome, watched = self._outcome, self._watched
+        if watched is None or not (outcome.evaluated_at == outcome.step if watched.is_of_evaluation else ends_epoch):
+            return False
+        before = outcome.best
+        outcome.best = watched.newest(before, logs, step=outcome.step, epoch=self._epoch + 1)
+        return watched.saves and self._recovery is not None and outcome.best is not before
+
+    def _agree_on_stop(self) -> None:
+        """Takes note where a callback of any worker has asked to stop. A collective, unless there are no callbacks."""
+        if self._callbacks.are_any:
+            heartbeat.beat(heartbeat.AGREEING)
+            stop = self._wanted.stop or self._strategy.any_worker(self._callbacks.wants_stop)
+            self._wanted = dataclasses.replace(self._wanted, stop=stop)
+            heartbeat.beat(heartbeat.BETWEEN)
+
+    def _logs(self) -> dict[str, Any]:
+        """What callbacks get of an epoch that ends here."""
+        outcome = self._outcome
+        evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
+        return outcome.train_metrics | {f"val_{name}": value for name, value in evaluated.items()}
+
+    def _save(self, *, boundary_is_due: bool = False, must_store: bool = False) -> None:
+        outcome = self._outcome
+        assert self._recovery is not None
+        callbacks, arrays = self._callbacks.changes()
+        values = {
+            "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
+            "sums": dataclasses.asdict(self._sums),
+            "callbacks": callbacks,
+            "boundary_is_due": boundary_is_due,
+            "stop": self._wanted.stop,
+        }
+        numbers = {name: value for name, value in self._logs().items() if isinstance(value, (int, float))}
+        self._recovery.save(Position(outcome.step, values, arrays), numbers, must_store=must_store)
+        self._wanted = Vote()
+
+    def _leave(self, *, boundary_is_due: bool) -> NoReturn:
+        if self._diverged is not None:
+            raise self._diverged  # there is nothing to save
+        assert self._recovery is not None
+        self._save(boundary_is_due=boundary_is_due, must_store=True)
+        self._recovery.leave(self._outcome.step)
+
+    def _votes(self, step: int) -> Vote:
+        wanted = Vote() if self._recovery is None else self._recovery.votes(step)
+        return dataclasses.replace(wanted, stop=self._callbacks.wants_stop)
+
+    @property
+    def learning_rate(self) -> float:
+        return learning_rate(self._optimizer)
+
+    @property
+    def _epoch(self) -> int:
+        """The epoch that the last step done belongs to, counted from 0."""
+        return max(0, self._outcome.step - 1) // self._boundaries.steps_per_epoch
+
+    @property
+    def _steps_in_epoch(self) -> int:
+        return self._outcome.step - self._epoch * self._boundaries.steps_per_epoch
+
+    def _begin_epoch(self) -> None:
+        self._sums = EpochSums()
+        self._evaluation_seconds = 0.0
+        self._step.reset_metrics()
+        self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
+        self._agree_on_stop()
+        self._stops_after_batch = self._wanted.stop
+        self._epoch_started = time.perf_counter()
+
+    def _train_until(self, boundary: int) -> None:
+        while True:
+            self._call(self._next_stop(boundary))
+            at_boundary = self._outcome.step == boundary or self._wanted.stop
+            if self._wanted.leave:
+                self._leave(boundary_is_due=at_boundary)
+            if at_boundary:
+                return
+            if self._wanted.save:
+                self._save()
+
+    def _next_stop(self, boundary: int) -> int:
+        if self._stops_after_batch:
+            return self._outcome.step + 1
+        stops = [boundary, self._outcome.step + self._pace.steps_per_call]
+        if self._recovery is not None and (backup := self._recovery.next_boundary(self._outcome.step)) is not None:
+            stops.append(backup)
+        return min(stops)
+
+    def _call(self, last_step: int) -> None:
+        """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
+        steps = last_step - self._outcome.step
+        self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
+        heartbeat.beat(heartbeat.TRAINING, self._outcome.step)
+        started = time.perf_counter()
+        votes = self._votes(last_step).tensor(self._stragglers.news())
+        sums = self._sums.vector(self._step.term_names)
+        totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
+        done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
+        seconds = time.perf_counter() - started
+        answers = answers.numpy().tolist()
+        self._wanted = Vote.of(answers)
+        self._sums = self._sums.after(totals)
+        self._outcome.step += done
+        self._count_weightless(int(totals.weightless))
+        heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
+        self._outcome.train_metrics = self._sums.means() | to_python(metrics)
+        if self._step.unused and not self._told_unused:
+            self._told_unused = True
+            self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
+        self._pace.observe(steps, seconds)
+        self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
+        self._stragglers.observe(
+            step=self._outcome.step,
+            steps=done,
+            seconds=seconds,
+            input_seconds=float(totals.input_seconds),
+            peer_seconds=float(totals.peer_seconds),
+            news=answers[NUM_VOTES:],
+        )
+        self._end_batch(done, overflowed)
+        self._reporter.progress(
+            step=self._outcome.step,
+            epoch=self._epoch,
+            step_in_epoch=self._steps_in_epoch,
+            metrics=self._outcome.train_metrics,
+            rate=done / seconds,
+        )
+        if self._recovery is not None:
+            self._recovery.check()
+
+    def _count_weightless(self, steps: int) -> None:
+        if steps and not self._outcome.weightless:
+            self._reporter.weightless(step=self._outcome.step)
+        self._outcome.weightless += steps
+
+    def _end_batch(self, done: int, overflowed: int) -> None:
+        """Calls the batch hooks; raises DivergedError at a loss that is not finite, if none of them stops there."""
+        outcome = self._outcome
+        self._diverged = divergence.judge(
+            step=outcome.step, steps=done, overflowed=overflowed, loss_scale=self._loss_scale, reporter=self._reporter
+        )
+        if self._diverged is not None:
+            outcome.train_metrics["loss"] = math.nan
+        try:
+            self._callbacks.batch_end(
+                self._steps_in_epoch - 1, outcome.train_metrics, diverged=self._diverged is not None
+            )
+        except UserError as error:
+            if self._diverged is None:
+                raise
+            raise self._diverged from error  # as TerminateOnNaN(raise_error=True) wants it
+        if self._callbacks.act_on_batches or self._diverged is not None:
+            self._agree_on_stop()
+        if self._diverged is not None and not self._wanted.stop:
+            raise self._diverged
+
+    def _evaluate(self) -> None:
+        assert self._evaluator is not None
+        started = time.perf_counter()
+        self._callbacks.test_begin()
+        hooks = self._callbacks if self._callbacks.act_on_test_batches else None
+        results = self._evaluator.evaluate(lambda: self._votes(self._outcome.step), hooks)
+        if results is None:
+            self._leave(boundary_is_due=True)
+        self._outcome.eval_metrics, self._outcome.evaluated_at = results, self._outcome.step
+        self._callbacks.test_end(results)
+        self._point("eval", results)
+        self._evaluation_seconds += time.perf_counter() - started
+
+    def _end_epoch(self) -> None:
+        outcome = self._outcome
+        seconds = time.perf_counter() - self._epoch_started
+        self._point("train", outcome.train_metrics)
+        self._reporter.epoch_end(
+            step=outcome.step,
+            epoch=self._epoch,
+            train=outcome.train_metrics,
+            evaluation=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
+            seconds=seconds,
+            rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
+        )
+        heartbeat.beat(heartbeat.AGREEING)
+        self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
+        heartbeat.beat(heartbeat.BETWEEN)
+        self._callbacks.epoch_end(self._epoch, self._logs())
+        heartbeat.beat(heartbeat.AGREEING)
+        outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
+        heartbeat.beat(heartbeat.BETWEEN)
+
+    def _point(self, split: str, metrics: dict[str, Any]) -> None:
+        self._reporter.point(
+            step=self._outcome.step, epoch=self._epoch, split=split, metrics=metrics, learning_rate=self.learning_rate
+        )

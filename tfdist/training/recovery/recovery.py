@@ -1,0 +1,299 @@
+"""How a run survives: when it saves, how it leaves when it has to, and where it goes on.
+
+Invariant: what is saved at a boundary brings a run back to exactly there, whatever strategy it goes on with. Every
+worker takes part in bringing the state together and in agreeing; the chief alone writes and reads. The loop talks to
+`Recovery`; experiment.py makes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.event_sink import EventSink
+from tfdist.checkpoint.preemption import Preemption
+from tfdist.checkpoint.schedule import Schedule
+from tfdist.checkpoint.state import State
+from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError
+from tfdist.strategies.base import Strategy
+from tfdist.telemetry import heartbeat
+from tfdist.training.loop.votes import Vote
+from tfdist.training.step.randomness import read_generators, set_generators
+from tfdist.training.step.state import MODEL, SEEDS, ModelState, TrainingState
+
+RANDOM = "random"
+MOST_SHOWN = 20  # variables in one message
+OWN_PREFIXES = (MODEL, SEEDS, "optimizer/", "loss_scale/", "metrics/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """What the loop has to know besides the variables; `arrays` are what `values` refers to by name."""
+
+    step: int
+    values: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Backups in the memory of the chief's machine; `keeper` as `Recovery`'s."""
+
+    keeper: BackupKeeper | None
+    schedule: Schedule
+
+
+class Recovery:
+    """The survival of one run, on one worker.
+
+    Args:
+      strategy: connected.
+      state: of the run.
+      keeper: on the chief; None on other workers.
+      schedule: when backups are due; only the chief's clock counts.
+      preemption: entered.
+      memory: for backups between those; None keeps none.
+      exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
+      start_step: of the backup that the run goes on from; None where it begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        state: TrainingState,
+        keeper: BackupKeeper | None,
+        schedule: Schedule,
+        preemption: Preemption,
+        memory: Memory | None = None,
+        exit_status: int = EXIT_PREEMPTED,
+        start_step: int | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._state = state
+        self._keeper = keeper
+        self._schedule = schedule
+        self._preemption = preemption
+        self._memory = memory
+        self._exit_status = exit_status
+        self._start_step = start_step
+        self._saved_step = -1
+
+    def prepare(self) -> None:
+        """Allocates the memory that saving takes. A collective."""
+        tensors = self._state.tensors()
+        if self._keeper is not None:
+            self._keeper.prepare(tensors)
+        if self._memory is not None and self._memory.keeper is not None:
+            self._memory.keeper.prepare(tensors)
+
+    def begin(self) -> None:
+        """The time to the next backup counts from now on, not from when the run was built."""
+        now = time.monotonic()
+        self._schedule.begin(now)
+        if self._memory is not None:
+            self._memory.schedule.begin(now)
+
+    def next_boundary(self, step: int) -> int | None:
+        """The next step at which a call has to end for a backup; the same on every worker."""
+        schedules = [self._schedule, *([self._memory.schedule] if self._memory else [])]
+        return min(filter(None, (schedule.next_boundary(step) for schedule in schedules)), default=None)
+
+    def votes(self, step: int) -> Vote:
+        """What this worker wants once `step` steps are done."""
+        leave = self._preemption.reason is not None
+        now = time.monotonic()
+        due = self._schedule.due(step, now) or (self._memory is not None and self._memory.schedule.due(step, now))
+        return Vote(leave, save=self._keeper is not None and due)
+
+    def check(self) -> None:
+        """Surfaces what became of earlier backups."""
+        if self._keeper is not None:
+            self._keeper.check()
+        if self._memory is not None and self._memory.keeper is not None:
+            self._memory.keeper.check()
+
+    def save(self, position: Position, metrics: Mapping[str, float], *, must_store: bool = False) -> None:
+        """Copies the state, to be written while training goes on. A collective.
+
+        Args:
+          position: with the variables, all that there is to save.
+          metrics: of this step, for what is kept as the best.
+          must_store: in the run directory, even if a backup is due in memory only.
+        """
+        begun = time.monotonic()
+        heartbeat.beat(heartbeat.SAVING)
+        tensors = self._state.tensors()
+        stores = must_store or self._memory is None or self._schedule.due(position.step, begun)
+        if self._keeper is not None:
+            drawn, arrays = read_generators()
+            values = {**position.values, RANDOM: drawn}
+            tensors |= {**position.arrays, **arrays}
+            self._keep(State(position.step, tensors, values), metrics, stores=stores)
+        now = time.monotonic()
+        if stores:
+            self._schedule.saved(position.step, now, cost_seconds=now - begun)
+        if self._memory is not None:
+            self._memory.schedule.saved(position.step, now, cost_seconds=now - begun)
+        if must_store or self._memory is None:  # else only the chief knows whether it is stored
+            self._saved_step = position.step
+        heartbeat.beat(heartbeat.BETWEEN)
+
+    def _keep(self, state: State, metrics: Mapping[str, float], *, stores: bool) -> None:
+        """Hands the state to the keepers, on the chief."""
+        if stores:
+            assert self._keeper is not None
+            self._keeper.save(state, metrics=metrics)
+            if self._keeper.write_seconds is not None:
+                self._schedule.written(self._keeper.write_seconds)
+        if self._memory is not None and self._memory.schedule.due(state.step, time.monotonic()):
+            assert self._memory.keeper is not None
+            self._memory.keeper.save(state)
+
+    def has_saved(self, step: int) -> bool:
+        """Whether the last backup is of this step, and for sure in the run directory."""
+        return self._saved_step == step
+
+    @property
+    def newest_step(self) -> int | None:
+        """The step that a start of this run would go on from, as the chief knows it; None: it would begin anew."""
+        keepers = [self._keeper, self._memory.keeper if self._memory is not None else None]
+        steps = [self._start_step, *(keeper.last_committed_step for keeper in keepers if keeper is not None)]
+        return max((step for step in steps if step is not None), default=None)
+
+    def pause(self, step: int, *, because: str) -> None:
+        """Waits until all is stored, on all workers.
+
+        Raises:
+          NotSavedError: the state of `step`, which was given to `save`, could not be written; on every worker.
+        """
+        heartbeat.beat(heartbeat.SAVING)
+        if self._keeper is not None:
+            self._keeper.wait()
+        is_chief = self._keeper is not None
+        if self._strategy.any_worker(is_chief and self.newest_step != step):  # nobody goes before it is stored
+            lost = self._lost(step) if is_chief else "The chief's message says from where the same command goes on."
+            raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save. {lost}")
+
+    def _lost(self, step: int) -> str:
+        newest = self.newest_step
+        if newest is None:
+            return f"There is no backup: the work of all {step:,} steps is lost, and the same command begins anew."
+        return (
+            f"The newest backup is of step {newest:,}: the work of the {step - newest:,} steps after it is lost, and "
+            "the same command goes on from there."
+        )
+
+    def leave(self, step: int) -> NoReturn:
+        """`pause`, and raises PreemptedError, or NotSavedError."""
+        reason = self._preemption.reason or "another worker has to leave"
+        self.pause(step, because=reason)
+        raise PreemptedError(
+            f"Left at step {step:,} after saving, because {reason}. The same command goes on from there.",
+            exit_status=EXIT_INTERRUPTED if self._preemption.is_interrupt else self._exit_status,
+        )
+
+
+class Opened(NamedTuple):
+    """How a start survives and where it goes on.
+
+    Attributes:
+      recovery: of the run; None saves nothing.
+      start: where it goes on, with the variables in place; None begins it.
+      lost_steps: how many steps after that are known to have been done before, on the chief.
+    """
+
+    recovery: Recovery | None
+    start: Position | None
+    lost_steps: int
+
+
+def restored(
+    strategy: Strategy,
+    state: TrainingState | ModelState,
+    read: Callable[[], State | None],
+    *,
+    partial: bool,
+    tell: EventSink,
+    only_model: bool = False,
+) -> Position | None:
+    """Puts a backup's variables in place on every worker; where it leaves the run, None without a backup.
+
+    A collective. The chief reads, the others get it from there.
+
+    Args:
+      strategy: connected.
+      state: of the run, or with `only_model` the model's.
+      read: gives the state to restore; called on the chief.
+      partial: leaves out what does not fit, instead of refusing, and says what.
+      tell: hears what was left out.
+      only_model: takes the model's variables and nothing else.
+
+    Raises:
+      UserError: it does not fit, or the store does not answer; on every worker.
+    """
+    chosen = strategy.on_chief(
+        lambda: _chosen(read(), state, partial=partial, tell=tell, only_model=only_model), "The backups cannot be read"
+    )
+    header, arrays = _shared(strategy, *(chosen or ({}, {})))
+    if not header:
+        return None
+    state.assign(arrays)
+    others = {name: array for name, array in arrays.items() if not name.startswith(OWN_PREFIXES)}
+    if RANDOM in header["values"]:
+        set_generators(header["values"][RANDOM], others)
+    return Position(header["step"], header["values"], others)
+
+
+def _chosen(
+    found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventSink, only_model: bool
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What of a backup is to be put in place."""
+    if found is None:
+        return {}, {}
+    prefixes = (MODEL,) if only_model else OWN_PREFIXES
+    wanted = {name: spec for name, spec in state.specs().items() if name.startswith(prefixes)}
+    own = {name: array for name, array in found.tensors.items() if name.startswith(prefixes)}
+    others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
+    arrays = restore.match(own, wanted, partial=partial) | ({} if only_model else others)
+    if partial:
+        tell_left_out(tell, restore.differences(own, wanted), f"the backup of step {found.step:,}")
+    return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
+
+
+def tell_left_out(tell: EventSink, lines: Sequence[str], source: str) -> None:
+    """Says what a partial restore has left out of `source`, a line for each variable; nothing where all fitted."""
+    if not lines:
+        return
+    shown = [*lines[:MOST_SHOWN], *([f"and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else [])]
+    tell.warning(
+        "partially_restored",
+        message="\n    ".join([f"Took what fits of {source}, and left out {len(lines):,} variables:", *shown]),
+        left_out=list(lines),
+    )
+
+
+def _shared(
+    strategy: Strategy, header: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The chief's, on every worker."""
+    if strategy.topology.num_workers == 1:
+        return header, arrays
+    is_chief = strategy.topology.is_chief
+    specs = [[name, list(a.shape), a.dtype.name] for name, a in arrays.items()]
+    text = json.dumps([header, specs]).encode() if is_chief else None
+    header, specs = json.loads(bytes(strategy.broadcast(text)))
+    received = {}
+    for name, shape, dtype in specs:
+        data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data if is_chief else None
+        kind = tf.dtypes.as_dtype(dtype).as_numpy_dtype
+        received[name] = np.frombuffer(strategy.broadcast(data), kind).reshape(shape)
+    return header, received

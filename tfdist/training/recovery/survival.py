@@ -1,0 +1,222 @@
+"""Opens what lets a run survive: the newest backup restored, the keeper of the next ones, signals noted.
+
+Invariant: whatever ends the training, what was saved before is stored before the process leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import keras
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.event_sink import EventSink
+from tfdist.checkpoint.format.entries import list_paths
+from tfdist.checkpoint.format.manifest import NAME as MANIFEST
+from tfdist.checkpoint.metadata_server import find_address
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.preemption import SIGNALS, Preemption
+from tfdist.checkpoint.schedule import Schedule
+from tfdist.checkpoint.state import State
+from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.strategies.cluster import environment
+from tfdist.telemetry import heartbeat
+from tfdist.training.loop.learner import Learner
+from tfdist.training.recovery.fitting_weights import load_fitting
+from tfdist.training.recovery.in_memory import newest, open_memory
+from tfdist.training.recovery.recovery import Opened, Position, Recovery, restored, tell_left_out
+from tfdist.training.recovery.weights import FILES, find_backup, places_of_backups
+from tfdist.training.run import assembly
+from tfdist.training.run.assembly import Training
+from tfdist.training.run.identity import identity
+from tfdist.training.run.run import Run
+from tfdist.training.run.starts import read_starts
+from tfdist.training.step.state import MODEL, ModelState, TrainingState
+
+
+def check_start_from(path: str | None) -> None:
+    """Raises UserError where `train.start_from` names nothing to begin with."""
+    if path is None:
+        return
+    path = _plain(path)
+    if path.endswith(FILES):
+        found = files.exists(path)
+    elif not files.is_remote(path) and os.path.isfile(path):
+        raise UserError(
+            f"train.start_from is the file {path!r}; of files only .keras and .weights.h5 hold weights that can be "
+            "read. Write one of these, a run directory, or a backup in it."
+        )
+    else:
+        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, places_of_backups(path)))
+    if not found:
+        raise UserError(
+            f"There is no backup and no model in train.start_from = {path!r}. Write a run directory that has backups, "
+            "one of them, or a .keras file."
+        )
+
+
+@contextlib.contextmanager
+def open_recovery(training: Training) -> Iterator[Opened]:
+    """The recovery of a training that has not begun, and where it goes on.
+
+    Raises:
+      UserError: the backup does not fit, or cannot be read.
+    """
+    run, learner, settings = training.run, training.learner, training.settings
+    policy, partial = settings.policy, settings.partial_restore
+    steps_per_epoch = training.boundaries.steps_per_epoch
+    heartbeat.beat(heartbeat.RESTORING)
+    state = TrainingState(run.strategy, learner)
+    start, source, lost = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "", 0)
+    if start is None and run.place.extends:
+        raise UserError(f"{run.place.said} It cannot go on: none of its backups is whole.")
+    if start is None:
+        lost = _begin_anew(run, keeps_backups=policy is not None)
+    if start is not None and run.place.extends and run.topology.is_chief:
+        run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it goes on.")
+        files.remove(run.directory.result)  # which a run has when it is done
+    if start is None and settings.start_from is not None:
+        _begin_with(run, learner, state, settings.start_from, partial=partial)
+    if start is None and settings.initial_epoch:
+        start = Position(settings.initial_epoch * steps_per_epoch, {}, {})
+    if policy is None:
+        yield Opened(None, start, lost)
+        return
+    with contextlib.ExitStack() as stack:
+        memory = stack.enter_context(
+            open_memory(run, policy, identity=_identity(run), step=start.step if start else 0, source=source)
+        )
+        keeper = None
+        if run.topology.is_chief:
+            keeper = BackupKeeper(
+                run.directory.backups,
+                policy,
+                identity=_identity(run),
+                tell=run.events,
+                still_ours=run.place.check,
+            )
+            stack.callback(keeper.close)
+        preemption = Preemption(
+            tell=lambda message: run.events.warning("preemption_noticed", message=message),
+            metadata_address=find_address(environment.metadata_address(environment.current())),
+            signals=(*SIGNALS, signal.SIGINT),
+            abort=run.request.abort,
+        )
+        recovery = Recovery(
+            strategy=run.strategy,
+            state=state,
+            keeper=keeper,
+            schedule=Schedule(policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0),
+            preemption=stack.enter_context(preemption),
+            memory=memory,
+            exit_status=policy.preempted_exit_status,
+            start_step=start.step if start else None,
+        )
+        recovery.prepare()
+        yield Opened(recovery, start, lost)
+
+
+def _identity(run: Run) -> dict[str, object]:
+    return identity(
+        run.request.settings(),
+        strategy=run.strategy.name,
+        num_workers=run.topology.num_workers,
+        num_replicas=run.topology.num_replicas,
+    )
+
+
+def _resumed(
+    run: Run, state: TrainingState, policy: BackupPolicy, *, partial: bool
+) -> tuple[Position | None, str, int]:
+    """Where the run goes on, if it does, and, on the chief, the directory of that backup, and the steps lost."""
+    source, lost = run.directory.backups, 0
+
+    def read() -> State | None:
+        nonlocal source
+        found, source = newest(run, policy)
+        return found
+
+    start = restored(run.strategy, state, read, partial=partial, tell=run.events)
+    if start is not None:
+        due = bool(start.values.get("boundary_is_due"))
+        lost = max(0, (run.metrics.discard_after(start.step - 1 if due else start.step) or 0) - start.step)
+        again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
+        run.events.info(
+            "resumed",
+            step=start.step,
+            message=f"Going on at step {start.step:,}, from the backup in {source}.{again}",
+            lost_steps=lost,
+        )
+    return start, source, lost
+
+
+def _begin_anew(run: Run, *, keeps_backups: bool) -> int:
+    """Begins at step 0, and says so where an earlier start came to no backup; the steps of that, as far as known."""
+    lost = run.metrics.discard_after(0) or 0
+    if run.topology.is_chief and read_starts(run.directory):
+        why = "an earlier start of this run was not saved" if keeps_backups else "train.backup is 'off'"
+        which = f", and at least {lost:,} steps of it are lost" if lost else ""
+        run.events.info("begun_anew", step=0, message=f"Beginning anew at step 0: {why}{which}.", lost_steps=lost)
+    return lost
+
+
+def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, partial: bool) -> None:
+    """Loads the model's variables alone; the optimizer begins anew."""
+    path = _plain(path)
+    if path.endswith(FILES):
+        tell_left_out(run.events, _load_file(learner.model, path, partial=partial), path)
+        found = path
+    else:
+        taken = restored(
+            run.strategy,
+            state,
+            lambda: _state_in(path, run.events),
+            partial=partial,
+            tell=run.events,
+            only_model=True,
+        )
+        assert taken is not None
+        found = f"step {taken.step:,} of {path}"
+    run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
+
+
+def check_weights(model: keras.Model, path: str, *, partial: bool, tell: EventSink) -> None:
+    """Raises UserError where what `start_from` names does not fit a model; the model's variables may change.
+
+    Args:
+      model: built.
+      path: which `check_start_from` let pass.
+      partial: whether what does not fit is left out.
+      tell: gets a warning of each damaged backup that is passed over.
+    """
+    path = _plain(path)
+    if path.endswith(FILES):
+        _load_file(model, path, partial=partial)
+        return
+    own = {name: array for name, array in _state_in(path, tell).tensors.items() if name.startswith(MODEL)}
+    restore.match(own, ModelState(model).specs(), partial=partial)
+
+
+def _load_file(model: keras.Model, path: str, *, partial: bool) -> list[str]:
+    """Loads a file of weights; a line for each variable that a partial restore left out."""
+    if partial:
+        return load_fitting(model, path)
+    assembly.load_weights(model, path)
+    return []
+
+
+def _state_in(path: str, tell: EventSink) -> State:
+    found = find_backup(path, "train.start_from", tell=tell)
+    if found is None:  # which `check_start_from` saw there
+        raise UserError(f"No backup in train.start_from = {path!r} is whole.")
+    assert found.state is not None
+    return found.state
+
+
+def _plain(path: str) -> str:
+    return os.path.expanduser(path).rstrip("/")

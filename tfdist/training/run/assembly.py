@@ -1,0 +1,422 @@
+"""Puts the parts of a training together, out of its settings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.input_hints import hint_for
+from tfdist.data.pipeline.pipeline import as_source, build_pipeline, dispose
+from tfdist.data.sources.source import Source
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+from tfdist.telemetry import heartbeat
+from tfdist.telemetry.console.console_text import Plan
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.reporter import Reporter
+from tfdist.training.loop.best import check_keep_best, watched
+from tfdist.training.loop.boundaries import Boundaries
+from tfdist.training.loop.callback_model import CallbackModel
+from tfdist.training.loop.callbacks import Callbacks
+from tfdist.training.loop.ending import Ending, ending_of
+from tfdist.training.loop.evaluation import Evaluator
+from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_fit, check_stateful
+from tfdist.training.loop.loop import Loop
+from tfdist.training.loop.monitors import check_monitors
+from tfdist.training.loop.outcome import Outcome
+from tfdist.training.loop.reported import OBJECTIVE, reported_by
+from tfdist.training.loop.votes import no_votes
+from tfdist.training.recovery.recovery import Opened, Recovery, restored
+from tfdist.training.recovery.weights import Found, find
+from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.examples import check_held
+from tfdist.training.run.run import Run
+from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.starts import note_start
+from tfdist.training.run.tuned import choose_packing, choose_xla
+from tfdist.training.step import accumulation
+from tfdist.training.step.gradients import LocalGradients
+from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import microbatch_note
+from tfdist.training.step.precision import set_precision
+from tfdist.training.step.randomness import set_seeds
+from tfdist.training.step.state import ModelState
+from tfdist.training.step.step import TrainStep
+from tfdist.training.watch.pace import Pace
+from tfdist.user_code import said
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A training, as far as this worker has put it together."""
+
+    run: Run
+    settings: TrainSettings
+    source: Source
+    learner: Learner
+    task: Task
+    plan: BatchPlan
+    boundaries: Boundaries
+
+
+def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training:
+    """Reads the data and builds what learns from it; nothing is traced yet.
+
+    Args:
+      run: open.
+      settings: of the training.
+      model: what `settings.model` builds with.
+
+    Raises:
+      UserError: the data cannot be read, or the parts do not fit together.
+    """
+    set_seeds(settings.seed if run.request.seeds else None, deterministic=settings.deterministic)
+    set_precision(settings.precision)
+    source = open_source(run, settings.train_data, "training")
+    parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure)
+    plan = settings.plan(source.num_examples, run.topology.num_replicas)
+    learner = build_learner(
+        run.strategy,
+        *parts,
+        source.structure,
+        precision=settings.precision,
+        batch_size=plan.global_batch_size,
+    )
+    check_reported(settings, learner.eval_metrics, parts.task, learner.optimizer)
+    plan = accumulation.made_up(run, learner, plan)
+    _note_microbatches(run, learner.model, plan)
+    return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
+
+
+def check_reported(
+    settings: TrainSettings, metrics: MetricGroup, task: Task, optimizer: keras.optimizers.Optimizer
+) -> None:
+    """Raises UserError where the settings or a callback name a metric that the training will not report."""
+    reported = reported_by(metrics, task, evaluates=settings.evaluates)
+    reported.check(OBJECTIVE, settings.must_report)
+    check_monitors(settings.callbacks, reported, optimizer)
+    check_keep_best(settings.policy, reported)
+
+
+def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
+    """What a data function gives, prepared on every worker: on the chief first, for the others to find.
+
+    The chief tells in one line what the `split` ("training", "evaluation") holds.
+
+    Raises:
+      UserError: the data cannot be read; on every worker, where it is the chief that fails.
+    """
+    heartbeat.beat(heartbeat.PREPARING)
+    source = as_source(data(), data)
+    run.strategy.on_chief(lambda: source.prepare(run.directory.fitted), "The data cannot be prepared")
+    if not run.topology.is_chief:
+        source.prepare(run.directory.fitted)
+    else:
+        lines = source.describe()
+        run.events.info(
+            "data_opened",
+            message=f"{split} data: {source.num_examples:,} examples{'; ' + lines[0] if lines else ''}",
+            split=split,
+            num_examples=source.num_examples,
+            description=lines,
+        )
+    return source
+
+
+def check_examples(
+    task: Task, model: keras.Model, source: Source, split: str, strategy: Strategy | None = None
+) -> None:
+    """Raises UserError where the model cannot learn from an example that lies in memory."""
+    held = source.held()
+    if held is not None:
+        task.check_examples(model, held, split)
+        check_held(model, task, held, split, strategy)
+
+
+def _note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
+    """Says, and leaves for result.json, that batch normalization sees microbatches where it does."""
+    note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
+    if note is not None:
+        run.note("microbatch_statistics", note)
+
+
+def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
+    """This worker's local batches, from a step on."""
+    return run.strategy.distribute(build_pipeline(source, plan, run.topology, first_step=first_step))
+
+
+def build_step(training: Training) -> TrainStep:
+    """The training step, with what was left to "auto" settled.
+
+    Raises:
+      UserError: the examples do not fit the model.
+    """
+    heartbeat.beat(heartbeat.BUILDING)
+    run, settings, learner, task, plan = (
+        training.run,
+        training.settings,
+        training.learner,
+        training.task,
+        training.plan,
+    )
+    check_examples(task, learner.model, training.source, "training", run.strategy)
+    check_stateful(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
+
+    def gradients(jit_compile: bool) -> LocalGradients:
+        return LocalGradients(
+            strategy=run.strategy,
+            model=learner.model,
+            task=task,
+            metrics=learner.train_metrics,
+            batch_size=plan.global_batch_size,
+            num_microbatches=plan.num_microbatches,
+            loss_scale=learner.loss_scale,
+            scale_factor=learner.scale_factor,
+            jit_compile=jit_compile,
+        )
+
+    def batches() -> Iterator[Any]:
+        return stream(run, training.source, plan)
+
+    auto: dict[str, Any] = {"deterministic": settings.deterministic, "tell": run.events.info}
+    step = TrainStep(
+        strategy=run.strategy,
+        model=learner.model,
+        optimizer=learner.optimizer,
+        local_gradients=choose_xla(run.strategy, learner, gradients, batches, xla=settings.xla, **auto),
+        metrics=learner.train_metrics,
+        term_names=task.term_names(),
+        loss_scale=learner.loss_scale,
+        scale_factor=learner.scale_factor,
+        typical_weight=float(plan.global_batch_size),
+        deterministic=settings.deterministic,
+    )
+    choose_packing(run.strategy, learner, step, batches, **auto)
+    return step
+
+
+def build_evaluator(training: Training) -> Evaluator | None:
+    """An evaluator of a training's evaluation data; None without such data.
+
+    Raises:
+      UserError: the examples do not fit the model.
+    """
+    run, settings, learner, task = training.run, training.settings, training.learner, training.task
+    if settings.eval_data is None:
+        return None
+    source = open_source(run, settings.eval_data, "evaluation")
+    if source.structure != training.source.structure:
+        with run.strategy.scope():
+            check_fit(learner.model, task, source.structure, [learner.eval_metrics])
+    batch_size = settings.eval_batch_size or settings.global_batch_size
+    return evaluator_of(run, learner.model, learner.eval_metrics, task, source, batch_size)
+
+
+def evaluator_of(
+    run: Run, model: keras.Model, metrics: MetricGroup, task: Task, source: Source, batch_size: int
+) -> Evaluator:
+    """An evaluator of all examples of a source whose structure fits the model, each once.
+
+    Raises:
+      UserError: an example does not fit the model.
+    """
+    plan = BatchPlan(
+        num_examples=source.num_examples,
+        global_batch_size=batch_size,
+        num_replicas=run.topology.num_replicas,
+        pad=run.strategy.needs_static_shapes,
+        any_order=True,
+    )
+    check_examples(task, model, source, "evaluation", run.strategy)
+    return Evaluator(
+        strategy=run.strategy,
+        model=model,
+        task=task,
+        metrics=metrics,
+        iterator=stream(run, source, plan),
+        batch_size=plan.global_batch_size,
+        num_steps=plan.steps_per_epoch,
+        note=run.note,
+    )
+
+
+def run_loop(training: Training, step: TrainStep, evaluator: Evaluator | None, opened: Opened) -> tuple[Outcome, float]:
+    """Trains to the end, from where a backup left it if one did, once it may; the outcome, and the seconds it took."""
+    run, learner, plan, boundaries = training.run, training.learner, training.plan, training.boundaries
+    first_step = opened.start.step if opened.start else 0
+    num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
+    examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
+    iterator = stream(run, training.source, plan, first_step=first_step)
+    run.request.wait()
+    hooks = _hooks(training, num_epochs)
+    if run.topology.is_chief:
+        note_start(run.directory, run.request.settings(), step=first_step, lost_steps=opened.lost_steps)
+    loop = Loop(
+        strategy=run.strategy,
+        step=step,
+        iterator=iterator,
+        evaluator=evaluator,
+        callbacks=hooks,
+        reporter=Reporter(
+            console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
+        ),
+        boundaries=boundaries,
+        pace=Pace(run.strategy, 1 if hooks.act_on_batches else training.settings.steps_per_call),
+        optimizer=learner.optimizer,
+        loss_scale=learner.loss_scale,
+        recovery=opened.recovery,
+        start=opened.start,
+        watched=watched(training.settings),
+        input_hint=hint_for(training.source),
+    )
+    run.console.start(
+        Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=boundaries.total_steps)
+    )
+    started = time.perf_counter()
+    try:
+        outcome = loop.run()
+    finally:
+        run.console.close()  # the last epoch is shown before what ended the training is said
+    seconds = time.perf_counter() - started
+    dispose(iterator)
+    return outcome, seconds
+
+
+def _hooks(training: Training, num_epochs: int) -> Callbacks:
+    """The training's callbacks; says where they make calls short."""
+    run, callbacks = training.run, training.settings.callbacks
+    hooks = Callbacks(
+        callbacks,
+        model=training.learner.model,
+        optimizer=training.learner.optimizer,
+        is_chief=run.topology.is_chief,
+        compiled=CallbackModel(training.learner, training.task).in_place if callbacks else contextlib.nullcontext,
+        params={"epochs": num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0},
+    )
+    if hooks.act_on_batches:
+        _tell_of_short_calls(run, hooks.act_on_batches)
+    return hooks
+
+
+def note_weightless(run: Run, outcome: Outcome) -> None:
+    """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""
+    if outcome.weightless:
+        count = outcome.weightless
+        steps, they, them = ("1 step", "it", "it") if count == 1 else (f"{count:,} steps", "they", "them")
+        run.note(
+            "weightless_steps",
+            f"{steps} had examples that weigh nothing in all; {they} changed nothing, and the logged loss leaves "
+            f"{them} out.",
+        )
+
+
+def tell_ending(training: Training, outcome: Outcome) -> Ending:
+    """How the loop ended; what a callback ended is said."""
+    ending = ending_of(
+        training.settings.callbacks,
+        stopped=outcome.stopped_early,
+        step=outcome.step,
+        epoch=-(-outcome.step // training.boundaries.steps_per_epoch),
+        total_steps=training.boundaries.total_steps,
+    )
+    if ending.message:
+        training.run.events.info("stopped_early", step=outcome.step, message=ending.message, best=outcome.best)
+    return ending
+
+
+def _tell_of_short_calls(run: Run, names: Sequence[str]) -> None:
+    run.events.info(
+        "calls_of_one_step",
+        message=f"{', '.join(names)} {'acts' if len(names) == 1 else 'act'} on each batch: every step is a call of its "
+        "own, which costs time where steps are short.",
+        callbacks=list(names),
+    )
+
+
+def evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, recovery: Recovery | None = None) -> None:
+    """Evaluates what is kept, where its weights are not those of the last evaluation.
+
+    Raises:
+      PreemptedError, NotSavedError: the process was told to leave. The loop has saved all that this is made of.
+    """
+    if evaluator is not None and outcome.evaluated_at != outcome.step:
+        results = evaluator.evaluate(no_votes if recovery is None else lambda: recovery.votes(outcome.step))
+        if results is None:
+            assert recovery is not None
+            recovery.leave(outcome.step)
+        outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
+
+
+def export_model(run: Run, model: keras.Model) -> None:
+    """Writes export/model.keras, whole or not at all, on the chief."""
+    heartbeat.beat(heartbeat.FINISHING)
+    if not run.topology.is_chief:
+        return
+    if not run.request.keeps:
+        return
+    with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
+        path = os.path.join(scratch, "model.keras")
+        model.save(path)
+        files.make_dirs(run.directory.export)
+        with open(path, "rb") as saved:
+            files.write_atomic(run.directory.model, saved.read())
+
+
+def find_weights(run: Run, weights: str | int | None, policy: BackupPolicy | None) -> Found:
+    """What `evaluate.weights` names. A collective: the chief looks, the others learn what it found, without the values.
+
+    Raises:
+      UserError: there is no such thing; on every worker.
+    """
+    found = run.strategy.on_chief(
+        lambda: find(weights, run.directory, policy, tell=run.events), "The backups cannot be read"
+    )
+    if run.topology.num_workers == 1:
+        assert found is not None
+        return found
+    text = to_json([found.path, found.step, found.why]).encode() if found is not None else None
+    path, step, why = json.loads(bytes(run.strategy.broadcast(text)))
+    return found or Found(path, step, None, why)
+
+
+def put_weights(run: Run, model: keras.Model, found: Found) -> None:
+    """Gives a built model the weights. A collective.
+
+    Raises:
+      UserError: they do not fit.
+    """
+    if found.step is None:
+        load_weights(model, found.path)
+    else:
+        restored(run.strategy, ModelState(model), lambda: found.state, partial=False, tell=run.events, only_model=True)
+
+
+def load_weights(model: keras.Model, path: str) -> None:
+    """Loads a .keras or .weights.h5 file, local or gs://, into a built model.
+
+    Raises:
+      UserError: it cannot be read, or its variables are not the model's.
+    """
+    suffix = next((s for s in (".keras", ".weights.h5") if path.endswith(s)), None)
+    if suffix is None:
+        raise UserError(f"Weights are read from .keras and .weights.h5 files; received {path!r}.")
+    with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
+        copy = os.path.join(scratch, f"model{suffix}")
+        try:
+            with open(copy, "wb") as target:
+                target.write(files.read(path))
+            model.load_weights(copy)
+        except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
+            raise UserError(f"The weights in {path} do not load into this model: {said(error)}") from error

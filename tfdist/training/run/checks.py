@@ -1,0 +1,172 @@
+"""What can be checked without training: what `--mode=validate` does once the arguments are of the right kinds.
+
+Says what it finds in lines for the user; ends with a UserError at the first thing that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline import failures
+from tfdist.data.pipeline.pipeline import as_source, build_pipeline
+from tfdist.data.sources.source import Source
+from tfdist.strategies.base import Strategy, Topology
+from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_stateful
+from tfdist.training.recovery import survival
+from tfdist.training.run import assembly
+from tfdist.training.run.batch_dependence import batch_dependent_layers
+from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.examples import check_first_batch, named_arrays
+from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import microbatch_note
+from tfdist.training.step.optimizer import build_optimizer
+from tfdist.training.step.precision import set_precision
+from tfdist.user_code import said
+
+Tell = Callable[[str], None]
+
+
+def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> None:
+    """Builds all that a training needs, on this process alone, without a step; `model` is its builder."""
+    set_precision(settings.precision)
+    replicas = _tell_strategy(tell, settings.strategy)
+    with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
+        source = _opened(settings.train_data, scratch)
+        training = settings.plan(source.num_examples, replicas)
+        batches = {"training": _tell_data(tell, "training", source, training)}
+        splits = {"training": source}
+        if settings.eval_data is not None:
+            splits["evaluation"] = held = _opened(settings.eval_data, scratch)
+            batch_size = settings.eval_batch_size or settings.global_batch_size
+            batches["evaluation"] = _tell_evaluation(tell, held, batch_size, replicas)
+    model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
+    built = build_model(model, task, source.structure)
+    metrics = MetricGroup(task.metric_specs())
+    check_fit(built, task, source.structure, [metrics])
+    check_stateful(built, num_parts=training.num_replicas * training.num_microbatches)
+    for split, each in splits.items():
+        if each.structure != source.structure:
+            check_fit(built, task, each.structure, [metrics])
+        assembly.check_examples(task, built, each, split)
+        check_first_batch(built, task, batches[split], split)
+    made = build_optimizer(optimizer, built)
+    assembly.check_reported(settings, metrics, task, made)
+    if settings.start_from is not None:
+        survival.check_weights(built, settings.start_from, partial=settings.partial_restore, tell=_Warnings(tell))
+    _tell_notes(tell, built, task.inputs(batches["training"]), training)
+    tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
+    tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
+
+
+def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell) -> None:
+    """The same for an evaluation."""
+    set_precision(settings.precision)
+    replicas, task = _tell_strategy(tell, settings.strategy), settings.task
+    with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
+        source = _opened(settings.data, scratch)
+        batch = _tell_evaluation(tell, source, settings.global_batch_size, replicas)
+    if task is None:
+        model, _, task = parts_of(None, model, None, None, source.structure)
+    built = build_model(model, task, source.structure)
+    check_fit(built, task, source.structure, [MetricGroup(task.metric_specs())])
+    check_first_batch(built, task, batch, "evaluation")
+    tell(f"model: {built.name}, {built.count_params():,} parameters")
+
+
+def _tell_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int) -> Any:
+    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=replicas)
+    return _tell_data(tell, "evaluation", source, plan)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Warnings:
+    """Tells what is passed over in a directory of backups."""
+
+    tell: Tell
+
+    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        pass
+
+    def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
+        self.tell(message or event)
+
+
+def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
+    strategy.check_alone()
+    expected = strategy.expected_replicas()
+    reason = f" ({strategy.reason})" if strategy.reason else ""
+    replicas = "as many replicas as the hardware has" if expected is None else counted(expected, "replica")
+    tell(f"strategy: {strategy.name}, {replicas}{reason}")
+    return expected or 1
+
+
+def _opened(data: Callable[[], Any], scratch: str) -> Source:
+    source = as_source(data(), data)
+    source.prepare(scratch)
+    return source
+
+
+def _tell_notes(tell: Tell, model: keras.Model, inputs: Any, plan: BatchPlan) -> None:
+    """Says what makes the training depend on how its batches are cut."""
+    note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
+    if note is not None:
+        tell(f"note: {note}")
+    try:
+        dependent = batch_dependent_layers(model, inputs)
+    except Exception as error:  # whatever the model raises on real values
+        tell(f"note: The model fails on the first batch, so whether it sees examples one by one is open: {said(error)}")
+        return
+    if dependent:
+        tell(
+            f"note: What {', '.join(dependent)} gives for an example depends on the other examples of its batch. Each "
+            "replica and each microbatch has its own, so the number of them changes the training."
+        )
+
+
+def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
+    """Says what a split holds; its first batch."""
+    tell(
+        f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
+        f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
+    )
+    for line in source.describe():
+        tell(f"  {line}")
+    alone = dataclasses.replace(plan, num_replicas=1)
+    failures.forget()
+    try:
+        batch = next(iter(build_pipeline(source, alone, Topology(0, 1, 1))))["examples"]
+    except tf.errors.OpError as error:
+        raise failures.take() or failures.explained(error) or error from error
+    for path, values in named_arrays(batch):
+        tell(f"  first batch, {path}: {_values_said(values.numpy())}")
+    return batch
+
+
+def _values_said(values: np.ndarray) -> str:
+    shown = f"{values.dtype}{list(values.shape)}" if values.dtype != object else f"string{list(values.shape)}"
+    if values.size and np.issubdtype(values.dtype, np.number):
+        return f"{shown}, {values.min():.4g} … {values.max():.4g}"
+    return f"{shown}, such as {values.flat[0]!r}" if values.size else shown
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 replica`, `2 replicas`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _said(structure: Any) -> str:
+    described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", structure)
+    return str(described).replace("'", "")
+
+
+def _size(variable: Any) -> int:
+    return int(tf.TensorShape(variable.shape).num_elements() or 0)

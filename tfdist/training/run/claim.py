@@ -1,0 +1,139 @@
+"""Takes possession of a run directory: it can be written, nobody else uses it, and it holds no other run.
+
+Invariant: of the workers of a run only the chief looks, and all of them learn what it found. `open_run` calls this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfdist.checkpoint.format.entries import list_paths
+from tfdist.errors import UserError
+from tfdist.storage import lease
+from tfdist.strategies.base import Strategy
+from tfdist.telemetry.result import TRAIN
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.loop.boundaries import Length
+from tfdist.training.run.identity import check_same_experiment
+from tfdist.training.run.kind import check_kind
+from tfdist.training.run.settings import TrainSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A run directory, as this worker has it.
+
+    Attributes:
+      is_finished: whether it holds a result, and nothing is left to train.
+      extends: whether it holds the result of a shorter run, which goes on.
+      said: on the chief, a sentence about that result.
+      held: the lease, on the chief of a training; None elsewhere.
+    """
+
+    is_finished: bool = False
+    extends: bool = False
+    said: str = ""
+    held: lease.Lease | None = None
+
+    def check(self) -> None:
+        """Raises LeaseLostError where another run has taken the directory."""
+        if self.held is not None:
+            self.held.check()
+
+    def release(self) -> None:
+        """Gives the directory back."""
+        if self.held is not None:
+            self.held.release()
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a training wants of its directory.
+
+    Attributes:
+      settings: what is configured, by name.
+      length: of the run; None never goes beyond a result.
+      keeps_backups: whether it goes on from one.
+      accept_changes: goes on with a run although other things are trained now.
+    """
+
+    settings: Callable[[], Mapping[str, str]]
+    length: Length | None = None
+    keeps_backups: bool = True
+    accept_changes: bool = False
+
+    @classmethod
+    def of(cls, settings: TrainSettings, configured: Callable[[], Mapping[str, str]]) -> Claim:
+        """That of a training with such settings, which are `configured` under these names."""
+        return cls(
+            configured,
+            settings.length,
+            keeps_backups=settings.policy is not None,
+            accept_changes=settings.accept_changes,
+        )
+
+
+def take_place(
+    directory: RunDirectory, strategy: Strategy, claim: Claim | None, *, notify: Callable[[str], None]
+) -> Place:
+    """The run directory, made if it is missing. A collective.
+
+    Args:
+      directory: of the run.
+      strategy: connected.
+      claim: of a training, which takes the lease; None only writes there.
+      notify: takes what the user should know while waiting.
+
+    Raises:
+      UserError: it cannot be written, another run has it, or it holds something else; on every worker.
+    """
+
+    def take() -> Place:
+        directory.create()
+        return Place() if claim is None else _taken(directory, claim, notify=notify)
+
+    place = strategy.on_chief(take, f"{directory.path} cannot be used") or Place()
+    return dataclasses.replace(
+        place, is_finished=strategy.any_worker(place.is_finished), extends=strategy.any_worker(place.extends)
+    )
+
+
+def _taken(directory: RunDirectory, claim: Claim, *, notify: Callable[[str], None]) -> Place:
+    held = lease.acquire(directory.path, owner="a training", notify=notify)
+    try:
+        result = check_kind(directory, TRAIN)
+        if not claim.accept_changes:
+            check_same_experiment(directory, claim.settings(), is_finished=result is not None)
+        if result is None:
+            return Place(held=held)
+        return dataclasses.replace(_finished(directory, result, claim), held=held)
+    except BaseException:
+        held.release()
+        raise
+
+
+def _finished(directory: RunDirectory, result: Mapping[str, Any], claim: Claim) -> Place:
+    """Whether more is asked for than the run with this result has done.
+
+    Raises:
+      UserError: it is, and there is nothing to go on from.
+    """
+    done, epochs = result["steps"], result["epochs"]
+    steps_per_epoch = result.get("steps_per_epoch") or (epochs and done // epochs)
+    total = claim.length.total_steps(steps_per_epoch) if claim.length is not None and steps_per_epoch else done
+    had = f"{directory.path} holds this run, and it is finished: {done:,} steps, {epochs:,} epochs"
+    if result.get("end_reason", "completed") != "completed":
+        by = result.get("stopped_by") or "a callback"
+        return Place(is_finished=True, said=f"{had}, then {by} stopped it. More epochs do not change that.")
+    if total <= done:
+        asked = "as many as are asked for" if total == done else f"more than the {total:,} steps that are asked for"
+        return Place(is_finished=True, said=f"{had}, {asked}. Nothing is left to train.")
+    if not claim.keeps_backups or not list_paths(directory.backups):
+        why = "it kept no backup" if claim.keeps_backups else "train.backup is 'off'"
+        raise UserError(
+            f"{had}. It cannot go on to step {total:,}, because {why}. Give another --run_dir; "
+            f"train.start_from = {directory.model!r} begins with its weights."
+        )
+    return Place(extends=True, said=f"The run in {directory.path} was finished at step {done:,}.")

@@ -1,0 +1,163 @@
+"""Takes optimizer, loss and metrics from a compiled model where the configuration names none.
+
+Invariant: the model comes out uncompiled, and is built once. The private names of Keras that say how a model was
+compiled are used here and in callback_model.py; tests/training/test_compiled.py fails when they change.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import keras
+import tensorflow as tf
+from keras.src.trainers import compile_utils
+
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+from tfdist.tasks.own_methods import overrides
+from tfdist.tasks.supervised import Supervised, Unweighted
+from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
+
+
+class Parts(NamedTuple):
+    """What a learner is made of."""
+
+    model: ModelBuilder
+    optimizer: OptimizerBuilder
+    task: Task
+
+
+def parts_of(
+    strategy: Strategy | None,
+    model: ModelBuilder,
+    optimizer: OptimizerBuilder | None,
+    task: Task | None,
+    structure: Any,
+) -> Parts:
+    """Model, optimizer and task; what is None is that which the model was compiled with.
+
+    Args:
+      strategy: connected; None builds outside of any, for a check.
+      model: builds the model; called here only if something is missing.
+      optimizer: of the configuration.
+      task: of the configuration.
+      structure: nest of `tf.TensorSpec`s of a batch of examples.
+
+    Raises:
+      UserError: something is missing, and the model is not compiled.
+    """
+    if optimizer is not None and task is not None:
+        return Parts(model, optimizer, task)
+    if strategy is None:
+        made, own_optimizer, own_task = _built(model, structure, is_task_wanted=task is None)
+    else:
+        with strategy.scope():
+            made, own_optimizer, own_task = _built(model, structure, is_task_wanted=task is None)
+    return Parts(lambda: made, optimizer or (lambda: own_optimizer), cast(Task, task or own_task))
+
+
+def _built(
+    model: ModelBuilder, structure: Any, *, is_task_wanted: bool
+) -> tuple[keras.Model, keras.optimizers.Optimizer, Task | None]:
+    built = model()
+    if not isinstance(built, keras.Model):
+        raise UserError(f"The model builder returned {type(built).__name__}; return a keras.Model.")
+    if not built.compiled:
+        raise UserError(
+            "train.optimizer and train.task say how the model learns, and one of them has no value. Write them in a "
+            "gin file, such as train.optimizer = @keras.optimizers.Adam and train.task = @supervised.Supervised(); or "
+            "compile the model: then its optimizer, loss and metrics are taken."
+        )
+    optimizer = built.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # which compile() puts around one in float16
+        optimizer = optimizer.inner_optimizer
+    task = _task(built, structure) if is_task_wanted else None
+    built.compiled, built.optimizer = False, None
+    built._compile_loss = built._compile_metrics = built._loss_tracker = None
+    return built, optimizer, task
+
+
+def _task(model: keras.Model, structure: Any) -> Supervised:
+    compiled = model._compile_loss
+    if compiled is None and not overrides(model, "compute_loss"):
+        raise UserError("The model is compiled without a loss. Give compile() one, or write train.task.")
+    if not isinstance(structure, tuple | list) or len(structure) < 2:
+        raise UserError("The model is compiled to learn from (x, y), and the data gives no y. Write train.task.")
+    targets = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure[1])
+    if not model.built:
+        model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure[0]))
+    given = model._compile_metrics
+    own = (
+        []
+        if given is None
+        else [(Unweighted, given._user_metrics), (lambda build: build, given._user_weighted_metrics)]
+    )
+    outputs = _outputs(model, structure[0])
+    if not isinstance(outputs, Mapping):
+        builders = [
+            kind(functools.partial(_metric, one, targets, outputs))
+            for kind, metrics in own
+            for one in _flat(list(metrics.values()) if isinstance(metrics, Mapping) else metrics)
+        ]
+        given_loss = (
+            None if compiled is None else compile_utils.get_loss(_single(compiled._user_loss), targets, outputs)
+        )
+        return Supervised(loss=given_loss, metrics=builders)
+    if compiled is None:
+        raise UserError("The model has several outputs and is compiled without a loss. Write train.task.")
+    losses = _by_output(compiled._user_loss, outputs, "loss", every=True)
+    named_targets = _by_output(targets, outputs, "y")
+    weights = _by_output(compiled._user_loss_weights, outputs, "loss_weights")
+    by_output: dict[str, list[Any]] = {name: [] for name in losses}
+    for kind, metrics in own:
+        for name, some in _by_output(metrics, outputs, "metrics").items():
+            made = [functools.partial(_metric, one, named_targets[name], outputs[name]) for one in _flat(some)]
+            by_output.setdefault(name, []).extend(map(kind, made))
+    return Supervised(
+        loss={name: compile_utils.get_loss(one, named_targets[name], outputs[name]) for name, one in losses.items()},
+        loss_weights=weights,
+        metrics=by_output,
+    )
+
+
+def _outputs(model: keras.Model, inputs: Any) -> Any:
+    """A symbolic tensor, or several by name."""
+    symbols = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs)
+    outputs = model(symbols)
+    if isinstance(outputs, list | tuple):
+        outputs = dict(zip(model.output_names, outputs, strict=True)) if len(outputs) > 1 else outputs[0]
+    return outputs
+
+
+def _by_output(given: Any, outputs: Mapping[str, Any], what: str, *, every: bool = False) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return {name: one for name, one in given.items() if one is not None}
+    if isinstance(given, list | tuple) and len(given) == len(outputs):
+        return {name: one for name, one in zip(outputs, given, strict=True) if one is not None}
+    if every and not isinstance(given, list | tuple):
+        return dict.fromkeys(outputs, given)
+    names = ", ".join(outputs)
+    raise UserError(f"compile() was given {what} = {given!r} for the outputs {names}; give a dict by output name.")
+
+
+def _metric(given: Any, targets: Any, outputs: Any) -> keras.metrics.Metric:
+    if isinstance(given, keras.metrics.Metric):
+        return type(given).from_config(given.get_config())
+    return compile_utils.get_metric(given, targets, outputs)
+
+
+def _flat(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _single(given: Any) -> Any:
+    while isinstance(given, list | tuple | Mapping) and len(given) == 1:
+        given = next(iter(given.values())) if isinstance(given, Mapping) else given[0]
+    return given

@@ -1,0 +1,70 @@
+"""Whether a run directory holds the same experiment, so that a run may go on there.
+
+Invariant: what decides is the settings that say what is trained. Those that say who computes, for how long, and how it
+is saved and told may change from one start to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.checkpoint.format.entries import newest_first
+from tfdist.errors import UserError
+from tfdist.telemetry.result import versions
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.starts import read_settings
+
+MAY_CHANGE = frozenset(TrainSettings.changeable())
+MAY_CHANGE_BELOW = ("tfdist.strategies.", "tfdist.checkpoint.", "tfdist.tuning.", "evaluate.", "tune.")
+MOST_SHOWN = 20
+
+
+def identity(settings: Mapping[str, str], *, strategy: str, num_workers: int, num_replicas: int) -> dict[str, Any]:
+    """What a backup says of the run that made it."""
+    return {
+        "settings": dict(settings),
+        "strategy": strategy,
+        "num_workers": num_workers,
+        "num_replicas": num_replicas,
+        "versions": versions(),
+    }
+
+
+def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str], *, is_finished: bool) -> None:
+    """Raises UserError where the newest backup is of another experiment, with the settings that differ.
+
+    A finished run without a backup is known by its last start. One that came to neither may be begun with others.
+    """
+    newest = next((entry.manifest for entry in newest_first(directory.backups) if entry.manifest is not None), None)
+    if newest is not None:
+        theirs, where = newest.identity.get("settings", {}), f"at step {newest.step:,}"
+    elif is_finished:
+        theirs, where = read_settings(directory), "which is finished"
+    else:
+        return
+    if newest is None and not theirs:
+        return
+    changed = sorted(name for name in theirs.keys() | settings.keys() if theirs.get(name) != settings.get(name))
+    lines = [_difference(name, theirs, settings) for name in changed if not _may_change(name)]
+    if lines:
+        more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
+        head = f"{directory.path} holds another experiment, {where}; its settings differ:"
+        change = ", or write train.accept_changes = True to go on from its newest backup with these settings"
+        told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
+        raise UserError(f"{told}\nGive another --run_dir{change if newest is not None else ''}.")
+
+
+def lasting(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings that say what is trained."""
+    return {name: text for name, text in settings.items() if not _may_change(name)}
+
+
+def _difference(name: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    return f"{name}: {theirs.get(name, 'the default')} there, {ours.get(name, 'the default')} here"
+
+
+def _may_change(name: str) -> bool:
+    setting = name.rpartition("/")[2]
+    return setting in MAY_CHANGE or setting.startswith(MAY_CHANGE_BELOW)

@@ -1,0 +1,195 @@
+"""One run of one process: where it is kept, who takes part, who is told.
+
+Invariant: whatever happens inside `open_run`, the logs are closed, and an error is in the events before it
+leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
+
+import tensorflow as tf
+
+from tfdist.data.pipeline import failures
+from tfdist.errors import NotSavedError, PeerLostError, PreemptedError
+from tfdist.storage import files
+from tfdist.strategies.base import Strategy, Topology
+from tfdist.telemetry import heartbeat, notices
+from tfdist.telemetry.console.console import Console, open_console
+from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.claim import Claim, Place, take_place
+
+LOST_PEER_WORDS = (
+    "Socket closed",
+    "Connection reset by peer",
+    "Connection refused",
+    "Connection closed by peer",
+    "connection is gone",
+    "failed to connect to all addresses",
+    "Collective ops is aborted",
+    "heartbeat timeout",
+    "Horovod has been shut down",
+    "for recv operation to complete",  # "Timed out waiting 30000ms …": Gloo's, of a worker that hangs
+    "for send operation to complete",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the caller of a training or an evaluation asks for beside its settings.
+
+    Attributes:
+      run_dir: where the run is kept, local or gs://.
+      config_text: the text of config.gin, asked for when a run begins and again when it has ended well.
+      settings: what is configured, by name.
+      wait: returns when the run may compute: a sweep has its next trial built while another trains.
+      abort: ends the process at a second Ctrl-C, from a thread of its own; None raises KeyboardInterrupt.
+      console: makes what tells the person at the terminal, for the chief or for another worker.
+      keeps: whether the run directory outlives the run; if not, nothing is exported and no summaries are written.
+      repeats_end: puts a run that is finished back where it ended, from its last backup, and ends it again.
+      seeds: whether the process's generators of random numbers are seeded; if not, they stay as the caller has them.
+    """
+
+    run_dir: str
+    config_text: Callable[[], str] = lambda: ""
+    settings: Callable[[], Mapping[str, str]] = dict
+    wait: Callable[[], object] = lambda: None
+    abort: Callable[[], NoReturn] | None = None
+    console: Callable[[bool], Console] = lambda is_chief: open_console(is_chief=is_chief)
+    keeps: bool = True
+    repeats_end: bool = False
+    seeds: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """An open run.
+
+    Attributes:
+      place: its directory: whether it held a result already, and whether it is still this run's.
+      notes: what `note` was told.
+    """
+
+    request: Request
+    directory: RunDirectory
+    strategy: Strategy
+    topology: Topology
+    console: Console
+    events: EventLog
+    metrics: Metrics
+    place: Place
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def note(self, event: str, message: str) -> None:
+        """Warns of what a reader of the run's figures has to know; result.json repeats it."""
+        self.notes.append(message)
+        self.events.warning(event, message=message)
+
+    def write_config(self) -> None:
+        """Writes config.gin, on the chief."""
+        if self.topology.is_chief:
+            files.write_atomic(self.directory.config, self.request.config_text())
+
+
+@contextlib.contextmanager
+def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | None = None) -> Iterator[Run]:
+    """Joins the other workers and opens the run directory.
+
+    Args:
+      request: from the command line.
+      strategy: not connected yet.
+      mode: "train" begins a run or goes on with it; others add to what is there.
+      claim: a training's.
+
+    Raises:
+      UserError: the cluster or the directory cannot be used.
+    """
+    directory = RunDirectory(request.run_dir)
+    waiting = request.console(True)
+    heartbeat.tell(run_dir=directory.path)
+    heartbeat.beat(heartbeat.CONNECTING)
+    strategy.check_alone()
+    topology = strategy.connect(notify=waiting.message)
+    heartbeat.beat(heartbeat.PREPARING)
+    console = request.console(topology.is_chief)
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(console.close)
+        place = take_place(directory, strategy, claim, notify=waiting.message)
+        leaving.callback(place.release)
+        events = EventLog(directory, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
+        leaving.callback(events.close)
+        metrics = MetricsLog(directory, tensorboard=request.keeps) if topology.is_chief else NullMetricsLog()
+        leaving.callback(metrics.close)
+        failures.forget()  # what earlier runs of this process left
+        run = Run(request, directory, strategy, topology, console, events, metrics, place)
+        try:
+            if mode == "train" and not place.is_finished:
+                run.write_config()
+            _announce(run, mode)
+            with notices.listening(events):
+                yield run
+            heartbeat.beat(heartbeat.FINISHING)
+            strategy.any_worker(False)  # nobody leaves while another still needs it
+        except PreemptedError as error:
+            heartbeat.tell(left_after_saving=True)
+            events.warning("preempted", reason=str(error))
+            raise
+        except NotSavedError as error:
+            heartbeat.tell(left_unsaved=True)
+            events.error("left_unsaved", reason=str(error))
+            raise
+        except BaseException as error:
+            heartbeat.beat(heartbeat.LEAVING)
+            told = failures.take() or failures.explained(error) or peer_lost(error, topology)
+            events.error(
+                "run_failed",
+                mode=mode,
+                error=f"{type(error).__name__}: {error}",
+                peer_lost=isinstance(told, PeerLostError),
+            )
+            if told is not None:
+                raise told from error
+            raise
+
+
+def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
+    """The error to end with if `error` says that another worker is gone; None if it says something else.
+
+    TensorFlow's collectives and Horovod's report a broken connection as errors of many classes, in these words.
+    """
+    text = str(error)
+    said = next((words for words in LOST_PEER_WORDS if words in text), None)
+    if topology.num_workers == 1 or said is None or not isinstance(error, (tf.errors.OpError, RuntimeError)):
+        return None
+    return PeerLostError(
+        f"Worker {topology.worker_index} lost the connection to another of the {topology.num_workers} workers "
+        f"({said!r}); this run cannot go on. The other workers' output says what happened. Start all workers again."
+    )
+
+
+def _kept(run: Run) -> str:
+    return f"; {run.directory.path}" if run.request.keeps else ""
+
+
+def _announce(run: Run, mode: str) -> None:
+    topology = run.topology
+    if run.place.is_finished and not run.request.repeats_end:
+        again = "To train again give another --run_dir; train.start_from takes over the weights."
+        run.events.info("already_finished", message=f"{run.place.said} {again}")
+        return
+    workers = f"{topology.num_workers} worker{'s' if topology.num_workers > 1 else ''}"
+    replicas = f"{topology.num_replicas} replica{'s' if topology.num_replicas > 1 else ''}"
+    reason = f" ({run.strategy.reason})" if run.strategy.reason else ""
+    run.events.info(
+        "run_started",
+        message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}{_kept(run)}",
+        mode=mode,
+        strategy=run.strategy.name,
+        num_workers=topology.num_workers,
+        num_replicas=topology.num_replicas,
+    )

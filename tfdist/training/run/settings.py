@@ -1,0 +1,195 @@
+"""The settings of a training and of an evaluation: what the gin roots `train` and `evaluate` take.
+
+Invariant: settings that exist are of the right kinds and do not contradict each other. What takes a look at files or
+at the data is checked when a run begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import keras
+
+from tfdist.checkpoint.policy import AUTO, BACKUP, BackupPolicy, policy_of
+from tfdist.data.order.batches import BatchPlan, BatchSettings
+from tfdist.errors import UserError, is_whole_number
+from tfdist.settings.checks import (
+    COUNT,
+    FUNCTION,
+    SEED,
+    SWITCH,
+    Check,
+    checked_later,
+    is_text,
+    made,
+    one_of,
+    or_none,
+    text,
+)
+from tfdist.settings.declaration import Settings, setting
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+from tfdist.training.loop.boundaries import LengthSettings
+from tfdist.training.loop.callbacks import check_callbacks
+from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
+from tfdist.training.run.tuned import XLA_CHOICES
+from tfdist.training.step.optimizer import check_optimizer_builder
+from tfdist.training.step.precision import POLICIES
+
+DataFunction = Callable[[], Any]
+STRATEGY = made(Strategy, "@mirrored.Mirrored()")
+TASK = or_none(made(Task, "@supervised.Supervised()"))
+PRECISION = one_of(*POLICIES)
+MODEL = checked_later("@my_module.build_model")
+
+
+START = Check("a run directory, a backup in it, or a .keras file", is_text)
+WEIGHTS = Check(
+    "'best', 'last', a step such as 1200, the directory of a backup or of a run, or a .keras file",
+    lambda value: is_text(value) or is_whole_number(value, least=0),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings(BatchSettings, LengthSettings):
+    """A training: what learns from what, where, and how it is kept."""
+
+    NAME: ClassVar[str] = "train"
+
+    model: ModelBuilder = setting(
+        "builds the model, inside the strategy's scope; `build(hp)` and a HyperModel of KerasTuner may stand here",
+        MODEL,
+    )
+    train_data: DataFunction = setting("gives the training examples", FUNCTION)
+    strategy: Strategy = setting("who computes", STRATEGY, may_change=True)
+    optimizer: OptimizerBuilder | None = setting(
+        "builds the Keras optimizer, in the scope too; None takes that which the model is compiled with",
+        checked_later("@keras.optimizers.Adam, or a name, 'adam'"),
+        None,
+    )
+    task: Task | None = setting(
+        "what is learned; None takes the loss and metrics which the model is compiled with", TASK, None
+    )
+    hyperparameters: Mapping[str, Any] | None = setting(
+        "values for a model that takes `hp`, by their names there; those not given have their defaults",
+        checked_later("{'units': 64}"),
+        None,
+    )
+    eval_data: DataFunction | None = setting(
+        "gives the examples to evaluate on; None evaluates nothing", or_none(FUNCTION), None
+    )
+    eval_batch_size: int | None = setting(
+        "of one evaluation step; None is global_batch_size", or_none(COUNT), None, unit="examples"
+    )
+    seed: int = setting("of weights, order and dropout", SEED, 0)
+    deterministic: bool = setting(
+        "makes two runs on the same number of workers bit-identical, at some cost in speed", SWITCH, False
+    )
+    precision: str = setting("'float16' has loss scaling; variables are float32 always", PRECISION, "float32")
+    steps_per_call: int | None = setting(
+        "in one call of the compiled function; None finds out what takes 0.1 s",
+        or_none(COUNT),
+        None,
+        unit="steps",
+        may_change=True,
+    )
+    xla: str = setting("'auto' tries both on the first batch", one_of(*XLA_CHOICES), "off", may_change=True)
+    synchronize_batch_norm: bool = setting(
+        "computes the statistics of batch normalization over the global batch, so that they do not depend on the "
+        "number of replicas",
+        SWITCH,
+        True,
+    )
+    callbacks: Sequence[keras.callbacks.Callback] = setting(
+        "of Keras, or of your own", checked_later("[@keras.callbacks.EarlyStopping()]"), ()
+    )
+    backup: BackupPolicy | str = setting(
+        "when the run is saved and what is kept; a run whose directory has a backup resumes from there",
+        BACKUP,
+        AUTO,
+        may_change=True,
+    )
+    accept_changes: bool = setting(
+        "resumes although the settings that say what is trained are no longer those of the backup",
+        SWITCH,
+        False,
+        may_change=True,
+    )
+    start_from: str | None = setting(
+        "weights to begin a new run with: another run's directory, one of its backups, or a .keras file",
+        or_none(START),
+        None,
+    )
+    partial_restore: bool = setting(
+        "takes of a backup or of `start_from` what fits, and leaves out what does not", SWITCH, False, may_change=True
+    )
+    must_report: str | None = setting(
+        "a metric, `val_NAME` for one of the evaluation, without which nothing is trained; what --mode=tune asks of "
+        "its trials",
+        or_none(text("val_accuracy")),
+        None,
+        may_change=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer is not None:
+            check_optimizer_builder(self.optimizer)
+        check_callbacks(self.callbacks)
+        if self.stop_after_epochs is not None and self.policy is None:
+            raise UserError(
+                "train.stop_after_epochs saves the run to go on later, and train.backup is 'off'. Remove one."
+            )
+
+    @property
+    def policy(self) -> BackupPolicy | None:
+        """Of the backups; None where there are none."""
+        return policy_of(self.backup)
+
+    @property
+    def evaluates(self) -> bool:
+        return self.eval_data is not None
+
+    def plan(self, num_examples: int, num_replicas: int) -> BatchPlan:
+        """The batches of so many examples for so many replicas."""
+        return BatchPlan(
+            num_examples=num_examples,
+            global_batch_size=self.global_batch_size,
+            num_replicas=num_replicas,
+            num_microbatches=self.num_microbatches,
+            shuffle_seed=self.seed if self.shuffle else None,
+            drop_remainder=self.drop_remainder,
+            pad=self.strategy.needs_static_shapes,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateSettings(Settings):
+    """An evaluation of trained weights; what has no value has that of the training, if the configuration has one."""
+
+    NAME: ClassVar[str] = "evaluate"
+
+    model: ModelBuilder = setting(
+        "builds the model, as in training; one that takes `hp` gets the values of the run directory's training",
+        MODEL,
+    )
+    data: DataFunction = setting("gives the examples", FUNCTION)
+    strategy: Strategy = setting("who computes", STRATEGY)
+    task: Task | None = setting("gives loss and metrics; None takes those which the model is compiled with", TASK, None)
+    global_batch_size: int = setting("of one step over all replicas", COUNT, 256, unit="examples")
+    precision: str = setting("as in the training", PRECISION, "float32")
+    weights: str | int | None = setting(
+        "'best' or 'last' of the run's backups, the step of one, the directory of a backup or of a run, or a file in "
+        ".keras or .weights.h5 format; None is the run directory's export/model.keras",
+        or_none(WEIGHTS),
+        None,
+    )
+    backup: BackupPolicy | str = setting(
+        "of the training; its `keep_best` says which backup is the best one", BACKUP, AUTO
+    )
+
+    @property
+    def policy(self) -> BackupPolicy | None:
+        return policy_of(self.backup)

@@ -1,0 +1,205 @@
+"""The gradients of one replica's part of a batch, microbatch after microbatch.
+
+Invariant: what is returned are sums over examples, not means, apart by what they are to be divided by, so that adding
+them over microbatches, replicas and workers gives the sums over the global batch (where there is nothing to add,
+gradients alone may be means: see `gives_means`). No collective happens here except inside layers and losses that ask
+for one (synchronized batch normalization, losses of a whole batch).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
+from tfdist.training.step.layer_state import layer_losses
+from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.precision import LossScale, factor_of
+
+# From here on it is cheaper to send an embedding's rows than all of it.
+SPARSE_FROM_ELEMENTS = 2**20
+MEAN = "mean"
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+
+class LocalSums(NamedTuple):
+    """One replica's sums over its examples, as `Objective` has them.
+
+    Attributes:
+      gradients: of each numerator, by divisor and trainable variable; None where it does not depend on the variable.
+        With `gives_means` those of the loss, under the name `MEAN`.
+    """
+
+    gradients: dict[str, list[Gradient]]
+    divisors: dict[str, tf.Tensor]
+    shown: dict[str, tf.Tensor]
+    term_sums: dict[str, dict[str, tf.Tensor]]
+    weight: tuple[tf.Tensor, ...]
+
+
+class LocalGradients:
+    """Forward and backward pass over one replica's batch.
+
+    Args:
+      strategy: connected.
+      model: a built model.
+      task: gives the loss.
+      metrics: updated with every microbatch.
+      batch_size: examples of a global batch.
+      num_microbatches: into how many slices a batch comes cut.
+      loss_scale: multiplies the loss before it is differentiated; None for precisions that need none.
+      scale_factor: does so too, an optimizer's `loss_scale_factor`.
+      jit_compile: whether XLA compiles the pass.
+
+    Attributes:
+      gives_means: these examples are the whole global batch, so the gradients come divided: the backward pass starts
+        with 1 ÷ divisor in place of 1, which saves a pass over all of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        model: keras.Model,
+        task: Task,
+        metrics: MetricGroup,
+        batch_size: int,
+        num_microbatches: int = 1,
+        loss_scale: LossScale | None = None,
+        scale_factor: float = 1.0,
+        jit_compile: bool = False,
+    ) -> None:
+        self._model = model
+        self._task = task
+        self._metrics = metrics
+        self._num_microbatches = num_microbatches
+        num_parts = strategy.topology.num_replicas * num_microbatches
+        self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
+        self._is_scaled = loss_scale is not None or scale_factor != 1.0
+        self._factor = lambda: factor_of(loss_scale, scale_factor)
+        self.gives_means = num_parts == 1 and not self._is_scaled
+        self._pass = tf.function(self._differentiate, jit_compile=True) if jit_compile else self._differentiate
+
+    def __call__(self, batch: dict[str, Any]) -> LocalSums:
+        """The sums over one local batch, as the pipeline gives it; in replica context."""
+        sums: LocalSums | None = None
+        for i in range(self._num_microbatches):
+            # One after the other, so that only one microbatch's activations are alive.
+            with tf.control_dependencies([] if sums is None else [sums.divisors[ROWS], *sums.shown.values()]):
+                part = _microbatch(batch, i, self._num_microbatches)
+            sums = self._on_microbatch(part, previous=sums)
+        assert sums is not None
+        return sums
+
+    def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None) -> LocalSums:
+        gradients, objective = self._pass(part)
+        self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("shares"))
+        sums = LocalSums(gradients, objective.divisors, objective.shown, objective.term_sums, objective.weight)
+        return sums if previous is None else _added(previous, sums)
+
+    def _differentiate(self, part: dict[str, Any]) -> tuple[dict[str, list[Gradient]], Objective]:
+        variables = [v.value for v in self._model.trainable_variables]
+        with tf.GradientTape(persistent=True) as tape:
+            objective = forward(self._model, self._task, part, **self._parts)
+            numerators = objective.numerators
+            if self._is_scaled:
+                factor = self._factor()
+                numerators = {name: value * factor for name, value in numerators.items()}
+        if self.gives_means:
+            starts = [tf.math.reciprocal_no_nan(objective.divisors[name]) for name in numerators]
+            gradients = {MEAN: tape.gradient([*numerators.values()], variables, output_gradients=starts)}
+        else:
+            gradients = {name: tape.gradient(value, variables) for name, value in numerators.items()}
+        del tape
+        if all(g is None for some in gradients.values() for g in some):
+            raise UserError(
+                "The loss does not depend on any trainable variable of the model: nothing would be learned."
+            )
+        return {name: [_dense_if_small(g) for g in some] for name, some in gradients.items()}, objective
+
+
+def forward(
+    model: keras.Model, task: Task, part: dict[str, Any], *, training: bool, num_parts: int = 1, batch_size: int = 0
+) -> Objective:
+    """Calls the model on one (micro)batch and adds up its loss, the model's regularization included.
+
+    Args:
+      model: built.
+      task: gives the loss.
+      part: `examples`, and `shares` where the plan gives them.
+      training: passed to the model.
+      num_parts: into how many such parts the global batch is cut.
+      batch_size: the most examples of a global batch; for several parts.
+    """
+    terms, outputs = task.terms(model, part["examples"], training=training)
+    added, penalties = ([], []) if task.includes_layer_losses else layer_losses(model)
+    return reduce_terms(
+        terms,
+        count=_num_examples(part),
+        shares=part.get("shares"),
+        num_parts=num_parts,
+        batch_size=batch_size,
+        penalties=penalties,
+        added=added,
+        outputs=outputs,
+    )
+
+
+def quotients(sums: LocalSums | Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """The loss and the loss of each term, of sums over the whole global batch; 0 where nothing counts."""
+    loss = tf.add_n([tf.math.divide_no_nan(value, sums.divisors[by]) for by, value in sums.shown.items()])
+    terms = {
+        name: tf.math.divide_no_nan(value, sums.divisors[by])
+        for by, some in sums.term_sums.items()
+        for name, value in some.items()
+    }
+    return loss, terms
+
+
+def _num_examples(part: dict[str, Any]) -> tf.Tensor:
+    if "shares" in part:
+        return tf.reduce_sum(part["shares"])
+    return tf.cast(tf.shape(tf.nest.flatten(part["examples"])[0])[0], tf.float32)
+
+
+def _microbatch(batch: dict[str, Any], index: int, count: int) -> dict[str, Any]:
+    """Slice `index` of the `count` that the batch's `splits` mark."""
+    rows = {name: value for name, value in batch.items() if name != "splits"}
+    if count == 1:
+        return rows
+    first, last = batch["splits"][index], batch["splits"][index + 1]
+    return tf.nest.map_structure(lambda t: t[first:last], rows)
+
+
+def _added(a: LocalSums, b: LocalSums) -> LocalSums:
+    gradients = {
+        name: [plus(x, y) for x, y in zip(a.gradients[name], b.gradients[name], strict=True)] for name in a.gradients
+    }
+    rest = tf.nest.map_structure(tf.add, a._replace(gradients={}), b._replace(gradients={}))
+    return rest._replace(gradients=gradients)
+
+
+def plus(a: Gradient, b: Gradient) -> Gradient:
+    """The sum of two gradients, of which None is nothing. Rows that both have are not added up."""
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, tf.IndexedSlices):
+        values, indices = tf.concat([a.values, b.values], 0), tf.concat([a.indices, b.indices], 0)
+        return tf.IndexedSlices(values, indices, a.dense_shape)
+    return a + b
+
+
+def _dense_if_small(gradient: Gradient) -> Gradient:
+    """Keeps the gradient of a large embedding as the rows that were looked up, others as a tensor."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    shape = tf.get_static_value(gradient.dense_shape)
+    if shape is not None and math.prod(shape) >= SPARSE_FROM_ELEMENTS:
+        return gradient
+    return tf.convert_to_tensor(gradient)

@@ -1,0 +1,170 @@
+"""Everything that training changes, by names that stay the same from process to process.
+
+Invariant: what `tensors` gives on one strategy and number of workers, `assign` takes on any other. Keras numbers the
+layers that a user did not name through the whole process; here they are numbered through their model.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.base import Strategy
+from tfdist.training.loop.learner import Learner
+from tfdist.training.step.layer_state import moving_variables
+from tfdist.training.step.randomness import seed_generators
+from tfdist.training.step.tracing import traced
+
+MODEL = "model/"
+SEEDS = "seeds/"
+Specs = dict[str, tuple[tuple[int, ...], str]]
+
+
+class _Named:
+    """Variables by name."""
+
+    def __init__(self, variables: Mapping[str, keras.Variable]) -> None:
+        self._variables = variables
+
+    def specs(self) -> Specs:
+        """Shape and type of each by name."""
+        return {n: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for n, v in self._variables.items()}
+
+    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
+        for name in arrays.keys() & self._variables.keys():
+            self._variables[name].assign(arrays[name])
+
+
+class ModelState(_Named):
+    """The variables of a model alone, of which an evaluation needs no other."""
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__({name: v for name, v in model_variables(model).items() if name.startswith(MODEL)})
+
+
+class TrainingState(_Named):
+    """The variables of a run: model, seeds, optimizer with its slots, loss scale, training metrics.
+
+    Args:
+      strategy: connected.
+      learner: built.
+    """
+
+    def __init__(self, strategy: Strategy, learner: Learner) -> None:
+        self._strategy = strategy
+        self._metrics = learner.train_metrics
+        super().__init__(variables_by_name(learner))
+        self._metric_names = _numbered(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
+        apart = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
+        self._averaged = _float_names(self._variables, learner.model) if apart else []
+        self._read_metrics = traced(self._summed_metrics)
+        self._load_metrics = traced(self._loaded_metrics)
+
+    def tensors(self) -> dict[str, Any]:
+        """Variables and tensors by name, to be read at once. A collective."""
+        found: dict[str, Any] = {name: self._local(v) for name, v in self._variables.items()}
+        found |= dict(zip(self._metric_names, self._read_metrics(), strict=True))
+        return found | self._means()
+
+    def specs(self) -> Specs:
+        metrics = dict(zip(self._metric_names, self._metrics.variables, strict=True))
+        return super().specs() | _Named(metrics).specs()
+
+    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        super().assign(arrays)
+        if self._metric_names and all(name in arrays for name in self._metric_names):
+            self._load_metrics([tf.constant(arrays[name]) for name in self._metric_names])
+
+    def _local(self, variable: keras.Variable) -> tf.Variable:
+        return self._strategy.distribution.experimental_local_results(variable.value)[0]
+
+    def _means(self) -> dict[str, np.ndarray]:
+        """The workers' means of the statistics that each moved along by itself."""
+        if not self._averaged:
+            return {}
+        mine = [self._variables[name].numpy() for name in self._averaged]
+        sums = self._strategy.sum_over_workers(np.concatenate([value.ravel() for value in mine]))
+        parts = np.split(sums / self._strategy.topology.num_workers, np.cumsum([v.size for v in mine])[:-1])
+        shaped = (p.reshape(v.shape).astype(v.dtype) for p, v in zip(parts, mine, strict=True))
+        return dict(zip(self._averaged, shaped, strict=True))
+
+    def _summed_metrics(self) -> list[tf.Tensor]:
+        return self._strategy.first_local(self._strategy.run(self._metrics.states, args=(self._strategy,)))
+
+    def _loaded_metrics(self, states: list[tf.Tensor]) -> None:
+        self._strategy.run(self._metrics.load, args=(self._strategy, states))
+
+
+def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
+    """What a run changes, its metrics aside: "model/dense/kernel", "optimizer/dense/kernel/momentum", …"""
+    named = model_variables(learner.model)
+    slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in named.items()}
+    own = (f"optimizer/{_slot_name(v, slots)}" for v in learner.optimizer.variables)
+    named |= dict(zip(_numbered(own), learner.optimizer.variables, strict=True))
+    scale = learner.loss_scale.variables if learner.loss_scale else []
+    return named | {f"loss_scale/{v.name}": v for v in scale}
+
+
+def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """A model's variables by names that start with "model/", and its layers' seeds, with "seeds/"."""
+    layers = _stable_layer_names(model)
+    seeds = {id(generator.state): generator.state for generator in seed_generators(model)}
+    weights = [v for v in {id(v): v for v in model.variables}.values() if id(v) not in seeds]
+
+    def named(prefix: str, variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
+        variables = list(variables)
+        paths = ("/".join(layers.get(part, part) for part in v.path.split("/")) for v in variables)
+        return dict(zip(_numbered(prefix + path for path in paths), variables, strict=True))
+
+    return named(MODEL, weights) | named(SEEDS, seeds.values())
+
+
+def _stable_layer_names(model: keras.Model) -> dict[str, str]:
+    """For each name that Keras made, one that is numbered through this model alone."""
+    layers = [layer for layer in model._flatten_layers() if _was_named_by_keras(layer)]
+    found = dict(zip((la.name for la in layers), _counted(_plain(la.name) for la in layers), strict=True))
+    generators = [generator.name for generator in seed_generators(model)]
+    return found | dict(zip(generators, _counted("seed_generator" for _ in generators), strict=True))
+
+
+def _was_named_by_keras(layer: keras.Layer) -> bool:
+    """Whether its name is that of its class, and perhaps a number."""
+    return _plain(layer.name).replace("_", "") == type(layer).__name__.replace("_", "").lower()
+
+
+def _slot_name(variable: keras.Variable, slots: Mapping[str, str]) -> str:
+    """Keras calls a slot by the variable it is for, then what it is; an optimizer's own variables have short names."""
+    _, _, name = variable.path.rpartition("/")
+    of = max((s for s in slots if name.startswith(f"{s}_")), key=len, default=None)
+    return name if of is None else f"{slots[of]}/{name.removeprefix(of + '_')}"
+
+
+def _float_names(variables: Mapping[str, keras.Variable], model: keras.Model) -> list[str]:
+    moving = {id(v) for v in moving_variables(model)}
+    return [name for name, v in variables.items() if id(v) in moving and "float" in str(v.dtype)]
+
+
+def _plain(path: str) -> str:
+    """A path without the numbers that Keras counts through the process."""
+    return "/".join(re.sub(r"_\d+$", "", part) for part in path.split("/"))
+
+
+def _counted(names: Iterable[str], mark: str = "_", first: int = 1) -> list[str]:
+    """The names, of which the second and further ones alike get a number from `first` on."""
+    counts: collections.Counter[str] = collections.Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}{mark}{counts[name] - 1 + first}" if counts[name] else name)
+        counts[name] += 1
+    return found
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
+    return _counted(names, mark="#", first=2)

@@ -1,0 +1,267 @@
+"""The training step, and K of them in one call.
+
+A step is: each replica's sums over its examples → one reduction over all replicas → division by what the loss divides
+by, over the global batch → finite check → clipping and update by the Keras optimizer. Invariant: after the reduction
+every replica holds the same bits, so all of them decide and update alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.sparse import without_repeats
+from tfdist.tasks.base import ROWS
+from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, plus, quotients
+from tfdist.training.step.layer_state import moving_variables
+from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.precision import LossScale, factor_of
+from tfdist.training.step.tracing import traced
+from tfdist.training.step.update import Update
+from tfdist.training.watch.input_wait import timed_next
+from tfdist.training.watch.stragglers import Reduction
+
+
+class Totals(NamedTuple):
+    """What an epoch's steps add up to, and what one call of some steps took; the same on every replica, seconds apart.
+
+    Attributes:
+      loss_sum: float64, Σ over the epoch's steps that were applied of the global batch's loss times its examples.
+      weight: float64, Σ of their examples; loss_sum ÷ weight is the loss to report, as Keras's `fit` averages it.
+      term_sums: the same by loss term, where there are several.
+      steps: steps done in this call, skipped ones included.
+      overflowed: steps whose loss or gradients were not finite.
+      weightless: steps whose examples weigh nothing in all, which changed nothing.
+      input_seconds: float64, this worker's own: how long it waited for batches.
+      peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
+    """
+
+    loss_sum: tf.Tensor
+    weight: tf.Tensor
+    term_sums: dict[str, tf.Tensor]
+    steps: tf.Tensor
+    overflowed: tf.Tensor
+    weightless: tf.Tensor
+    input_seconds: tf.Tensor
+    peer_seconds: tf.Tensor
+
+
+class GlobalSums(NamedTuple):
+    """What one step comes to over all replicas.
+
+    Attributes:
+      gradients: of the loss, by variable.
+      loss: the global batch's.
+      terms: the loss of each term that is reported.
+      count: its examples.
+      weight: what they weigh; empty where each counts, whatever the batch.
+      finite: whether all of this is.
+      peer_seconds: float64, how long this worker waited until it was there.
+    """
+
+    gradients: list[tf.Tensor | tf.IndexedSlices]
+    loss: tf.Tensor
+    terms: dict[str, tf.Tensor]
+    count: tf.Tensor
+    weight: tuple[tf.Tensor, ...]
+    finite: tf.Tensor
+    peer_seconds: tf.Tensor
+
+
+class TrainStep:
+    """Runs training steps under a strategy.
+
+    Args:
+      strategy: connected.
+      model: built inside the strategy's scope.
+      optimizer: from `build_optimizer`.
+      local_gradients: one replica's forward and backward pass.
+      metrics: the training metrics, read at the end of each call.
+      term_names: the loss terms to report beside the total.
+      loss_scale: with float16; a step that overflows is then skipped and the next ones go on. Without it nothing waits
+        for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
+        ends the call after its update, which leaves the weights unusable.
+      scale_factor: what `local_gradients` multiplies the loss with besides.
+      typical_weight: about what a global batch's gradients are divided by, its number of examples.
+      deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
+        their arithmetic, by another way under each strategy, and the last bits would differ.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        local_gradients: LocalGradients,
+        metrics: MetricGroup,
+        term_names: Sequence[str],
+        loss_scale: LossScale | None,
+        scale_factor: float = 1.0,
+        typical_weight: float,
+        deterministic: bool = False,
+    ) -> None:
+        self._strategy = strategy
+        self._model = model
+        self._apply = Update(strategy, optimizer)
+        self._local_gradients = local_gradients
+        self._metrics = metrics
+        self.term_names = tuple(term_names)
+        self._loss_scale = loss_scale
+        self._scale_factor = scale_factor
+        self._typical_weight = typical_weight
+        self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
+        # What a skipped step must not change; without a loss scale the run ends with it.
+        self._moving = [] if loss_scale is None else [*moving_variables(model), *metrics.variables]
+        self._learning: list[Any] = []
+        self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
+        # Keras's fit traces without autograph too, so a model behaves alike under both.
+        self.run = traced(self._run, reduce_retracing=True)
+        self.reset_metrics = traced(lambda: strategy.run(metrics.reset))
+
+    def _run(
+        self, iterator: Iterator[Any], num_steps: tf.Tensor, votes: tf.Tensor, sums: tf.Tensor
+    ) -> tuple[Totals, dict[str, tf.Tensor], tf.Tensor]:
+        """Some steps.
+
+        Args:
+          iterator: local batches.
+          num_steps: int32 scalar.
+          votes: float32 vector, this worker's; and whatever else the workers should tell each other.
+          sums: float64 [2 + terms], what the epoch's earlier calls came to: loss sum, weight, term sums. Every step is
+            added to them one by one, so that no bit of the mean depends on where calls end.
+
+        Returns:
+          The totals, the training metrics so far, and the sum of all replicas' votes.
+        """
+
+        def proceed(totals: Totals) -> tf.Tensor:
+            going = totals.steps < num_steps
+            return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
+
+        def step(totals: Totals) -> tuple[Totals]:
+            return (self._step(iterator, totals),)
+
+        (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
+        metrics, votes = self._strategy.first_local(self._strategy.run(self._read, args=(votes,)))
+        return totals, metrics, votes
+
+    def _read(self, votes: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        metrics, (votes,) = self._metrics.read(self._strategy, [votes])
+        return metrics, votes
+
+    def _step_at_once(self, iterator: Iterator[Any], totals: Totals) -> Totals:
+        """One step whose update waits for nothing but its gradients."""
+        batch, waited = timed_next(self._strategy, iterator)
+        sums = self._strategy.run(self.global_sums, args=(batch,))
+        seen = self._strategy.first_local(sums._replace(gradients=[]))
+        self._update_by(sums, seen.weight)
+        return _advanced(totals, seen, waited)
+
+    def _step_or_skip(self, iterator: Iterator[Any], totals: Totals) -> Totals:
+        """One step that changes nothing, on all replicas alike, if a gradient is not finite."""
+        before = self._strategy.run(self._read_moving)
+        batch, waited = timed_next(self._strategy, iterator)
+        sums = self._strategy.run(self.global_sums, args=(batch,))
+        seen = self._strategy.first_local(sums._replace(gradients=[]))
+        tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, before))
+        return _advanced(totals, seen, waited)
+
+    def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
+        """One step up to the update; in replica context, on a local batch."""
+        local = self._local_gradients(batch)
+        own = [(name, i, g) for name, some in local.gradients.items() for i, g in enumerate(some) if g is not None]
+        used = {i for _, i, _ in own}
+        variables = self._model.trainable_variables
+        self._learning = [v for i, v in enumerate(variables) if i in used]
+        self.unused = [v.path for i, v in enumerate(variables) if i not in used]
+        beside = local._replace(gradients={})
+        scalars = tf.nest.flatten(beside)
+        reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
+        summed, scalars = self._strategy.sum_gradients([g for _, _, g in own], scalars, scale=self._typical_weight)
+        peer_seconds = reduction.seconds_until([*summed, *scalars])
+        beside = tf.nest.pack_sequence_as(beside, scalars)
+        gradients: dict[int, tf.Tensor | tf.IndexedSlices] = {}
+        for (name, i, _), gradient in zip(own, summed, strict=True):
+            if name != MEAN:
+                gradient = _times(gradient, self._factor(beside.divisors[name]))
+            gradients[i] = without_repeats(plus(gradients[i], gradient)) if i in gradients else gradient
+        in_order = [gradients[i] for i in sorted(gradients)]
+        loss, terms = quotients(beside)
+        terms = {name: terms[name] for name in self.term_names}
+        finite = _all_finite(in_order, loss)
+        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds)
+
+    def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
+        """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
+        return tf.math.reciprocal_no_nan(divisor) / factor_of(self._loss_scale, self._scale_factor)
+
+    def _update_by(self, sums: GlobalSums, weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
+        """The update, unless nothing weighs anything: then momentum, weight decay and iterations would move alone."""
+        if not weight:
+            return self._update(sums)
+        return tf.cond(_weighs_nothing(weight), lambda: tf.constant(False), lambda: self._update(sums))
+
+    def _update(self, sums: GlobalSums) -> tf.Tensor:
+        self._apply(sums.gradients, self._learning)
+        if self._loss_scale is not None:
+            self._strategy.run(self._loss_scale.update, args=(tf.constant(True),))
+        return tf.constant(True)
+
+    def _skip(self, finite: tf.Tensor, before: list[Any]) -> tf.Tensor:
+        """Undoes what the forward pass moved along: infinite batch statistics would stay infinite."""
+        for variable, value in zip(self._moving, before, strict=True):
+            self._strategy.distribution.extended.update(variable.value, lambda v, old: v.assign(old), args=(value,))
+        if self._loss_scale is not None:
+            self._strategy.run(self._loss_scale.update, args=(tf.constant(False),))
+        return finite
+
+    def _read_moving(self) -> list[tf.Tensor]:
+        return [tf.identity(variable.value) for variable in self._moving]  # assignments leave this buffer alone
+
+    def _totals_from(self, sums: tf.Tensor) -> Totals:
+        """Totals before a call's first step; `sums` as in `_run`."""
+        loss_sum, weight, *terms = tf.unstack(sums, num=2 + len(self.term_names))
+        none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
+        return Totals(
+            loss_sum, weight, dict(zip(self.term_names, terms, strict=True)), none, none, none, seconds, seconds
+        )
+
+
+def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
+    """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
+    weightless = seen.finite & _weighs_nothing(seen.weight)
+
+    def counted(value: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.where(seen.finite & ~weightless, value, tf.zeros_like(value)), tf.float64)
+
+    return Totals(
+        totals.loss_sum + counted(seen.loss) * counted(seen.count),
+        totals.weight + counted(seen.count),
+        {name: total + counted(seen.terms[name]) * counted(seen.count) for name, total in totals.term_sums.items()},
+        totals.steps + 1,
+        totals.overflowed + tf.cast(~seen.finite, tf.int32),
+        totals.weightless + tf.cast(weightless, tf.int32),
+        totals.input_seconds + waited,
+        totals.peer_seconds + seen.peer_seconds,
+    )
+
+
+def _weighs_nothing(weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    return tf.equal(weight[0], 0.0) if weight else tf.constant(False)
+
+
+def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient * tf.cast(factor, gradient.dtype)
+    return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
+
+
+def _all_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
+    """Whether all are finite. A sum is not finite if one of its parts is not, so one number a gradient is enough."""
+    parts = [tf.reduce_sum(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
+    return tf.math.is_finite(tf.add_n([loss, *(tf.cast(p, tf.float32) for p in parts)]))

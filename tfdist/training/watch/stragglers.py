@@ -1,0 +1,143 @@
+"""Which worker holds up the others, while it happens and over the whole run.
+
+A synchronous step takes as long on every worker, so its length says nothing. What differs is how much of it a worker
+spends waiting for the sum of all gradients: a slow worker finds the others' already there. A worker's own time is what
+is left of its calls without that wait. Invariant: what is compared travels with the reduction that a call makes anyway,
+as votes do; nothing waits for the measuring. The first call of a run, which traces, does not count; deterministic runs
+are not measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.base import Strategy
+from tfdist.telemetry.reporter import Reporter
+from tfdist.training.step.randomness import is_deterministic
+
+SLOW_FACTOR = 1.5  # of the median worker's own time
+SLOW_SECONDS, SLOW_CALLS = 3.0, 5  # so long without a break, both
+
+
+class Reduction:
+    """The seconds, float64, from having this replica's tensors to having all replicas' sums. Inside a tf.function.
+
+    Not a number where there is one worker, or where TensorFlow is to be deterministic and refuses to look at the clock.
+    """
+
+    def __init__(self, strategy: Strategy, tensors: Sequence[Any]) -> None:
+        self._began = None
+        if strategy.topology.num_workers > 1 and not is_deterministic():
+            self._began = _when_there(tensors)
+
+    def seconds_until(self, sums: Sequence[Any]) -> tf.Tensor:
+        if self._began is None:
+            return tf.constant(math.nan, tf.float64)
+        return _when_there(sums) - self._began
+
+
+def _when_there(tensors: Sequence[Any]) -> tf.Tensor:
+    """The time when the first and the last of them are there. A backward pass ends with the first variable's gradient;
+    to wait for each would cost some percent of a step of two milliseconds with sixty variables."""
+    plain = [t.values if isinstance(t, tf.IndexedSlices) else t for t in (tensors[0], tensors[-1])]
+    with tf.control_dependencies(plain):
+        return tf.timestamp()
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerTimes:
+    """What a worker's steps took since its first call.
+
+    Attributes:
+      step_seconds: its own time a step: input and computing, without waiting for other workers.
+      input_share: of its time, waiting for input.
+      idle_share: of its time, waiting for other workers and for the sums to travel.
+    """
+
+    step_seconds: float
+    input_share: float
+    idle_share: float
+
+
+class Stragglers:
+    """Compares the workers of a run.
+
+    Args:
+      strategy: connected.
+      reporter: told of a worker that is slow for a while, once each time, and of all at the end.
+    """
+
+    def __init__(self, strategy: Strategy, reporter: Reporter) -> None:
+        self._topology = strategy.topology
+        self._strategy = strategy
+        self._reporter = reporter
+        self._begun = False
+        self._last = 0.0  # own seconds a step in the last call; 0 is not known
+        self._slow = [_Streak() for _ in range(self._topology.num_workers)]
+        self._sums = np.zeros(4)  # steps, seconds, of them for input, and for others
+
+    def news(self) -> list[float]:
+        """What the others should know: own seconds a step, at this worker's place. Summed over the replicas."""
+        if self._topology.num_workers == 1:
+            return []
+        news = [0.0] * self._topology.num_workers
+        news[self._topology.worker_index] = self._last / self._topology.num_local_replicas
+        return news
+
+    def observe(
+        self, *, step: int, steps: int, seconds: float, input_seconds: float, peer_seconds: float, news: Sequence[float]
+    ) -> None:
+        """Takes note of a call of `steps` that ended at `step`, and of what `news` came to over all workers."""
+        if math.isnan(peer_seconds):
+            return
+        if self._begun:
+            self._last = max(0.0, seconds - peer_seconds) / steps
+            self._sums += (steps, seconds, input_seconds, peer_seconds)
+        self._begun = True
+        if len(news) > 1 and all(own > 0 for own in news):
+            self._compare(step, seconds, news)
+
+    def _compare(self, step: int, seconds: float, news: Sequence[float]) -> None:
+        median = statistics.median_low(news)  # of two workers the quicker one
+        for worker, (own, streak) in enumerate(zip(news, self._slow, strict=True)):
+            if own <= SLOW_FACTOR * median:
+                self._slow[worker] = _Streak()
+            elif streak.goes_on(seconds):
+                self._reporter.straggler(step=step, worker=worker, seconds=own, median=median)
+
+    def end(self, step: int) -> None:
+        """Brings the workers' figures together and tells them. A collective."""
+        if self._topology.num_workers == 1:
+            return
+        figures = self._strategy.gather_from_workers(self._sums)
+        if figures[:, 0].all():
+            self._reporter.workers(step=step, times=[_times(*row) for row in figures.tolist()])
+
+
+@dataclasses.dataclass
+class _Streak:
+    """A worker's calls in a row that were slow."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    told: bool = False
+
+    def goes_on(self, seconds: float) -> bool:
+        """Whether it is to be told now."""
+        self.calls += 1
+        self.seconds += seconds
+        if self.told or self.calls < SLOW_CALLS or self.seconds < SLOW_SECONDS:
+            return False
+        self.told = True
+        return True
+
+
+def _times(steps: float, seconds: float, for_input: float, for_others: float) -> WorkerTimes:
+    return WorkerTimes((seconds - for_others) / steps, for_input / seconds, for_others / seconds)

@@ -1,0 +1,112 @@
+"""The table of a sweep on a terminal: the trials that run, the best so far, and above them a line for each that ended.
+
+Invariant: drawn by the calling thread, at most `_REDRAWS_PER_SECOND` times a second unless a trial starts or ends, and
+never higher or wider than the terminal. `table.open_table` makes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+import rich.console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tfdist.tuning.report.table_text import (
+    Watch,
+    end_line,
+    epoch_text,
+    objective_text,
+    summary,
+    sweep_line,
+    trial_line,
+)
+from tfdist.tuning.report.words import duration_text, values_text
+from tfdist.tuning.schedule.history import RUNNING, Event, Sweep, Trial
+
+_REDRAWS_PER_SECOND = 5
+_NUM_BEST = 5
+_FRAME_LINES = 6  # the summary, the table's head and rules, and room for the prompt
+_STYLES = {"infeasible": "yellow", "failed": "red", "interrupted": "yellow"}
+
+
+class LiveTable:
+    """`SweepTable` with rich. Until `close` other prints of this process appear above the table."""
+
+    def __init__(self, stdout: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminal = rich.console.Console(file=stdout, markup=False, highlight=False, emoji=False)
+        self._clock = clock
+        self._watch = Watch(clock)
+        self._live: Live | None = None
+        self._last_redraw_time = -float("inf")
+        self._is_closed = False
+
+    def on_event(self, event: Event, *, is_replay: bool = False) -> None:
+        self._watch.add(event)
+        if is_replay or self._is_closed:
+            return
+        kind, trial = event.get("event"), self._watch.history.trial(str(event.get("trial")))
+        if self._live is None:
+            self._live = Live(console=self._terminal, auto_refresh=False, redirect_stderr=self._terminal.is_terminal)
+            self._live.start()
+        if kind == "sweep_started":
+            self._say(sweep_line(self._watch.history.sweep))
+        elif kind == "trial_ended" and trial is not None:
+            self._say(trial_line(self._watch.history.sweep, trial), style=_STYLES.get(trial.status, ""))
+        self._draw(now=kind != "trial_reported")
+
+    def refresh(self) -> None:
+        if self._live is not None:
+            self._draw(now=False)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._live is not None:
+            self._draw(now=True)
+            self._live.stop()
+            self._live = None
+            if self._watch.history.sweep.is_ended:
+                self._say(end_line(self._watch.history.sweep))
+
+    def _say(self, line: str, style: str = "") -> None:
+        self._terminal.print(Text(line, style=style), soft_wrap=True)
+
+    def _draw(self, *, now: bool) -> None:
+        too_soon = self._clock() - self._last_redraw_time < 1 / _REDRAWS_PER_SECOND
+        if self._live is None or (too_soon and not now):
+            return
+        self._last_redraw_time = self._clock()
+        rows = max(self._terminal.height - _FRAME_LINES, 3)
+        seconds_left, seconds = self._watch.seconds_left(), self._watch.seconds()
+        table = build_table(self._watch.history.sweep, rows=rows, seconds=seconds, seconds_left=seconds_left)
+        self._live.update(table, refresh=True)
+
+
+def build_table(sweep: Sweep, *, rows: int, seconds: float, seconds_left: float | None) -> Table:
+    """At most `rows` trials: the best ones, then those that run, and how far the sweep is as the title."""
+    running = [trial for trial in sweep.trials if trial.status == RUNNING]
+    num_best = max(min(_NUM_BEST, rows - len(running)), 1)
+    best = [trial for trial in sweep.ranked if trial.status != RUNNING][:num_best]
+    shown = [*best, *running][:rows]
+    title = " | ".join([*summary(sweep, seconds_left=seconds_left), f"{len(running)} running", duration_text(seconds)])
+    table = Table(title=Text(title), title_justify="left", title_style="", expand=True, padding=(0, 1), box=None)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("epoch", justify="right", no_wrap=True)
+    table.add_column(sweep.objective, justify="right", no_wrap=True)
+    table.add_column("values", no_wrap=True, overflow="ellipsis", ratio=1)
+    for trial in shown:
+        style = "bold" if trial == sweep.best else _STYLES.get(trial.status, "")
+        table.add_row(*_cells(sweep, trial), style=style)
+    return table
+
+
+def _cells(sweep: Sweep, trial: Trial) -> list[Text]:
+    latest = trial.curve[-1].objective if trial.status == RUNNING and trial.curve else trial.objective
+    state = "best" if trial == sweep.best and trial.status != RUNNING else trial.status
+    objective = "" if latest is None else objective_text(latest)
+    texts = [trial.name, state, epoch_text(trial), objective, values_text(trial.values)]
+    return [Text(text) for text in texts]

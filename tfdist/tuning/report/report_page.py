@@ -1,0 +1,231 @@
+"""The page that shows a sweep: one HTML file with everything in it.
+
+Invariant: it asks for nothing over the network (its policy forbids it), whatever stands in the journal is escaped, and
+without its script it only stops sorting. `report.py` draws the plots that it is given.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.telemetry.console.console_text import number_text
+from tfdist.tuning.report.importance import Importance
+from tfdist.tuning.report.words import count_text, duration_text, gin_text, short_names, value_text
+from tfdist.tuning.schedule.history import Sweep, Trial
+
+_STYLE = """
+:root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--faint:#59626d;--line:#dfe3e8;--head:#f3f5f7;--best:#e9e4f5}
+@media(prefers-color-scheme:dark){:root{--paper:#14181d;--ink:#e8ecf0;--faint:#a3adb8;--line:#333a43;--head:#1d232a;
+--best:#3a3714}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1.25rem;max-width:64rem;background:var(--paper);color:var(--ink);
+font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
+h1{font-size:1.5rem;line-height:1.25;margin:0 0 .25rem;overflow-wrap:anywhere}
+h2{font-size:1.15rem;margin:2.25rem 0 .5rem}
+p{margin:.25rem 0 .75rem;overflow-wrap:anywhere}.faint{color:var(--faint)}
+dl{display:flex;flex-wrap:wrap;gap:.5rem 2rem;margin:1rem 0}dt{color:var(--faint);font-size:.85rem}
+dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums}
+pre{margin:0;padding:.75rem 1rem;background:var(--head);border:1px solid var(--line);border-radius:6px;
+white-space:pre-wrap;overflow-wrap:anywhere;
+font:14px/1.5 ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+.scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}.scroll:focus-visible{outline:2px solid var(--faint)}
+img{display:block;width:100%;height:auto}
+table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;min-width:100%}
+th,td{padding:.35rem .6rem;border-bottom:1px solid var(--line);text-align:left;white-space:nowrap}
+td.number,th.number{text-align:right}td.text{white-space:normal;min-width:14rem}
+thead th{background:var(--head);padding:0}
+thead button{all:unset;box-sizing:border-box;width:100%;padding:.45rem .6rem;cursor:pointer;font-weight:600}
+thead button:focus-visible{outline:2px solid var(--ink);outline-offset:-2px}
+thead th[aria-sort=ascending] button::after{content:" ▲"}thead th[aria-sort=descending] button::after{content:" ▼"}
+a{color:inherit}tr.best td{background:var(--best);font-weight:600}
+@media(max-width:40rem){table,tbody,tr,td{display:block}thead tr{display:flex;flex-wrap:wrap}
+thead th{white-space:normal;overflow-wrap:anywhere;flex:1 0 auto;max-width:100%}thead button{padding:.25rem .5rem}
+tbody tr{padding:.5rem 0;border-bottom:1px solid var(--line)}
+td,td.number,td.text{display:flex;justify-content:space-between;gap:1rem;border:0;padding:.1rem .6rem;min-width:0;
+white-space:normal;overflow-wrap:anywhere;text-align:right}
+td.number{white-space:nowrap}td.text:empty{display:none}
+td::before{content:attr(data-name);color:var(--faint);font-weight:400;text-align:left;white-space:normal}}
+"""
+
+# Blanks stay at the end whichever way a column is sorted.
+_SCRIPT = """
+document.querySelectorAll("thead button").forEach(button => button.addEventListener("click", () => {
+  const head = button.parentElement, column = head.cellIndex, body = head.closest("table").tBodies[0];
+  const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+  const key = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
+  const compare = (a, b) => {
+    const x = key(a), y = key(b);
+    if (x === "" || y === "") return (x === "") - (y === "");
+    return sign * (isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y);
+  };
+  [...body.rows].sort(compare).forEach(row => body.append(row));
+  head.parentElement.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
+  head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
+}));
+"""
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A plot as PNG for a light and for a dark page; `text` says what it shows and how to read it.
+
+    On a narrow screen it is made to fit, and a press opens the file `name` beside the page, which can be enlarged.
+    """
+
+    name: str
+    title: str
+    text: str
+    light: bytes
+    dark: bytes
+
+
+def build_page(sweep: Sweep, importance: Importance, pictures: Sequence[Picture], *, link: Callable[[str], str]) -> str:
+    """The whole page as HTML; `link` gives the address of a trial's run directory by its name."""
+    title = f"Sweep for the {'highest' if sweep.direction == 'max' else 'lowest'} {sweep.objective}"
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><main>",
+        f"<h1>{html.escape(title)}</h1>",
+        _figures(sweep),
+        _best(sweep),
+        *(_picture(picture) for picture in pictures),
+        _trials(sweep, link),
+        _unreadable(sweep),
+        f"</main><script>{_SCRIPT}</script></body></html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def importance_text(importance: Importance) -> str:
+    """How far the bars can be trusted."""
+    if not importance.shares:
+        return "How much each parameter decides is not known."
+    trust = "can be trusted" if importance.fit >= 0.5 else "is a hint" if importance.fit >= 0.2 else "tells little"
+    return (
+        "The share of the differences between trials that each parameter explains, by a random forest over "
+        f"{importance.num_trials} trials. On trials it had not seen the forest explains "
+        f"{max(importance.fit, 0):.0%} of the differences, so the picture {trust}."
+    )
+
+
+def _figures(sweep: Sweep) -> str:
+    counts: dict[str, int] = {}
+    for trial in sweep.trials:
+        counts[trial.status] = counts.get(trial.status, 0) + 1
+    statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
+    most = f" of {sweep.max_trials}" if sweep.max_trials is not None else ""
+    rows = {
+        "search": sweep.search,
+        "state": "ended" if sweep.is_ended else "not ended",
+        "trials": f"{len(sweep.trials)}{most}",
+        "of these": statuses,
+        "working time": duration_text(sweep.seconds),
+        "started": sweep.started[:16].replace("T", " "),
+    }
+    cells = (f"<div><dt>{name}</dt><dd>{html.escape(text)}</dd></div>" for name, text in rows.items() if text)
+    return f"<dl>{''.join(cells)}</dl>"
+
+
+def _best(sweep: Sweep) -> str:
+    best = sweep.best
+    if best is None:
+        return '<h2>Best trial</h2><p class="faint">No trial has ended with an objective yet.</p>'
+    epochs = count_text(best.epochs, "epoch")
+    told = f"Trial {best.name}: {sweep.objective} {number_text(best.objective or 0.0)} after {epochs}."
+    return (
+        f"<h2>Best trial</h2><p>{html.escape(told)}</p><pre>{html.escape(gin_text(sweep.settings(best.values)))}</pre>"
+    )
+
+
+def _picture(picture: Picture) -> str:
+    title, text = html.escape(picture.title), html.escape(picture.text)
+    width, height = struct.unpack(">II", picture.light[16:24])  # of the PNG's first chunk
+    return (
+        f'<section><h2>{title}</h2><p class="faint">{text}</p>'
+        f'<a href="{html.escape(picture.name)}"><picture>'
+        f'<source media="(prefers-color-scheme: dark)" srcset="{_data_uri(picture.dark)}">'
+        f'<img alt="{title}. {text}" width="{width}" height="{height}" '
+        f'src="{_data_uri(picture.light)}"></picture></a></section>'
+    )
+
+
+def _data_uri(image: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
+
+
+def _trials(sweep: Sweep, link: Callable[[str], str]) -> str:
+    if not sweep.trials:
+        return ""
+    paths = list({path: None for trial in sweep.trials for path in trial.values})
+    names = short_names(paths)
+    numeric = {path: all(_is_number(t.values[path]) for t in sweep.trials if path in t.values) for path in paths}
+    heads = [("trial", "", False), ("state", "", False), (sweep.objective, "", True)]
+    heads += [("rung", "", True), ("epochs", "", True), ("seconds", "", True)]
+    heads += [(names[path], path, numeric[path]) for path in paths] + [("message", "", False)]
+    ranked = sweep.ranked
+    columns = [name for name, _, _ in heads]
+    order = [*ranked, *(trial for trial in sweep.trials if not trial.is_judged)]
+    rows = "\n".join(_row(sweep, trial, paths, numeric, columns, link(trial.name)) for trial in order)
+    return (
+        '<section><h2>Trials</h2><p class="faint">The best first; a press on a column\'s name sorts by it, and on a '
+        "trial opens its run directory.</p>"
+        f'<div class="scroll" tabindex="0" role="group" aria-label="Trials"><table><thead><tr>'
+        f"{''.join(_head(*head) for head in heads)}</tr></thead><tbody>\n{rows}\n</tbody></table></div></section>"
+    )
+
+
+def _head(name: str, path: str, is_number: bool) -> str:
+    kind = ' class="number"' if is_number else ""
+    told = f' title="{html.escape(path)}"' if path else ""
+    return f'<th scope="col"{kind}><button type="button"{told}>{html.escape(name)}</button></th>'
+
+
+def _row(
+    sweep: Sweep, trial: Trial, paths: Sequence[str], numeric: dict[str, bool], columns: Sequence[str], address: str
+) -> str:
+    objective = trial.objective
+    cells = [
+        f'<td><a href="{html.escape(address)}">{html.escape(trial.name)}</a></td>',
+        _cell(trial.status),
+        _cell("" if objective is None else number_text(objective), objective),
+        _cell(str(trial.rung), trial.rung),
+        _cell(str(trial.epochs), trial.epochs),
+        _cell(f"{trial.seconds:.0f}", trial.seconds),
+    ]
+    for path in paths:
+        value = trial.values.get(path)
+        text = value_text(value, most=40) if path in trial.values else ""
+        cells.append(_cell(text, value if numeric[path] else None, is_number=numeric[path]))
+    cells.append(f'<td class="text">{html.escape(trial.message)}</td>')
+    mark = ' class="best"' if trial == sweep.best else ""
+    named = (
+        cell.replace("<td", f'<td data-name="{html.escape(name)}"', 1)
+        for name, cell in zip(columns, cells, strict=True)
+    )
+    return f"<tr{mark}>{''.join(named)}</tr>"
+
+
+def _cell(text: str, number: float | None = None, *, is_number: bool = False) -> str:
+    kind = ' class="number"' if is_number or number is not None else ""
+    value = f' data-value="{number!r}"' if number is not None else ""
+    return f"<td{kind}{value}>{html.escape(text)}</td>"
+
+
+def _unreadable(sweep: Sweep) -> str:
+    count = sweep.num_unreadable_lines
+    if not count:
+        return ""
+    lines = "One line" if count == 1 else f"{count} lines"
+    return f'<p class="faint">{lines} of sweep.jsonl could not be read and are missing here.</p>'
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

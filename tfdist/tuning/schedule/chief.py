@@ -1,0 +1,491 @@
+"""The chief of a sweep: hands values to free workers, tells the oracle how they went, and can be killed at any moment.
+
+Invariant: what the journal holds is all that a chief knows; one that is started again reads it, gives the oracle the
+same calls in the same order, and goes on with the trials that ran. A trial ends once. Nothing here trains or imports
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import os
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from tfdist.errors import TfdistError, UserError
+from tfdist.storage import files
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.schedule import journal as journals
+from tfdist.tuning.schedule.interruptions import Interruptions
+from tfdist.tuning.schedule.journal import Journal
+from tfdist.tuning.schedule.leaving import Leaving
+from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
+from tfdist.tuning.schedule.workers import Ended, Job, Next, Place, Workers
+from tfdist.tuning.search import hypermodel
+from tfdist.tuning.search.asking import Asking, Suggestion
+from tfdist.tuning.search.objective import Objective
+from tfdist.tuning.search.search import Search
+from tfdist.tuning.search.space import Space
+from tfdist.tuning.search.trial_settings import TrialSettings
+
+if TYPE_CHECKING:
+    from tfdist.tuning.cluster.fleet import Fleet
+
+POLL_SECONDS = 0.1
+REMOTE_POLL_SECONDS = 5.0
+PARENT, EPOCHS, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/round"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+      epochs: of a whole training; None where `train.steps` ends it.
+      seed: `train.seed`; the trial's further seeds are the numbers behind it.
+      max_trials, max_epochs, max_seconds: the budgets; None: without.
+      max_failures: failed trials in a row that end the sweep.
+      lease_seconds: how long a worker of another machine may still train what it was given before the chief was killed.
+    """
+
+    run_dir: str
+    space: Space
+    objective: Objective
+    search: Search
+    epochs: int | None
+    seed: int
+    max_trials: int | None
+    max_epochs: int | None
+    max_seconds: float | None
+    seeds_per_trial: int
+    max_failures: int
+    lease_seconds: float
+
+
+class Chief:
+    """One sweep.
+
+    Args:
+      plan: what is to be done.
+      asking: the oracle.
+      journal: of the run directory.
+      workers: where trials run.
+      woken: a file descriptor that becomes readable when the oracle has something new.
+      on_wait: called some times a second while nothing happens.
+      notify: takes what the user should know.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        asking: Asking,
+        journal: Journal,
+        workers: Workers[Job] | Fleet,
+        woken: int,
+        on_wait: Callable[[], None] = lambda: None,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._plan = plan
+        self._asking = asking
+        self._journal = journal
+        self._workers = workers
+        self._woken = woken
+        self._on_wait = on_wait
+        self._notify = notify
+        self._pending: collections.deque[Job] = collections.deque()
+        self._reserved: list[Job] = []  # for the workers that may still have them
+        self._reserved_until = 0.0
+        self._trials: dict[str, Trial] = {}
+        self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
+        self._epochs_planned = 0
+        self._failures = 0
+        self._interruptions = Interruptions()
+        self._leaving = Leaving()
+        self._is_closing = False
+        self._started = time.monotonic()
+        self._next_look = 0.0
+        self._poll_seconds = REMOTE_POLL_SECONDS if files.is_remote(plan.run_dir) else POLL_SECONDS
+
+    @property
+    def trials(self) -> list[Trial]:
+        """In the order in which they were started."""
+        return list(self._trials.values())
+
+    def best(self) -> Trial | None:
+        """The best trained to its end; where none was, the best of those that were stopped or paused."""
+        scored = [trial for trial in self.trials if trial.status in SCORED]
+        finished = [trial for trial in scored if trial.status == DONE] or scored
+        return min(finished, key=lambda trial: self._plan.objective.cost(cast(float, trial.objective)), default=None)
+
+    def run(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """From what the journal holds to the end.
+
+        Raises:
+          UserError: the first trial cannot be trained, for a reason that is the user's.
+          PreemptedError: this process was told to leave; the trials have saved.
+          KeyboardInterrupt: it was told so twice.
+          TfdistError: too many trials failed, or were interrupted without progress.
+        """
+        self._replay(events)
+        with self._leaving.noting():
+            while True:
+                self._fill()
+                self._build_ahead()
+                if not self._workers.running and not self._is_more_to_come():
+                    break
+                self._wait()
+                for ended in self._workers.ended():
+                    self._process_ended(ended)
+                self._look_at_reports()
+                self._check_time()
+        self._leaving.leave_if_told("Left after the running trials had saved. The same command goes on from there.")
+
+    def claim(self, key: str, settings: TrialSettings, place: Place) -> Job | None:
+        """Lets a worker keep what it was given before this chief was started; None where it does not count any more."""
+        for queue in (self._reserved, self._pending):
+            for job in queue:
+                same = job.key == key and job.settings.equals(settings)
+                if same and self._is_to_run(job) and not self._is_closing:
+                    queue.remove(job)
+                    self._write_start(job.trial, place)
+                    return job
+        return None
+
+    # What was before
+
+    def _replay(self, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            kind, name = event["event"], event.get("trial", "")
+            if kind == journals.TRIAL_STARTED:
+                self._replay_start(event)
+                self._trials[name].is_told = True
+                self._trials[name].host = event.get("host") or self._trials[name].host
+            elif kind == journals.TRIAL_REPORTED:
+                self._replay_report(event)
+            elif kind == journals.TRIAL_ENDED and event["status"] == journals.INTERRUPTED:
+                self._trials[name].is_told = False
+                self._trials[name].host = self._host_still(self._trials[name])
+            elif kind == journals.TRIAL_ENDED:
+                self._asking.ask_until(event["asked"])
+                trial = self._trials[name]
+                trial.status, trial.objective = event["status"], event["objective"]
+                trial.is_open = trial.is_told = False
+                self._plan.space.news({"space": event.get("found", [])})
+                trial.values |= event.get("values", {})
+                self._tell_end(trial, event["message"], event.get("found", []))
+        self._asking.settle()
+        self._note_stops()
+        for trial in self.trials:
+            if trial.is_open:
+                if trial.is_told:
+                    self._write_end(trial, journals.INTERRUPTED, None, "the sweep was interrupted")
+                (self._reserved if trial.host is not None else self._pending).extend(self._to_run(trial))
+        self._reserved_until = time.monotonic() + self._plan.lease_seconds
+        if self._reserved:
+            names = ", ".join(dict.fromkeys(job.trial.name for job in self._reserved))
+            self._notify(f"trial {names}: kept {self._plan.lease_seconds:g} s for the workers that may still train it")
+
+    def _replay_start(self, event: Mapping[str, Any]) -> None:
+        name, rung = event["trial"], event["rung"]
+        known = self._trials.get(name)
+        if known is not None and known.rung == rung and known.is_open:
+            return  # it went on after an interruption
+        self._asking.ask_until(event["asked"])
+        suggestion = self._asking.take()
+        if suggestion is None:
+            raise TfdistError(
+                f"{self._plan.run_dir}: the oracle does not give trial {name} again. Was the sweep made by other "
+                "versions of tfdist or KerasTuner? Give another --run_dir."
+            )
+        values = self._plan.space.restored(event["values"])
+        self._asking.adopt(suggestion.name, self._plan.space.encoded(values))
+        self._open(suggestion, values)
+
+    def _replay_report(self, event: Mapping[str, Any]) -> None:
+        trial = self._trials[event["trial"]]
+        value = float(event["objective"])
+        report = Report(event["epoch"], event["step"], value, event["metrics"])
+        for run in trial.runs:
+            run.reports[report.step] = report
+        if self._plan.search.takes_reports:
+            self._asking.ask_until(event["asked"])
+            self._asking.report(trial.suggestion, value, report.epoch)
+
+    # What is to be started
+
+    def _is_more_to_come(self) -> bool:
+        if self._is_closing:
+            return False
+        return bool(self._pending or self._reserved) or not self._asking.is_over
+
+    def _fill(self) -> None:
+        if self._reserved and time.monotonic() > self._reserved_until:
+            self._pending.extendleft(reversed(self._reserved))
+            self._reserved = []
+        while not self._is_closing:
+            ahead = self._plan.search.asks_ahead
+            if not self._pending:
+                self._asking.want(self._workers.num_free + ahead)
+            if not self._workers.num_free or (job := self._next_job()) is None:
+                return
+            self._start(job)
+
+    def _next_job(self) -> Job | None:
+        while True:
+            while self._pending:
+                job = self._pending.popleft()
+                if self._is_to_run(job):
+                    return job
+            suggestion = self._asking.take()
+            if suggestion is None:
+                return None
+            if not self._is_within_budget(suggestion):
+                self._is_closing = True
+                return None
+            self._pending.extend(self._to_run(self._open(suggestion, self._plan.space.decoded(suggestion.values))))
+
+    def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
+        """The trial that a suggestion begins or lets go on."""
+        self._epochs_planned += self._cost(suggestion)
+        trial = self._in_its_rung(suggestion, values, self._known(suggestion))
+        self._trials[trial.name] = trial
+        self._names[suggestion.name] = trial.name
+        return trial
+
+    def _known(self, suggestion: Suggestion) -> Trial | None:
+        """The trial that a suggestion lets go on."""
+        parent = suggestion.values.get(PARENT)
+        return None if parent is None else self._trials[self._names[parent]]
+
+    def _in_its_rung(self, suggestion: Suggestion, values: dict[str, Any], trial: Trial | None) -> Trial:
+        """The trial as the suggestion wants it; a new one where there is none."""
+        rung = suggestion.values.get(ROUND, 0)
+        epochs = suggestion.values.get(EPOCHS, values.get("train.epochs", self._plan.epochs))
+        if trial is None:
+            name = f"{len(self._trials):04d}"
+            runs = [
+                SeedRun(self._plan.seed + index, self._directory(name, index))
+                for index in range(self._plan.seeds_per_trial)
+            ]
+            trial = Trial(name, values, runs, suggestion.name, rung, epochs)
+        else:
+            trial.go_on(suggestion.name, rung, epochs)
+        trial.is_partial = EPOCHS in suggestion.values and cast(int, epochs) < cast(int, self._plan.epochs)
+        return trial
+
+    def _build_ahead(self) -> None:
+        """Has what will be started next get ready for its first step, where that is known."""
+        if self._is_closing:
+            return
+        is_new, job = False, next((job for job in self._pending if self._is_to_run(job)), None)
+        if job is None:
+            suggestion = self._asking.look()
+            if suggestion is None or not self._is_within_budget(suggestion):
+                return
+            known = copy.deepcopy(self._known(suggestion))
+            values = self._plan.space.decoded(suggestion.values)
+            is_new, job = known is None, self._to_run(self._in_its_rung(suggestion, values, known))[0]
+        self._workers.build(Next(job.directory, self._parameters(job), is_new))
+
+    def _directory(self, name: str, index: int) -> RunDirectory:
+        return RunDirectory(files.join(self._plan.run_dir, "trials", f"{name}-seed-{index}" if index else name))
+
+    def _to_run(self, trial: Trial) -> list[Job]:
+        return [Job(trial, run) for run in trial.runs if run.status is None]
+
+    def _cost(self, suggestion: Suggestion) -> int:
+        """The epochs that a suggestion takes."""
+        epochs = suggestion.values.get(EPOCHS, self._plan.epochs or 0)
+        return (epochs - suggestion.values.get("tuner/initial_epoch", 0)) * self._plan.seeds_per_trial
+
+    def _is_within_budget(self, suggestion: Suggestion) -> bool:
+        limit = self._plan.max_epochs
+        return limit is None or self._epochs_planned + self._cost(suggestion) <= limit
+
+    def _is_to_run(self, job: Job) -> bool:
+        return job.trial.is_open and job.run.status is None
+
+    def _start(self, job: Job) -> None:
+        trial = job.trial
+        if job.run.stop_asked and job.run.reports:  # the oracle had said so before the chief was killed
+            job.run.status, job.run.objective = STOPPED, job.run.reports[max(job.run.reports)].objective
+            self._conclude(trial)
+            return
+        self._write_start(trial, self._workers.next_free)
+        self._workers.start(job, self._parameters(job))
+
+    def _host_still(self, trial: Trial) -> str | None:
+        """Of a trial one run of which is interrupted: where another may still be."""
+        return trial.host if len(trial.runs) > 1 else None
+
+    def _parameters(self, job: Job) -> list[str]:
+        """The gin statements that tell this run from others."""
+        return job.settings.statements(self._plan.space, seed=self._plan.seed)
+
+    def _write_start(self, trial: Trial, place: Place) -> None:
+        is_known = trial.is_told and (place.host is None or trial.host is not None)
+        trial.worker, trial.host = place.number, place.host or self._host_still(trial)
+        if is_known:
+            return
+        trial.is_told = True
+        self._journal.write(
+            journals.TRIAL_STARTED,
+            trial=trial.name,
+            values=trial.values,
+            rung=trial.rung,
+            epochs=trial.epochs,
+            worker=place.number,
+            **({} if place.host is None else {"host": place.host}),
+            asked=self._asking.asked,
+        )
+
+    # What comes back
+
+    def _wait(self) -> None:
+        ready = select.select([self._workers, self._woken], [], [], POLL_SECONDS)[0]
+        if self._woken in ready:
+            os.read(self._woken, 1 << 12)
+        self._on_wait()
+
+    def _process_ended(self, ended: Ended) -> None:
+        run, trial = ended.job.run, ended.job.trial
+        trial.active_seconds += ended.seconds
+        self._take_reports(ended.job, anew=True)
+        if not trial.is_open:
+            return
+        if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs, lost=ended.lost):
+            why = run.message or "it was told to leave, and has saved"
+            self._write_end(trial, journals.INTERRUPTED, None, why)
+            self._pending.appendleft(Job(trial, run))
+            if not self._is_closing:
+                self._count_interruption(run, why)
+            return
+        self._interruptions.progressed()
+        if run.status == FAILED and ended.status == UserError.exit_status:
+            if not self._has_trained():
+                self._stop_all()
+                values = _listed(self._plan.space.statements(trial.values))
+                raise UserError(f"The first trial cannot be trained: {run.message}\n{values}")
+            run.status = INFEASIBLE  # others could be trained, so it is these values that do not go
+        self._conclude(trial)
+
+    def _count_interruption(self, run: SeedRun, why: str) -> None:
+        try:
+            self._interruptions.add(run.directory, why, num_running=len(self._workers.running) + 1)
+        except TfdistError:
+            self._stop_all()
+            raise
+
+    def _has_trained(self) -> bool:
+        """Whether any trial has got as far as an evaluation."""
+        return any(run.reports for trial in self.trials for run in trial.runs)
+
+    def _conclude(self, trial: Trial) -> None:
+        """Ends the trial if nothing of it is left to run."""
+        if trial.has_failed:
+            for job in self._workers.running:
+                if job.trial is trial:
+                    self._workers.stop(job)
+        elif any(run.status is None for run in trial.runs):
+            return
+        status, objective, message = trial.conclude()
+        trial.status, trial.objective, trial.is_open = status, objective, False
+        found, more = self._found(trial)
+        self._write_end(trial, status, objective, message, **more)
+        self._tell_end(trial, message, found)
+        self._failures = self._failures + 1 if status == FAILED else 0
+        if self._failures >= self._plan.max_failures:
+            self._stop_all()
+            raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {message}")
+
+    def _found(self, trial: Trial) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What its model has asked for that was not known, and what of it the journal is told.
+
+        The values that the model got are the trial's from now on.
+        """
+        told = hypermodel.read(trial.runs[0].directory.path) if self._plan.space.may_grow else None
+        if told is None:
+            return [], {}
+        found = self._plan.space.news(told)
+        if told["values"].keys() <= trial.values.keys():
+            return found, {"found": found} if found else {}
+        trial.values |= told["values"]
+        return found, {"values": trial.values} | ({"found": found} if found else {})
+
+    def _write_end(self, trial: Trial, status: str, objective: float | None, message: str, **more: Any) -> None:
+        self._journal.write(
+            journals.TRIAL_ENDED,
+            trial=trial.name,
+            rung=trial.rung,
+            status=status,
+            objective=objective,
+            epochs=trial.epochs_done,
+            seconds=round(trial.active_seconds, 3),
+            message=message,
+            asked=self._asking.asked,
+            **more,
+        )
+        trial.active_seconds, trial.is_told = 0.0, False
+
+    def _tell_end(self, trial: Trial, message: str, found: Sequence[Mapping[str, Any]]) -> None:
+        values = self._plan.space.encoded(trial.values)
+        epochs = trial.epochs or trial.epochs_done
+        self._asking.end(trial.suggestion, trial.objective, epochs, message, new=found, values=values)
+
+    def _look_at_reports(self) -> None:
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self._poll_seconds
+            for job in self._workers.running:
+                self._take_reports(job)
+        self._note_stops()
+
+    def _note_stops(self) -> None:
+        for name in self._asking.stopped():
+            trial = self._trials[self._names[name]]
+            for run in trial.runs:
+                run.stop_asked = run.stop_asked or trial.suggestion == name
+            for job in self._workers.running:
+                if job.trial is trial and job.run.stop_asked:
+                    self._workers.stop(job)
+
+    def _take_reports(self, job: Job, *, anew: bool = False) -> None:
+        trial = job.trial
+        for new in job.run.new_reports(self._plan.objective, anew=anew):
+            self._interruptions.progressed()
+            report = trial.mean_report(new.step)
+            if report is None or not trial.is_open:
+                continue
+            self._journal.write(
+                journals.TRIAL_REPORTED,
+                trial=trial.name,
+                epoch=report.epoch,
+                step=report.step,
+                objective=report.objective,
+                metrics=report.metrics,
+                asked=self._asking.asked,
+            )
+            if self._plan.search.takes_reports:
+                self._asking.report(trial.suggestion, report.objective, report.epoch)
+
+    # Leaving
+
+    def _check_time(self) -> None:
+        limit = self._plan.max_seconds
+        is_late = limit is not None and time.monotonic() - self._started > limit
+        if (is_late or self._leaving.is_told) and not self._is_closing:
+            self._is_closing = True
+            for job in self._workers.running:
+                self._workers.stop(job)
+
+    def _stop_all(self) -> None:
+        self._is_closing = True
+        for trial in {job.trial.name: job.trial for job in self._workers.running}.values():
+            self._write_end(trial, journals.INTERRUPTED, None, "the sweep ended")
+
+
+def _listed(statements: Sequence[str]) -> str:
+    return "\n".join(f"    {line}" for line in ["with the trial's values:", *statements])

@@ -1,0 +1,414 @@
+"""A sweep: what `--mode=tune` runs.
+
+Invariant: nothing is trained before all that can be seen to be wrong without training has been said.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import hashlib
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfdist.data.pipeline.pipeline import as_source
+from tfdist.errors import EXIT_DONE, PreemptedError, TfdistError, UserError
+from tfdist.storage import files, lease
+from tfdist.strategies.cluster import environment
+from tfdist.telemetry.console.console import Console, open_console
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.result import TUNE
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.recovery.survival import check_start_from
+from tfdist.training.run.identity import lasting
+from tfdist.training.run.kind import check_kind
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
+from tfdist.tuning.cluster.role import VARIABLES, Role, find_role
+from tfdist.tuning.report.report import import_ahead, write_report
+from tfdist.tuning.report.result import write_result
+from tfdist.tuning.report.table import SweepTable, open_table
+from tfdist.tuning.schedule import group
+from tfdist.tuning.schedule import journal as journals
+from tfdist.tuning.schedule.chief import Chief, Plan
+from tfdist.tuning.schedule.devices import GPU_VARIABLE
+from tfdist.tuning.schedule.fork_server import ForkServer
+from tfdist.tuning.schedule.journal import Identity, Journal
+from tfdist.tuning.schedule.waking import open_waking
+from tfdist.tuning.schedule.workers import Job, Place, Setting, Workers
+from tfdist.tuning.search import hypermodel
+from tfdist.tuning.search.asking import Asking
+from tfdist.tuning.search.hypermodel import HyperModel
+from tfdist.tuning.search.objective import build_objective
+from tfdist.tuning.search.space import Space
+from tfdist.tuning.search.terms import Terms
+from tfdist.tuning.search.trial_settings import TrialSettings
+from tfdist.tuning.search.warm_start import read_known
+from tfdist.tuning.settings import TuneSettings
+
+if TYPE_CHECKING:
+    from tfdist.tuning.cluster.fleet import Fleet
+    from tfdist.tuning.cluster.remote_places import Claim
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """The command line, as trials need it.
+
+    Attributes:
+      arguments: flags that name the configuration.
+      load: loads the configuration with more gin statements behind it; raises UserError.
+      validate: checks the settings of a training, and tells in lines what it finds; raises UserError.
+      fork_server: starts trials; None where nothing is to be started.
+    """
+
+    arguments: Sequence[str]
+    load: Callable[[Sequence[str]], Any]
+    validate: Callable[[TrainSettings, Callable[[str], None]], None]
+    fork_server: ForkServer | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """A sweep that nothing is known to be wrong with.
+
+    Attributes:
+      role: of this process in a cluster; None outside of one.
+      sample: gin statements with some values of the space.
+    """
+
+    plan: Plan
+    setting: Setting
+    terms: Terms
+    role: Role | None
+    sample: list[str]
+
+
+def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> dict[str, Any] | None:
+    """Searches for the best values of some settings, by one training for each set of values.
+
+    Returns:
+      What is written to result.json; None on the workers of a cluster.
+
+    Raises:
+      UserError: something given is wrong.
+      TfdistError: too many trials failed.
+      PeerLostError: this is a worker of a cluster, and its chief cannot be reached.
+      PreemptedError: the process was told to leave; the running trials have saved.
+    """
+    prepared = _prepared(settings, request, experiment)
+    plan, setting, role = prepared.plan, prepared.setting, prepared.role
+    console = open_console(is_chief=True)
+    identity = _identity(plan, request, settings)
+    if setting.count * setting.processes > 1:
+        setting = dataclasses.replace(setting, gpus=_gpus())
+    if role is not None and not role.is_chief:
+        _serve(role, plan, identity, setting, experiment, settings.peer_timeout_seconds)
+        return None
+    oracle = settings.search.build(prepared.terms)
+    RunDirectory(plan.run_dir).create()
+    held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
+    try:
+        check_kind(RunDirectory(plan.run_dir), TUNE)
+        importing = import_ahead()
+        try:
+            with contextlib.closing(open_table()) as table:
+                result = _run(plan, identity, oracle, role, setting, experiment, table, held.check, console.message)
+        finally:
+            importing.join()  # imports must not go on while the interpreter ends
+        _report(plan.run_dir, console)
+        return result
+    finally:
+        held.release()
+        console.close()
+
+
+def validate(settings: TuneSettings, request: Request, experiment: Experiment, tell: Callable[[str], None]) -> None:
+    """Checks all of a sweep that can be checked without a training, and tells in lines what it finds.
+
+    Raises:
+      UserError: something given is wrong.
+    """
+    prepared = _prepared(settings, request, experiment)
+    plan = prepared.plan
+    read_known(settings.warm_start, plan.space, plan.objective, tell)
+    trial = experiment.load([*prepared.sample, _must_report(settings)])
+    trial.run("train", lambda training: experiment.validate(training, lambda line: None), run_dir=request.run_dir)
+    varied = ", ".join(plan.space.describe())
+    tell(f"a sweep of {varied} by {settings.search!r}: {plan.objective.direction} {plan.objective.name}")
+
+
+def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) -> _Prepared:
+    """Raises UserError where something is wrong that can be seen without a training."""
+    role = find_role(environment.current())
+    epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
+    settings.search.check(max_trials=settings.max_trials, epochs=epochs)
+    for name in ("max_epochs", "max_examples"):
+        if getattr(settings, name) is not None and epochs is None:
+            raise UserError(f"tune.{name} counts by epochs: write train.epochs = 10, not train.steps.")
+    sample = _checked_sample(settings, experiment)
+    asked_for, num_examples = _inspected(
+        request, experiment.load(sample), counts_examples=settings.max_examples is not None
+    )
+    space = settings.space
+    plan = Plan(
+        run_dir=RunDirectory(request.run_dir).path,
+        space=Space(space, asked_for.find_space(), asked_for.values) if asked_for else Space(space),
+        objective=build_objective(settings.objective, settings.direction),
+        search=settings.search,
+        epochs=epochs,
+        seed=train_seed,
+        max_trials=settings.max_trials,
+        max_epochs=_budget(settings, num_examples),
+        max_seconds=settings.max_seconds,
+        seeds_per_trial=settings.seeds_per_trial,
+        max_failures=settings.max_failures,
+        lease_seconds=settings.lease_seconds,
+    )
+    processes = settings.workers_per_trial
+    setting = Setting(
+        arguments=[*experiment.arguments, f"--gin_param={_must_report(settings)}"],
+        count=settings.num_workers if role is None or role.trains else 0,
+        hidden=(*(VARIABLES if role is not None else ()), environment.SLURM_TASKS),
+        processes=processes,
+        launcher=group.launcher_of(request.settings().get("train.strategy", "")) if processes > 1 else "",
+        builds_ahead=settings.build_ahead,
+    )
+    terms = Terms(
+        plan.space.hyperparameters(),
+        plan.objective,
+        settings.max_trials,
+        epochs,
+        settings.seed,
+        plan.space.may_grow,
+    )
+    return _Prepared(plan, setting, terms, role, sample)
+
+
+def _must_report(settings: TuneSettings) -> str:
+    """What a trial has to have among its metrics, as a gin statement."""
+    return f"train.must_report = {settings.objective!r}"
+
+
+def _serve(
+    role: Role, plan: Plan, identity: Identity, setting: Setting, experiment: Experiment, patience_seconds: float
+) -> None:
+    """Runs trials for the chief of a cluster until the sweep has ended."""
+    from tfdist.tuning.cluster.remote_worker import RemoteWorker
+
+    assert experiment.fork_server is not None
+    workers: Workers[Any] = Workers(experiment.fork_server, setting)
+    with contextlib.closing(workers):
+        RemoteWorker(
+            role,
+            workers,
+            run_dir=plan.run_dir,
+            space=plan.space,
+            seed=plan.seed,
+            identity=dataclasses.asdict(identity),
+            patience_seconds=patience_seconds,
+            notify=_tell,
+        ).run()
+
+
+def _tell(text: str) -> None:
+    """Says what goes on in the cluster; on standard error, which a live table leaves in order."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _inspected(request: Request, configuration: Any, *, counts_examples: bool) -> tuple[HyperModel | None, int | None]:
+    """The model, where it is one of KerasTuner's kind, and the number of training examples, where it is wanted.
+
+    The chief builds and reads on its processors, and leaves GPUs to the trials.
+    """
+    settings = configuration.run("train", run_dir=request.run_dir)
+    model = hypermodel.builder_of(settings)
+    check_start_from(settings.start_from)
+    with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
+        tf.config.set_visible_devices([], "GPU")
+    num_examples = None
+    if counts_examples:
+        with tempfile.TemporaryDirectory(prefix="tfdist-sweep-") as scratch:
+            source = as_source(settings.train_data(), settings.train_data)
+            source.prepare(scratch)
+            num_examples = source.num_examples
+    return model if isinstance(model, HyperModel) else None, num_examples
+
+
+def _budget(settings: TuneSettings, num_examples: int | None) -> int | None:
+    """The epochs that all trials together may take; None where that is not limited."""
+    limit = settings.max_examples
+    if limit is None or num_examples is None:
+        return settings.max_epochs
+    if limit < num_examples:
+        raise UserError(
+            f"tune.max_examples is {limit:,}, less than one epoch of the {num_examples:,} training examples. Write a "
+            "multiple of it: it is counted over all trials."
+        )
+    return min(limit // num_examples, settings.max_epochs or limit)
+
+
+def _report(run_dir: str, console: Console) -> None:
+    """Draws what is to be seen of the sweep; a sweep is no worse without."""
+    try:
+        console.message(f"report: {write_report(run_dir)}")
+    except (UserError, OSError) as error:
+        console.message(f"The report was not written: {error}", "warning")
+
+
+def _run(
+    plan: Plan,
+    identity: Identity,
+    oracle: Any,
+    role: Role | None,
+    setting: Setting,
+    experiment: Experiment,
+    table: SweepTable,
+    still_ours: Callable[[], None],
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    from tfdist.tuning.search.oracles import know  # brings KerasTuner
+
+    started = time.monotonic()
+    with contextlib.ExitStack() as leaving:
+        journal = Journal(plan.run_dir, table.on_event, still_ours)
+        leaving.callback(journal.close)
+        woken, wake = open_waking(leaving)
+        past = _past(plan, identity, journal, tell)
+        know(oracle, [_known(plan, event) for event in past if event["event"] == journals.TRIAL_KNOWN])
+        asking = Asking(oracle, plan.objective.name, wake=wake)
+        leaving.callback(asking.close)
+        chief: Chief | None = None
+
+        def claim(key: str, settings: TrialSettings, place: Place) -> Job | None:
+            return None if chief is None else chief.claim(key, settings, place)
+
+        assert experiment.fork_server is not None
+        local: Workers[Job] = Workers(experiment.fork_server, setting)
+        workers = local if role is None else _open_fleet(plan, identity, role, local, wake, claim)
+        leaving.callback(workers.close)
+        chief = Chief(plan, asking, journal, workers, woken, on_wait=table.refresh, notify=_tell)
+        for event in past:
+            table.on_event(event, is_replay=True)
+        try:
+            chief.run(past)
+        except PreemptedError:  # workers wait for it to come back
+            raise
+        except TfdistError as error:
+            workers.dismiss(error.exit_status, f"the sweep's chief ended it: {error}")
+            raise
+        workers.dismiss(EXIT_DONE, "the sweep has ended")
+        best = chief.best()
+        journal.write(
+            journals.ENDED,
+            best=best and best.name,
+            best_objective=best and best.objective,
+            num_trials=len(chief.trials),
+        )
+        return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
+
+
+def _open_fleet(
+    plan: Plan, identity: Identity, role: Role, local: Workers[Job], wake: Callable[[], None], claim: Claim
+) -> Fleet:
+    """Listens for workers; they see by a mark in the run directory that they share it."""
+    from tfdist.tuning.cluster.chief_server import ChiefServer
+    from tfdist.tuning.cluster.fleet import Fleet
+    from tfdist.tuning.cluster.remote_places import RemotePlaces, Treaty
+
+    server = ChiefServer(role.address, source=role.source, secret=role.secret, wake=wake)
+    _tell(f"the sweep's chief listens at {role.address}")
+    mark = uuid.uuid4().hex
+    files.write_atomic(RunDirectory(plan.run_dir).sweep_mark, mark)
+    treaty = Treaty(dataclasses.asdict(identity), mark, plan.lease_seconds)
+    return Fleet(local, RemotePlaces(server, treaty, first=local.num_places, claim=claim, notify=_tell))
+
+
+def _known(plan: Plan, event: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
+    """A trial of an earlier sweep in the oracle's words."""
+    values = plan.space.encoded(plan.space.restored(event["values"]))
+    return values, [*event["curve"], (max((epoch for epoch, _ in event["curve"]), default=0), event["objective"])]
+
+
+def _past(plan: Plan, identity: Identity, journal: Journal, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The journal's events of this sweep; a journal in which nothing has come of anything is begun anew."""
+    events = journal.read()
+    began = {journals.TRIAL_REPORTED, journals.TRIAL_ENDED} & {
+        event["event"] for event in events if event.get("status") != journals.INTERRUPTED
+    }
+    if events and not began:
+        files.remove(files.join(plan.run_dir, journals.NAME))
+        files.remove_tree(files.join(plan.run_dir, "trials"))
+        events = []
+    if not events:
+        known = read_known(identity.warm_start, plan.space, plan.objective, tell)
+        journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
+        for each in known:
+            journal.write(journals.TRIAL_KNOWN, **dataclasses.asdict(each))
+        return journal.read()[1:]
+    identity.check(events[0], plan.run_dir)
+    return events
+
+
+def _identity(plan: Plan, request: Request, settings: TuneSettings) -> Identity:
+    configured = [lasting(request.settings()), plan.epochs, plan.seeds_per_trial, settings.seed]
+    return Identity(
+        objective=plan.objective.name,
+        direction=plan.objective.direction,
+        search=repr(plan.search),
+        space=plan.space.describe(),
+        configuration=hashlib.sha256(to_json(configured).encode()).hexdigest(),
+        warm_start=list(settings.warm_start),
+    )
+
+
+def _checked_sample(settings: TuneSettings, experiment: Experiment) -> list[str]:
+    """Statements with some values of the space, once all of its paths were seen to be settings.
+
+    Raises:
+      UserError: a path is none, or the space varies what the sweep sets itself.
+    """
+    if not settings.space:
+        return []
+    made = Space(settings.space)
+    _check_own_settings(settings)
+    made.check_paths(experiment.load)
+    return made.sample()
+
+
+def _check_own_settings(settings: TuneSettings) -> None:
+    """Raises UserError where the space varies what the sweep sets itself."""
+    taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
+    if not settings.search.asks_ahead or settings.has_budget:
+        taken["train.epochs"] = "tune.search or the budget"
+    if settings.seeds_per_trial > 1:
+        taken["train.seed"] = "tune.seeds_per_trial"
+    for path in settings.space or ():
+        if path in taken or path.startswith("tune."):
+            raise UserError(
+                f"tune.space[{path!r}]: this is set by {taken.get(path, 'the sweep itself')} and cannot be searched. "
+                "Remove it from the space."
+            )
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.settings().get(name, "None")
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs that TensorFlow sees."""
+    count = len(tf.config.list_physical_devices("GPU"))
+    named = (environment.current().get(GPU_VARIABLE) or "").split(",")
+    return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]

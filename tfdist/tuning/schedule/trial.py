@@ -1,0 +1,309 @@
+"""One trial: its values, its runs (one a seed), what they have reported, and how they ended.
+
+Invariant: a trial is a normal run directory (of its first seed; the other seeds' lie beside it), and what is said of it
+here can be read there. Starts nothing; `chief.py` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from tfdist.errors import (
+    EXIT_BUG,
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_SAVED,
+    EXIT_PEER_LOST,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    UserError,
+    is_whole_number,
+)
+from tfdist.storage import files
+from tfdist.storage.contents import FileVersion
+from tfdist.telemetry.json_text import from_json
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.search.objective import Objective
+
+DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeasible", "failed"
+SCORED = (DONE, PAUSED, STOPPED)
+MOST_DEATHS = 3  # of one run, by its own doing, without an evaluation in between
+_EXIT_HUNG_UP, EXIT_KILLED = 129, 137  # 128 + SIGHUP, 128 + SIGKILL
+# Ends that say nothing of the values. A policy may let who has saved leave with 0.
+_INTERRUPTIONS = (
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    EXIT_NOT_SAVED,
+    EXIT_PEER_LOST,
+    EXIT_INTERRUPTED,
+    _EXIT_HUNG_UP,
+    EXIT_KILLED,
+)
+_OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
+_IN_USE = "is in use by a training"  # as storage/lease.py says it
+_SHOWN_BYTES = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """An evaluation; the metrics bear `val_` where they are of the evaluation."""
+
+    epoch: int
+    step: int
+    objective: float
+    metrics: dict[str, Any]
+
+
+@dataclasses.dataclass
+class SeedRun:
+    """The run of one seed.
+
+    Attributes:
+      status: how it ended in this rung; None while it is to be run.
+      message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
+      deaths: how often its process died by its own doing (a crash) since the last evaluation.
+    """
+
+    seed: int
+    directory: RunDirectory
+    reports: dict[int, Report] = dataclasses.field(default_factory=dict)
+    status: str | None = None
+    objective: float | None = None
+    message: str = ""
+    deaths: int = 0
+    stop_asked: bool = False
+    _seen: FileVersion | None = None
+
+    def new_reports(self, objective: Objective, *, anew: bool = False) -> Iterator[Report]:
+        """The evaluations since, each step once, whatever a resumed run does again.
+
+        Args:
+          anew: reads the file, whatever is known of its last change: another machine's, a shared file system may tell
+            late, but what it holds when it is opened is what was there when it was closed.
+
+        Raises:
+          UserError: they do not have the objective.
+        """
+        try:
+            version = files.stat(self.directory.metrics)
+            if version == self._seen and not anew:
+                return
+            lines = files.read(self.directory.metrics).decode(errors="replace").split("\n")[:-1]
+        except FileNotFoundError:
+            return
+        self._seen = version
+        for point in self._points(lines):
+            if point["split"] != objective.split or point["step"] in self.reports:
+                continue
+            metrics = {k: v for k, v in point.items() if k not in ("step", "epoch", "split", "learning_rate")}
+            value = objective.of(metrics)
+            if value is None:
+                raise objective.missing(metrics)
+            report = Report(point["epoch"], point["step"], value, objective.named(metrics))
+            self.reports[point["step"]] = report
+            self.deaths = 0
+            yield report
+
+    def _points(self, lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The points of a metrics.jsonl; raises UserError for a line that is none."""
+        for number, line in enumerate(lines, 1):
+            try:
+                point = from_json(line or "{}")
+                if point and not (is_whole_number(point["step"], least=0) and is_whole_number(point["epoch"], least=0)):
+                    raise ValueError("its step or epoch is no number")
+                if point:
+                    yield {"split": "", **point}
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{self.directory.metrics}: line {number} is no point of a training ({error}); received "
+                    f"{line[:80]!r}. Remove {self.directory.path}, and the sweep trains it anew."
+                ) from error
+
+    def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
+        """Takes the end of the process; whether it ended the run, rather than interrupt it.
+
+        A kill from outside, a preemption and a lost worker or peer interrupt it, however often they come. SIGKILL is
+        taken for a kill from outside unless the log says that memory ran out.
+
+        Args:
+          status: the exit status.
+          log: what the process wrote, and what is known of its end.
+          epochs: at which the rung ends; None: where the run itself does.
+          lost: where nothing is known of the end of the process: why.
+
+        Raises:
+          UserError: the run has ended well and does not have the objective.
+        """
+        self.message = lost
+        if lost:
+            return False
+        is_done = files.exists(self.directory.result)
+        is_paused = epochs is not None and max((r.epoch for r in self.reports.values()), default=0) >= epochs
+        if status == EXIT_DONE and (is_done or is_paused):
+            self.status = DONE if is_done else PAUSED
+            self.objective = self._final(objective)
+            if self.objective is None or not math.isfinite(self.objective):
+                self.status, self.message = INFEASIBLE, f"{objective.name} is {self.objective} at the end"
+        elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(log)):
+            self.status, self.message = INFEASIBLE, last_words(log)
+        elif status == EXIT_USER_ERROR and _IN_USE in last_words(log):
+            self.message = "a process of a worker that was lost still trains it"
+            return False
+        elif status in (EXIT_BUG, EXIT_USER_ERROR):
+            self.status, self.message = FAILED, last_words(log)
+        elif self.stop_asked and self.reports:
+            self.status, self.objective = STOPPED, self._last()
+        elif status == EXIT_KILLED and _ran_out_of_memory(log):
+            return self._died(f"{last_words(log)} (status {status})")
+        elif status in _INTERRUPTIONS:
+            self.message = _interruption(status)
+            return False
+        else:
+            return self._died(f"its process died with status {status}")
+        return True
+
+    def _died(self, message: str) -> bool:
+        self.deaths += 1
+        self.message = message
+        if self.deaths < MOST_DEATHS:
+            return False
+        self.status, self.message = INFEASIBLE, f"its process died {self.deaths} times; the last time: {message}"
+        return True
+
+    def _last(self) -> float | None:
+        return self.reports[max(self.reports)].objective if self.reports else None
+
+    def _final(self, objective: Objective) -> float | None:
+        if self.status == DONE:
+            metrics = self._final_metrics(objective.split)
+            value = objective.of(metrics)
+            if value is not None:
+                return value
+            if not self.reports:
+                raise objective.missing(metrics)
+        return self._last()
+
+    def _final_metrics(self, split: str) -> dict[str, Any]:
+        """Those of the result; raises UserError where it is none."""
+        try:
+            metrics = from_json(files.read(self.directory.result))[f"{split}_metrics"]
+            if not isinstance(metrics, dict):
+                raise ValueError("its metrics are no object")
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self.directory.result} is not what a training leaves there ({error}). Remove {self.directory.path}, "
+                "and the sweep trains it anew."
+            ) from error
+        return metrics
+
+
+@dataclasses.dataclass
+class Trial:
+    """A set of values under trial.
+
+    Attributes:
+      name: of its directory, "0007".
+      values: by binding path.
+      suggestion: its name in the oracle, another in each rung.
+      rung: counted from 0; 0 where the search has none.
+      epochs: that its runs are to have done at the end of the rung; None: until they end by themselves.
+      worker: the number of the place where it was last started.
+      host: whose place that is, where one of its runs was another machine's in this rung; else None.
+      is_partial: whether its training does not come to its end in this rung.
+      is_told: whether the journal has it as running.
+      is_open: whether something of the rung is still to be run.
+      active_seconds: that its processes ran in this rung.
+    """
+
+    name: str
+    values: dict[str, Any]
+    runs: list[SeedRun]
+    suggestion: str
+    rung: int = 0
+    epochs: int | None = None
+    worker: int = 0
+    host: str | None = None
+    is_partial: bool = False
+    is_told: bool = False
+    is_open: bool = True
+    active_seconds: float = 0.0
+    objective: float | None = None
+    status: str | None = None
+
+    def go_on(self, suggestion: str, rung: int, epochs: int | None) -> None:
+        """Begins the next rung."""
+        self.suggestion, self.rung, self.epochs, self.host = suggestion, rung, epochs, None
+        self.is_open, self.active_seconds = True, 0.0
+        for run in self.runs:
+            run.status, run.objective, run.message = None, None, ""
+
+    def mean_report(self, step: int) -> Report | None:
+        """The mean over the seeds of an evaluation, once all have come there."""
+        reports = [report for report in (run.reports.get(step) for run in self.runs) if report is not None]
+        if len(reports) < len(self.runs):
+            return None
+        names = [name for name, value in reports[0].metrics.items() if isinstance(value, int | float)]
+        if len(reports) == 1:
+            return reports[0]
+        return Report(
+            reports[0].epoch,
+            step,
+            statistics.fmean(report.objective for report in reports),
+            {name: statistics.fmean(report.metrics[name] for report in reports) for name in names},
+        )
+
+    @property
+    def epochs_done(self) -> int:
+        """That all seeds have reported."""
+        return min(max((report.epoch for report in run.reports.values()), default=0) for run in self.runs)
+
+    def conclude(self) -> tuple[str, float | None, str]:
+        """Status, objective and message of the rung, once no run is left to do."""
+        by_status = {run.status: run for run in reversed(self.runs)}
+        for status in (FAILED, INFEASIBLE):
+            if status in by_status:
+                return status, None, by_status[status].message
+        status = next(each for each in (STOPPED, PAUSED, DONE) if each in by_status)
+        return status, statistics.fmean(cast(float, run.objective) for run in self.runs), ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a seed has ended without an objective; the others need not run then."""
+        return any(run.status in (FAILED, INFEASIBLE) for run in self.runs)
+
+
+def last_words(log: str) -> str:
+    """What a process said last: its error message, or the last line of a traceback."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
+    if starts:
+        return "\n".join(lines[starts[-1] :]).removeprefix("error: ")
+    return lines[-1] if lines else "it said nothing"
+
+
+def read_log(path: str) -> str:
+    """The end of what a process wrote."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _SHOWN_BYTES))
+            return log.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _interruption(status: int) -> str:
+    """Why a process ended, where it did not save and leave."""
+    if status in (EXIT_DONE, EXIT_PREEMPTED):
+        return ""
+    how = {EXIT_PEER_LOST: "lost another process of its trial", EXIT_NOT_SAVED: "had to leave and could not save"}
+    return f"its process {how.get(status, 'was killed')}, status {status}"
+
+
+def _ran_out_of_memory(log: str) -> bool:
+    return any(words in log for words in _OUT_OF_MEMORY)

@@ -1,0 +1,205 @@
+"""Models of KerasTuner's kind in a configuration: `train.model = @mine.build` with `build(hp)`, or a `HyperModel`.
+
+Invariant: what the model asked of `hp`, and what it got, is known after it was built; values that nothing was given for
+are their defaults. `experiment.py` wraps the model in here; `sweep.py` finds the space of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from tfdist import user_code
+from tfdist.errors import TfdistError, UserError, missing_extra
+from tfdist.settings.checks import FUNCTION
+from tfdist.storage import files
+from tfdist.telemetry.json_text import from_json, to_json
+from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.tuning.search.space import SETTING
+
+if TYPE_CHECKING:
+    import keras_tuner
+
+NAME = "hyperparameters.json"
+PARAMETERS = ("hp", "hyperparameters")  # what the parameter of a building function is called
+MOST_BUILDS = 100  # to find the space
+
+
+class HyperModel:
+    """Builds a model with values for what it asks of `hp`.
+
+    Args:
+      model: `build(hp)`, or a HyperModel, its class or an object of it.
+      values: by the names that the model knows; defaults take the place of what is not there.
+
+    Attributes:
+      values: what was given.
+
+    Raises:
+      UserError: it brings a `fit` of its own, in whose place tfdist trains.
+    """
+
+    def __init__(self, model: Any, values: Mapping[str, Any]) -> None:
+        import keras_tuner
+
+        made: Any = model() if inspect.isclass(model) else model
+        self._hypermodel = made if isinstance(made, keras_tuner.HyperModel) else None
+        if self._hypermodel is not None and type(made).fit is not keras_tuner.HyperModel.fit:
+            raise UserError(
+                f"{type(made).__name__}.fit is overridden, and tfdist's loop trains in its place. Leave fit out, and "
+                "write in the gin file train.global_batch_size, train.epochs, train.callbacks and what else it sets; "
+                "tune.space may name these."
+            )
+        self._build: Callable[[Any], keras.Model] = made.build if self._hypermodel is not None else made
+        self.values = dict(values)
+        self._hyperparameters: keras_tuner.HyperParameters | None = None
+
+    def __call__(self) -> keras.Model:
+        import keras_tuner
+
+        hp = keras_tuner.HyperParameters()
+        hp.values = dict(self.values)
+        if self._hypermodel is not None:
+            self._hypermodel.declare_hyperparameters(hp)
+        model = self._build(hp)
+        self._hyperparameters = hp
+        return model
+
+    def text(self) -> str:
+        """What the model that was built last asked for, and its values, as JSON that `read` understands."""
+        hp = self._hyperparameters
+        assert hp is not None
+        known = {each.name for each in hp.space if hp.is_active(each)}
+        return to_json({**hp.get_config(), "values": {k: v for k, v in hp.values.items() if k in known}}) + "\n"
+
+    def find_space(self) -> keras_tuner.HyperParameters:
+        """All that the model asks for, by as many builds as it takes to have been in each conditional scope.
+
+        What has a value in the configuration keeps it.
+
+        Raises:
+          UserError: it cannot be built.
+        """
+        import keras_tuner
+
+        found = keras_tuner.HyperParameters()
+        if self._hypermodel is not None:
+            self._hypermodel.declare_hyperparameters(found)
+        entered: list[Any] = []
+        values: dict[str, Any] = {}
+        for _ in range(MOST_BUILDS):
+            hp = found.copy()
+            hp.values |= values | self.values
+            for each in hp.space:
+                if hp.is_active(each):
+                    hp.values.setdefault(each.name, each.default)
+                else:
+                    hp.values.pop(each.name, None)
+            self._try(hp)
+            found.merge([self._fixed(each) for each in hp.space], overwrite=False)
+            entered += [scope for scope in hp.active_scopes if scope not in entered]
+            missing = [scope for scope in hp.inactive_scopes if scope not in entered]
+            if not missing:
+                break
+            entered.append(copy.deepcopy(missing[0]))  # entered next, or never
+            values = {condition.name: condition.values[0] for condition in missing[0]}
+        return found
+
+    def _fixed(self, each: Any) -> Any:
+        from keras_tuner.engine.hyperparameters import Fixed
+
+        if each.name not in self.values:
+            return each
+        return Fixed(each.name, self.values[each.name], conditions=each.conditions)
+
+    def _try(self, hp: keras_tuner.HyperParameters) -> None:
+        try:
+            self._build(hp)
+        except TfdistError:
+            raise
+        except Exception as error:
+            shown = ", ".join(f"{name} = {value!r}" for name, value in hp.values.items())
+            raise user_code.failed(f"Building the model with {shown or 'no hyperparameters'}", error) from error
+        keras.utils.clear_session()
+
+
+def builder_of(settings: TrainSettings) -> Any:
+    """What builds the model of a training: one that takes `hp` with its values.
+
+    Raises:
+      UserError: there are values for a model that takes none, it is no function, or KerasTuner is not installed.
+    """
+    model, values = settings.model, settings.hyperparameters
+    if values is not None and not isinstance(values, Mapping):
+        raise UserError(f"{SETTING} must be a dict of values by name, {{'units': 64}}; received {values!r}.")
+    if takes_hyperparameters(model):
+        return _wrapped(model, values or {})
+    if values:
+        raise UserError(
+            f"{SETTING} is {dict(values)!r}, and the model takes none. It must be a function build(hp), or a "
+            "keras_tuner.HyperModel; the arguments of any other function are settings of their own."
+        )
+    FUNCTION("train.model", model)
+    return model
+
+
+def builder_of_trained(settings: EvaluateSettings, run_dir: str) -> Any:
+    """What builds the model of an evaluation: one that takes `hp` with the values of the training in `run_dir`.
+
+    Raises:
+      UserError: as `builder_of`.
+    """
+    if takes_hyperparameters(settings.model):
+        return _wrapped(settings.model, (read(run_dir) or {}).get("values") or {})
+    FUNCTION("evaluate.model", settings.model)
+    return settings.model
+
+
+def _wrapped(model: Any, values: Mapping[str, Any]) -> HyperModel:
+    try:
+        return HyperModel(model, values)
+    except ModuleNotFoundError as error:
+        if error.name != "keras_tuner":
+            raise
+        raise missing_extra("keras-tuner", "tuner", "A model with hyperparameters") from error
+
+
+def takes_hyperparameters(model: Any) -> bool:
+    """Whether it is a HyperModel, its class, or a function whose first parameter is called `hp` and has no default."""
+    if any(each.__module__.startswith("keras_tuner.") for each in inspect.getmro(_class_of(model))):
+        return True
+    if isinstance(model, keras.Model) or not callable(model) or inspect.isclass(model):
+        return False
+    try:
+        first = next(iter(inspect.signature(model).parameters.values()), None)
+    except (TypeError, ValueError):
+        return False
+    return first is not None and first.name in PARAMETERS and first.default is first.empty
+
+
+def _class_of(model: Any) -> type:
+    return model if inspect.isclass(model) else type(model)
+
+
+def write(model: Any, run_dir: str) -> None:
+    """Leaves in a run directory what a model of KerasTuner's kind was built with."""
+    if isinstance(model, HyperModel):
+        files.write_atomic(files.join(run_dir, NAME), model.text())
+
+
+def read(run_dir: str) -> dict[str, Any] | None:
+    """What `write` left: "space" and "values"; None where it left nothing. Raises UserError for what it did not."""
+    path = files.join(run_dir, NAME)
+    try:
+        told = from_json(files.read(path))
+        if isinstance(told["space"], list) and isinstance(told["values"], dict):
+            return told
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{path} is not what a training left there: it has no hyperparameters. Remove it and train again.")
