@@ -1,6 +1,6 @@
 """Goodput under kills: the share of an undisturbed run's steps that is left when the process is killed now and then.
 
-Used by backup.py. Time counts from the moment at which a process is about to build its model: starting Python and
+Used by checkpoint.py. Time counts from the moment at which a process is about to build its model: starting Python and
 importing TensorFlow takes the same for both, and as long as a tenth of the time between two kills here.
 """
 
@@ -75,7 +75,7 @@ def _life(who: str, scratch: str, seconds: list[float], *, saves: bool) -> list[
     command = [sys.executable, str(HERE / "goodput_run.py"), who, str(Path(scratch) / "run"), str(progress)]
     with open(Path(scratch) / "output", "w+") as output:
         process = subprocess.Popen(
-            [*command, "backup" if saves else "none"],
+            [*command, "checkpoint" if saves else "none"],
             env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdout=output,
             stderr=subprocess.STDOUT,

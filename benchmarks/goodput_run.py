@@ -1,6 +1,6 @@
 """One process of the goodput measurement: trains until it is killed, and keeps telling how far it is.
 
-    python goodput_run.py tfdist|keras RUN_DIR PROGRESS_FILE backup|none
+    python goodput_run.py tfdist|keras RUN_DIR PROGRESS_FILE checkpoint|none
 
 The moment at which the model is about to be built goes to the first eight bytes of PROGRESS_FILE, the number of steps
 done to the next eight. Everything after that moment counts: building, restoring, tracing, training and saving.
@@ -16,7 +16,7 @@ import time
 import keras
 from workloads import Workload, heavy_mlp, loss, metric, optimizer
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
@@ -25,7 +25,7 @@ from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 
 STEPS_PER_EPOCH = 50
-SECONDS_BETWEEN_BACKUPS = 3.0  # of tfdist's; about what its automatic interval comes to
+SECONDS_BETWEEN_CHECKPOINTS = 3.0  # of tfdist's; about what its automatic interval comes to
 ENDLESS = 10**6  # epochs
 
 
@@ -56,7 +56,7 @@ def run_tfdist(workload: Workload, directory: str, progress: Progress, saves: bo
         progress.started()
         return workload.build_model()
 
-    policy = BackupPolicy(every_seconds=SECONDS_BETWEEN_BACKUPS, keep_last=2)
+    policy = CheckpointPolicy(every_seconds=SECONDS_BETWEEN_CHECKPOINTS, keep_last=2)
     settings = TrainSettings(
         model=build_model,
         optimizer=optimizer,
@@ -66,7 +66,7 @@ def run_tfdist(workload: Workload, directory: str, progress: Progress, saves: bo
         global_batch_size=workload.global_batch_size,
         epochs=ENDLESS,
         callbacks=[progress],
-        backup=policy if saves else "off",
+        checkpoint=policy if saves else "off",
     )
     train(settings, Request(run_dir=directory))
 
@@ -80,11 +80,11 @@ def run_keras(workload: Workload, directory: str, progress: Progress, saves: boo
     model.fit(x, y, batch_size=workload.global_batch_size, epochs=ENDLESS, verbose=0, callbacks=callbacks)
 
 
-def main(who: str, directory: str, progress_path: str, backup: str) -> None:
+def main(who: str, directory: str, progress_path: str, checkpoint: str) -> None:
     workload = heavy_mlp(num_examples=16 * STEPS_PER_EPOCH)
     progress = Progress(progress_path, by_batch=who == "keras")
     run = {"tfdist": run_tfdist, "keras": run_keras}[who]
-    run(workload, directory, progress, backup == "backup")
+    run(workload, directory, progress, checkpoint == "checkpoint")
 
 
 if __name__ == "__main__":

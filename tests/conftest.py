@@ -28,7 +28,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What takes minutes begins first, so that no process of a parallel run is left alone with it at the end.
 LONG = (
-    *("equivalence/test_equivalence", "backup/test_keras_callback", "keras_fit/test_callbacks_beside_fit"),
+    *("equivalence/test_equivalence", "checkpoint/test_keras_callback", "keras_fit/test_callbacks_beside_fit"),
     *("tuning/test_sweep", "launch/test_recovery", "crashes/test_crash", "launch/test_elastic", "launch/test_launch"),
     *("data/test_service", "storage/test_gcs_kills", "tuning/test_cluster", "training/test_callbacks"),
 )

@@ -1,4 +1,4 @@
-"""`--mode=evaluate` of a run and of its backups, as a user types it: nothing of the training is repeated."""
+"""`--mode=evaluate` of a run and of its checkpoints, as a user types it: nothing of the training is repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.storage import files
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 EPOCHS = (
     "from tfdist.checkpoint import policy",
-    "train.backup = @policy.BackupPolicy(every_epochs=1, keep_last=5, keep_best='val_accuracy')",
+    "train.checkpoint = @policy.CheckpointPolicy(every_epochs=1, keep_last=5, keep_best='val_accuracy')",
     "train.deterministic = True",
     "train.epochs = 4",
 )
@@ -32,7 +32,7 @@ def params(*texts: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was left after three of its four epochs, with a backup of each."""
+    """A run that was left after three of its four epochs, with a checkpoint of each."""
     run_dir = tmp_path_factory.mktemp("digits") / "run"
     settings = params(*EPOCHS, "train.stop_after_epochs = 3")
     run_python(["-m", "tfdist.main", DIGITS, *settings, f"--run_dir={run_dir}"], cwd=REPOSITORY).check()
@@ -66,11 +66,11 @@ def logged(run_dir: Path) -> dict[int, dict[str, Any]]:
     return {point["step"]: point for point in points if point["split"] == "eval"}
 
 
-def test_each_backup_is_evaluated_to_what_the_training_found_there(saved: Path, evaluate: Evaluate) -> None:
+def test_each_checkpoint_is_evaluated_to_what_the_training_found_there(saved: Path, evaluate: Evaluate) -> None:
     points = logged(saved)
     assert list(points) == [23, 46, 69]
     best = max(points, key=lambda step: (points[step]["accuracy"], step))
-    directory = next((saved / "backups").glob("step-000000000046-*"))
+    directory = next((saved / "checkpoints").glob("step-000000000046-*"))
     for weights, step in (("'last'", 69), ("'best'", best), ("23", 23), (f"'{directory}'", 46), (f"'{saved}'", 69)):
         status, said, _ = evaluate(saved, f"evaluate.weights = {weights}")
         assert status == 0 and f"step {step}" in said
@@ -98,13 +98,13 @@ def test_other_data_and_another_strategy_may_be_given(saved: Path, evaluate: Eva
     ("settings", "words"),
     [
         ([], ["There are no trained weights", "evaluate.weights = 'last'", "23, 46, 69"]),
-        (["evaluate.weights = 24"], ["no backup of step 24", "23, 46, 69"]),
+        (["evaluate.weights = 24"], ["no checkpoint of step 24", "23, 46, 69"]),
         (["evaluate.weights = 3.5"], ["evaluate.weights is 3.5", "'best', 'last', a step"]),
         (["evaluate.weights = True"], ["evaluate.weights is True"]),
         (["evaluate.weights = ''"], ["evaluate.weights is ''"]),
         (["evaluate.weights = 'bset'"], ["'bset' is no weights", "'best'"]),
         (["evaluate.weights = 'none.keras'"], ["no file", "'none.keras'"]),
-        (["evaluate.weights = 'best'", "evaluate.backup = 'auto'"], ["keep_best", "23, 46, 69"]),
+        (["evaluate.weights = 'best'", "evaluate.checkpoint = 'auto'"], ["keep_best", "23, 46, 69"]),
         (["evaluate.weights = 'last'", "convnet.build_convnet.num_classes = 11"], ["does not fit", "[11]"]),
     ],
 )
@@ -173,7 +173,7 @@ def test_modules_beside_the_experiment_are_found_from_another_directory(tmp_path
 
 
 @pytest.mark.slow
-def test_two_workers_evaluate_a_backup(saved: Path, tmp_path: Path) -> None:
+def test_two_workers_evaluate_a_checkpoint(saved: Path, tmp_path: Path) -> None:
     args = ["-m", "tfdist.launch", "--workers=2", "--", "--mode=evaluate", f"--run_dir={saved}"]
     run_python([*args, *params("evaluate.weights = 46")], cwd=tmp_path, timeout=300).check()
     found = evaluation_of(saved)

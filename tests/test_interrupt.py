@@ -64,8 +64,8 @@ class InTerminal:
         return 128 - status if status < 0 else status
 
     @property
-    def num_backups(self) -> int:
-        return len(list((self.run_dir / "backups").glob("*"))) if (self.run_dir / "backups").exists() else 0
+    def num_checkpoints(self) -> int:
+        return len(list((self.run_dir / "checkpoints").glob("*"))) if (self.run_dir / "checkpoints").exists() else 0
 
 
 def _take_terminal() -> None:
@@ -91,7 +91,7 @@ def test_ctrl_c_saves_and_leaves_and_the_same_command_goes_on(tmp_path: pathlib.
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output
         assert "after saving, because SIGINT was received" in " ".join(command.output.split())
-        assert "Traceback" not in command.output and command.num_backups == 1
+        assert "Traceback" not in command.output and command.num_checkpoints == 1
     with in_terminal(tmp_path / "run") as command:
         command.until("Going on at step")
         command.press(CTRL_C)
@@ -116,7 +116,7 @@ def test_a_terminal_that_is_closed_costs_no_step(tmp_path: pathlib.Path) -> None
         command.until("100000  loss")
         os.close(command.master)
         assert command.wait() == EXIT_PREEMPTED
-        assert command.num_backups == 1
+        assert command.num_checkpoints == 1
         assert "after saving, because SIGHUP was received" in (tmp_path / "events.jsonl").read_text()
 
 

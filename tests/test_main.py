@@ -34,7 +34,7 @@ ABSENT_PEERS = json.dumps(
 RESULT_KEYS = {
     *("status", "strategy", "num_workers", "num_replicas", "global_batch_size", "steps", "epochs", "examples_seen"),
     *("train_metrics", "eval_metrics", "resumed_from_step", "wall_seconds", "examples_per_second", "versions"),
-    *("mode", "end_reason", "stopped_by", "steps_per_epoch", "best", "starts", "backup_step", "hardware", "notes"),
+    *("mode", "end_reason", "stopped_by", "steps_per_epoch", "best", "starts", "checkpoint_step", "hardware", "notes"),
 }
 
 USERS_MODULE = """\
@@ -151,15 +151,15 @@ def check_refused(answer: Answer | Finished, *words: str) -> None:
         assert word in answer.stderr, f"{word!r} is not in: {answer.stderr}"
 
 
-def test_a_best_backup_by_a_misspelt_metric_is_refused(
+def test_a_best_checkpoint_by_a_misspelt_metric_is_refused(
     answer: Callable[..., Answer],
 ) -> None:
-    settings = ["import tfdist.checkpoint.policy", "train.backup = @tfdist.checkpoint.policy.BackupPolicy()"]
-    settings.append("tfdist.checkpoint.policy.BackupPolicy.keep_best = 'val_acuracy'")
+    settings = ["import tfdist.checkpoint.policy", "train.checkpoint = @tfdist.checkpoint.policy.CheckpointPolicy()"]
+    settings.append("tfdist.checkpoint.policy.CheckpointPolicy.keep_best = 'val_acuracy'")
     for mode in ("validate", "train"):
         refused = answer(DIGITS, *map(param, settings), f"--mode={mode}", "--run_dir=run")
         check_refused(
-            refused, "policy.BackupPolicy.keep_best is 'val_acuracy'", "Did you mean 'val_accuracy'", "val_loss"
+            refused, "policy.CheckpointPolicy.keep_best is 'val_acuracy'", "Did you mean 'val_accuracy'", "val_loss"
         )
 
 
@@ -431,7 +431,7 @@ def test_a_directory_in_the_place_of_a_file_of_the_run_is_told_before_training(
     check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a directory")
 
 
-@pytest.mark.parametrize("name", ["export", "tensorboard", "backups"])
+@pytest.mark.parametrize("name", ["export", "tensorboard", "checkpoints"])
 def test_a_file_in_the_place_of_a_directory_of_the_run_is_told_before_training(
     answer: Callable[..., Answer], tmp_path: Path, name: str
 ) -> None:
@@ -713,7 +713,7 @@ def test_the_digits_are_learned(trained: tuple[Path, Finished]) -> None:
     assert result["eval_metrics"]["accuracy"] >= 0.97
     assert (result["mode"], result["end_reason"], result["stopped_by"]) == ("train", "completed", None)
     assert [(start["step"], start["lost_steps"]) for start in result["starts"]] == [(0, 0)]
-    assert (result["steps_per_epoch"], result["backup_step"]) == (23, 276)
+    assert (result["steps_per_epoch"], result["checkpoint_step"]) == (23, 276)
     assert result["best"]["metric"] == "val_loss" and result["best"]["step"] == 23 * result["best"]["epoch"]
     names = {file.name for file in run_dir.iterdir()}
     assert {"config.gin", "result.json", "metrics.jsonl", "events.jsonl", "tensorboard", "export"} <= names

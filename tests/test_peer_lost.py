@@ -111,7 +111,7 @@ def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.P
     assert [worker.returncode for worker in workers] == [143, 143], said
     assert "another worker has to leave" in said[0]
     assert "SIGTERM was received" in said[1]
-    (newest,) = catalog.list_backups(str(tmp_path / "run" / "backups"))[-1:]
+    (newest,) = catalog.list_checkpoints(str(tmp_path / "run" / "checkpoints"))[-1:]
     assert catalog.verify(newest) is None
     assert all(f"Left at step {newest.step:,} after saving" in words for words in said)
 

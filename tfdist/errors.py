@@ -76,7 +76,7 @@ class PreemptedError(TfdistError):
 
 
 class NotSavedError(TfdistError):
-    """The run was told to leave and could not save: the steps since its newest backup are lost."""
+    """The run was told to leave and could not save: the steps since its newest checkpoint are lost."""
 
     exit_status = EXIT_NOT_SAVED
 

@@ -97,9 +97,13 @@ def _conclude(training: Training, opened: Opened, outcome: Outcome, ending: Endi
     """Writes what a good end leaves behind; result.json last."""
     run, plan = training.run, training.plan
     recovery, resumed_from_step = opened.recovery, opened.start.step if opened.start is not None else None
-    backup_step = recovery.newest_step if recovery is not None else None
-    if recovery is not None and run.topology.is_chief and backup_step != outcome.step:
-        newest = "there is no backup" if backup_step is None else f"the newest backup is of step {backup_step:,}"
+    checkpoint_step = recovery.newest_step if recovery is not None else None
+    if recovery is not None and run.topology.is_chief and checkpoint_step != outcome.step:
+        newest = (
+            "there is no checkpoint"
+            if checkpoint_step is None
+            else f"the newest checkpoint is of step {checkpoint_step:,}"
+        )
         run.events.warning(
             "end_not_saved",
             step=outcome.step,
@@ -124,7 +128,7 @@ def _conclude(training: Training, opened: Opened, outcome: Outcome, ending: Endi
         best=outcome.best,
         resumed_from_step=resumed_from_step,
         starts=read_starts(run.directory) if run.topology.is_chief else (),
-        backup_step=backup_step,
+        checkpoint_step=checkpoint_step,
         wall_seconds=seconds,
         examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
         hardware=describe_hardware(),

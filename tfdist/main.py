@@ -35,7 +35,7 @@ from tfdist.strategies.cluster import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
-    "evaluate": "evaluate the trained model of --run_dir, or a backup of it; without --gin_file, as it was trained",
+    "evaluate": "evaluate the trained model of --run_dir, or a checkpoint of it; without --gin_file, as it was trained",
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
@@ -64,7 +64,7 @@ INHERITED = {
     "evaluate.strategy": ["train.strategy"],
     "evaluate.global_batch_size": ["train.eval_batch_size", "train.global_batch_size"],
     "evaluate.precision": ["train.precision"],
-    "evaluate.backup": ["train.backup"],
+    "evaluate.checkpoint": ["train.checkpoint"],
 }
 ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovodrun do something together
 

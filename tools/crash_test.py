@@ -4,14 +4,14 @@
     python tools/crash_test.py --kills=20 --strategies=one_device,horovod --seed=3
     python tools/crash_test.py --kills=40 --signal=TERM    # runs that are told to leave, and save first
 
-Trains tests/crashes/experiment.gin with a backup at every step. Each run is killed while starting, restoring, training,
-evaluating, saving, pruning or ending, as the seed decides: its process, one of its workers, its launcher, or all of
-them; then it is started again, until it ends. Prints a table, and ends with 1 if a run could not go on, lost more steps
-than one interval (none with --signal=TERM and USR1), or did not end with the bits of the undisturbed run: weights,
-optimizer, statistics, seeds, callbacks, metrics.jsonl.
+Trains tests/crashes/experiment.gin with a checkpoint at every step. Each run is killed while starting, restoring,
+training, evaluating, saving, pruning or ending, as the seed decides: its process, one of its workers, its launcher, or
+all of them; then it is started again, until it ends. Prints a table, and ends with 1 if a run could not go on, lost
+more steps than one interval (none with --signal=TERM and USR1), or did not end with the bits of the undisturbed run:
+weights, optimizer, statistics, seeds, callbacks, metrics.jsonl.
 
-Steps take longer here than writing a backup does, as those of a model worth saving do. With --free they are as short
-as they can be; then as many as three intervals may be lost: one being written, one waiting, one being trained.
+Steps take longer here than writing a checkpoint does, as those of a model worth saving do. With --free they are as
+short as they can be; then as many as three intervals may be lost: one being written, one waiting, one being trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a backup may set in a callback: state, and nothing that its class defines."""
+"""What a checkpoint may set in a callback: state, and nothing that its class defines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from tfdist.checkpoint.callback_state import Baseline
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 
 
 def test_state_comes_back_and_a_method_cannot_be_replaced() -> None:
@@ -16,5 +16,5 @@ def test_state_comes_back_and_a_method_cannot_be_replaced() -> None:
     baseline.restore({"EarlyStopping.0": {"wait": 3, "best": 0.5}}, {})
     assert (callback.wait, callback.best) == (3, 0.5)
     for attribute in ("on_epoch_end", "__class__", "_model", "a b"):
-        with pytest.raises(DamagedBackup, match="which is no state of it"):
+        with pytest.raises(DamagedCheckpoint, match="which is no state of it"):
             baseline.restore({"EarlyStopping.0": {attribute: 1}}, {})

@@ -1,4 +1,4 @@
-"""`python -m tfdist.checkpoint` lists, verifies, shows, prunes and copies real backups, and says what was wrong."""
+"""`python -m tfdist.checkpoint` lists, verifies, shows, prunes and copies real checkpoints, and says what was wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import support
 
 from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.checkpoint.write.keeper import CheckpointKeeper
 from tfdist.commands import checkpoint as command
 from tfdist.storage import contents
 
@@ -30,12 +30,12 @@ class Silent:
 
 @pytest.fixture
 def run_dir(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A run with backups of the steps 10, 20, 30 and 40, the best of which is 20."""
+    """A run with checkpoints of the steps 10, 20, 30 and 40, the best of which is 20."""
     run = tmp_path / "run"
     run.mkdir()
-    keeper = BackupKeeper(
-        str(run / "backups"),
-        BackupPolicy(keep_last=9, max_file_bytes=4096, compression="none"),
+    keeper = CheckpointKeeper(
+        str(run / "checkpoints"),
+        CheckpointPolicy(keep_last=9, max_file_bytes=4096, compression="none"),
         identity={"strategy": "one_device", "num_workers": 1},
         tell=Silent(),
     )
@@ -48,11 +48,11 @@ def run_dir(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def steps(run_dir: pathlib.Path) -> list[int]:
-    return [entry.step for entry in catalog.list_backups(str(run_dir / "backups"))]
+    return [entry.step for entry in catalog.list_checkpoints(str(run_dir / "checkpoints"))]
 
 
 def damage(run_dir: pathlib.Path, step: int) -> pathlib.Path:
-    (path,) = (run_dir / "backups").glob(f"step-*{step}-*")
+    (path,) = (run_dir / "checkpoints").glob(f"step-*{step}-*")
     file = max(path.glob("data-*"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -68,17 +68,17 @@ def test_list_shows_the_newest_first(run_dir: pathlib.Path, capsys: pytest.Captu
     assert lines[2].endswith("acc=0.9")
 
 
-def test_the_directory_of_the_backups_may_be_given_itself(
+def test_the_directory_of_the_checkpoints_may_be_given_itself(
     run_dir: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.main(["list", str(run_dir)])
     of_run = capsys.readouterr().out
-    assert command.main(["list", str(run_dir / "backups")]) == 0
+    assert command.main(["list", str(run_dir / "checkpoints")]) == 0
     assert capsys.readouterr().out == of_run
 
 
 def test_list_tells_unfinished_and_damaged_ones(run_dir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (unfinished,) = (run_dir / "backups").glob("step-*40-*")
+    (unfinished,) = (run_dir / "checkpoints").glob("step-*40-*")
     (unfinished / "manifest.json").unlink()
     damage(run_dir, 20)
     assert command.main(["list", str(run_dir)]) == 0  # which reads no data
@@ -101,7 +101,7 @@ def test_verify_names_the_damaged_file(run_dir: pathlib.Path, capsys: pytest.Cap
     assert command.main(["verify", str(run_dir), "--step", "30"]) == command.EXIT_DAMAGED
 
 
-def test_show_tells_what_a_backup_holds(run_dir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_tells_what_a_checkpoint_holds(run_dir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["show", str(run_dir), "--step", "20"]) == 0
     out = capsys.readouterr().out
     assert '\n  strategy: "one_device"\n' in out
@@ -143,17 +143,17 @@ def test_copy_makes_a_run_directory_that_restores(run_dir: pathlib.Path, tmp_pat
     assert command.main(["copy", str(run_dir), str(tmp_path / "other"), "--step", "20"]) == 0
     assert command.main(["copy", str(run_dir), str(tmp_path / "all"), "--all"]) == 0
     assert steps(tmp_path / "all") == [10, 20, 30, 40]
-    copied = restore.newest(str(tmp_path / "all" / "backups"), tell=Silent())
+    copied = restore.newest(str(tmp_path / "all" / "checkpoints"), tell=Silent())
     assert copied is not None
     np.testing.assert_array_equal(copied.tensors["kernel"], np.full((32, 64), 40, np.float32))
-    for file in (run_dir / "backups").rglob("*.*"):
+    for file in (run_dir / "checkpoints").rglob("*.*"):
         assert (tmp_path / "all" / file.relative_to(run_dir)).read_bytes() == file.read_bytes()
 
 
 def test_a_copy_that_was_interrupted_is_completed(run_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     copy = ["copy", str(run_dir), str(tmp_path / "other")]
     assert command.main(copy) == 0
-    (path,) = (tmp_path / "other" / "backups").iterdir()
+    (path,) = (tmp_path / "other" / "checkpoints").iterdir()
     (path / "manifest.json").unlink()
     min(path.glob("data-*")).unlink()
     assert command.main(copy) == 0
@@ -161,7 +161,7 @@ def test_a_copy_that_was_interrupted_is_completed(run_dir: pathlib.Path, tmp_pat
     assert command.main(copy) == 0  # and a whole one is left as it is
 
 
-def test_a_damaged_backup_is_not_copied(
+def test_a_damaged_checkpoint_is_not_copied(
     run_dir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = damage(run_dir, 40)
@@ -235,9 +235,9 @@ def test_the_package_imports_its_names_when_they_are_used(tmp_path: pathlib.Path
         "import keras\n"
         "assert issubclass(tfdist.BackupAndRestore, keras.callbacks.Callback)\n"
         "try:\n"
-        "    tfdist.Backup\n"
+        "    tfdist.Checkpoint\n"
         "except AttributeError as error:\n"
-        "    assert 'Backup' in str(error)\n"
+        "    assert 'Checkpoint' in str(error)\n"
         "else:\n"
         "    raise SystemExit('no error')\n"
     )
@@ -245,19 +245,19 @@ def test_the_package_imports_its_names_when_they_are_used(tmp_path: pathlib.Path
     assert "tfdist" in sys.modules
 
 
-def test_a_manifest_of_somebody_else_writes_and_reads_nothing_outside_of_its_backup(
+def test_a_manifest_of_somebody_else_writes_and_reads_nothing_outside_of_its_checkpoint(
     run_dir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (backup,) = (run_dir / "backups").glob("step-*40-*")
-    text = (backup / manifests.NAME).read_bytes().split(b',"manifest_crc32c"')[0]
-    first = min(backup.glob("data-*"))
-    (run_dir / "backups" / "outside").write_bytes(first.read_bytes())
-    for name in ("../outside", str(run_dir / "backups" / "outside")):
+    (checkpoint,) = (run_dir / "checkpoints").glob("step-*40-*")
+    text = (checkpoint / manifests.NAME).read_bytes().split(b',"manifest_crc32c"')[0]
+    first = min(checkpoint.glob("data-*"))
+    (run_dir / "checkpoints" / "outside").write_bytes(first.read_bytes())
+    for name in ("../outside", str(run_dir / "checkpoints" / "outside")):
         body = text.replace(first.name.encode(), name.encode())
-        (backup / manifests.NAME).write_bytes(body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body))
+        (checkpoint / manifests.NAME).write_bytes(body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body))
         destination = tmp_path / f"copied-{len(name)}" / "deep"
         assert command.main(["copy", str(run_dir), str(destination), "--step=40"]) == 1
         assert not destination.parent.exists() or not list(destination.parent.rglob("*outside*"))
         assert command.main(["verify", str(run_dir), "--step=40"]) == 1
     said = capsys.readouterr()
-    assert "which is no name of a file in the backup's directory" in said.err + said.out
+    assert "which is no name of a file in the checkpoint's directory" in said.err + said.out

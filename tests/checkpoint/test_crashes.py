@@ -1,19 +1,21 @@
-"""A crash at every step of what a save does to the disk: an earlier backup or the new one, whole, always restores."""
+"""A crash at every step of what a save does to the disk: a whole checkpoint, the earlier or the new one, restores."""
 
 from __future__ import annotations
 
 import pathlib
 
 import pytest
-from checkpoint.backups import Listener, assert_same, new_keeper, save_steps, state_of, steps
+from checkpoint.checkpoints import Listener, assert_same, new_keeper, save_steps, state_of, steps
 from storage import faulty
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.catalog import list_backups, remove
+from tfdist.checkpoint.catalog import list_checkpoints, remove
 
 
 @pytest.mark.parametrize("keep_last", [1, 2])
-def test_wherever_a_save_is_cut_off_the_newest_whole_backup_restores(tmp_path: pathlib.Path, keep_last: int) -> None:
+def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(
+    tmp_path: pathlib.Path, keep_last: int
+) -> None:
     restored_steps: list[int] = []
 
     def save_two(index: int) -> None:
@@ -33,7 +35,7 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_backup_restores(tmp_path: p
         directory, listener = tmp_path / str(index), Listener()
         restored = restore.newest(str(directory), tell=listener)
         assert_same(restored, state_of(restored.step))
-        assert listener.warnings == []  # a torn backup does not exist, so there is nothing to pass over
+        assert listener.warnings == []  # a torn checkpoint does not exist, so there is nothing to pass over
         restored_steps.append(restored.step)
         _train_on(directory, after=restored.step)
 
@@ -43,7 +45,7 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_backup_restores(tmp_path: p
     assert set(restored_steps) == {1, 2, 3}
 
 
-def test_a_removal_that_is_cut_off_leaves_the_whole_backup_or_none(tmp_path: pathlib.Path) -> None:
+def test_a_removal_that_is_cut_off_leaves_the_whole_checkpoint_or_none(tmp_path: pathlib.Path) -> None:
     def function(index: int) -> None:
         with faulty.installed(faulty.Syscalls()):
             save_steps(tmp_path / str(index), 1, 2, 3)
@@ -53,13 +55,13 @@ def test_a_removal_that_is_cut_off_leaves_the_whole_backup_or_none(tmp_path: pat
 
     def check(index: int, crash: faulty.Boundary | None) -> None:
         directory = str(tmp_path / str(index))
-        whole = [entry for entry in list_backups(directory) if not entry.is_leftover]
+        whole = [entry for entry in list_checkpoints(directory) if not entry.is_leftover]
         for entry in whole:
             assert_same(restore.load(entry.path), state_of(entry.step))
-        for entry in list_backups(directory):
+        for entry in list_checkpoints(directory):
             if entry.is_leftover:
                 remove(entry.path)
-        assert list_backups(directory) == whole
+        assert list_checkpoints(directory) == whole
 
     assert faulty.crash_everywhere(function, check) > 30
 
@@ -71,5 +73,5 @@ def _train_on(directory: pathlib.Path, *, after: int) -> None:
         keeper.save(state_of(step))
         keeper.wait()
     keeper.close()
-    assert steps(list_backups(str(directory))) == [4]
-    assert [path.name for path in directory.iterdir()] == [pathlib.Path(list_backups(str(directory))[0].path).name]
+    assert steps(list_checkpoints(str(directory))) == [4]
+    assert [path.name for path in directory.iterdir()] == [pathlib.Path(list_checkpoints(str(directory))[0].path).name]

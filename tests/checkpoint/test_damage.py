@@ -1,4 +1,4 @@
-"""Every file of a backup, cut off and with single bits flipped: always noticed, and the backup before it used."""
+"""Every file of a checkpoint, cut off and with single bits flipped: always noticed, and the one before it used."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from checkpoint.backups import Listener, assert_same, save_steps, state_of
+from checkpoint.checkpoints import Listener, assert_same, save_steps, state_of
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.catalog import list_backups, verify
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.catalog import list_checkpoints, verify
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 
 CUTS_PER_FILE = 40
 FLIPS_PER_FILE = 100
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_damage_is_always_noticed_and_the_backup_before_is_used(tmp_path: pathlib.Path, compression: str) -> None:
+def test_damage_is_always_noticed_and_the_checkpoint_before_is_used(tmp_path: pathlib.Path, compression: str) -> None:
     save_steps(tmp_path, 1, 2, compression=compression, max_file_bytes=4096)
-    damaged = pathlib.Path(list_backups(str(tmp_path))[1].path)
+    damaged = pathlib.Path(list_checkpoints(str(tmp_path))[1].path)
     names = sorted(path.name for path in damaged.iterdir())
     assert len(names) == 3  # the manifest among them
     num_cases = 0
@@ -31,7 +31,7 @@ def test_damage_is_always_noticed_and_the_backup_before_is_used(tmp_path: pathli
             listener = Listener()
             assert_same(restore.newest(str(tmp_path), tell=listener), state_of(1))
             assert len(listener.warnings) == 1
-            assert f"Passed over the backup of step 2: {name}" in listener.warnings[0]
+            assert f"Passed over the checkpoint of step 2: {name}" in listener.warnings[0]
             num_cases += 1
         (damaged / name).write_bytes(whole)
     assert num_cases == len(names) * (CUTS_PER_FILE + FLIPS_PER_FILE)
@@ -41,24 +41,24 @@ def test_damage_is_always_noticed_and_the_backup_before_is_used(tmp_path: pathli
 
 def test_every_bit_of_a_manifest_counts(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1)
-    path = pathlib.Path(list_backups(str(tmp_path))[0].path) / "manifest.json"
+    path = pathlib.Path(list_checkpoints(str(tmp_path))[0].path) / "manifest.json"
     whole = path.read_bytes()
     for bit in range(8 * len(whole)):
         path.write_bytes(_flipped(whole, bit))
-        assert verify(list_backups(str(tmp_path))[0]) is not None
+        assert verify(list_checkpoints(str(tmp_path))[0]) is not None
 
 
 def test_a_missing_file_is_named(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1)
-    entry = list_backups(str(tmp_path))[0]
+    entry = list_checkpoints(str(tmp_path))[0]
     (pathlib.Path(entry.path) / entry.manifest.files[0].name).unlink()
-    with pytest.raises(DamagedBackup, match=rf"{entry.manifest.files[0].name}: it is missing \(.*{entry.path}\)"):
+    with pytest.raises(DamagedCheckpoint, match=rf"{entry.manifest.files[0].name}: it is missing \(.*{entry.path}\)"):
         restore.load(entry.path)
 
 
 def test_what_is_wrong_is_said_with_its_figures(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1)
-    entry = list_backups(str(tmp_path))[0]
+    entry = list_checkpoints(str(tmp_path))[0]
     path = pathlib.Path(entry.path) / entry.manifest.files[0].name
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -67,9 +67,9 @@ def test_what_is_wrong_is_said_with_its_figures(tmp_path: pathlib.Path) -> None:
     assert "its checksum is" in verify(entry)
 
 
-def test_when_every_backup_is_damaged_there_is_none(tmp_path: pathlib.Path) -> None:
+def test_when_every_checkpoint_is_damaged_there_is_none(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1, 2)
-    for entry in list_backups(str(tmp_path)):
+    for entry in list_checkpoints(str(tmp_path)):
         (pathlib.Path(entry.path) / "manifest.json").write_bytes(b"")
     listener = Listener()
     assert restore.newest(str(tmp_path), tell=listener) is None

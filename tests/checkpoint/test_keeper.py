@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from checkpoint.backups import IDENTITY, Listener, assert_same, new_keeper, save_steps, state_of, steps
+from checkpoint.checkpoints import IDENTITY, Listener, assert_same, new_keeper, save_steps, state_of, steps
 from storage import faulty
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.catalog import list_backups, verify
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.catalog import list_checkpoints, verify
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import keeper as keeper_module
-from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.checkpoint.write.keeper import CheckpointKeeper
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.syscalls import Syscalls
@@ -52,7 +52,7 @@ def test_what_was_saved_is_restored_with_its_manifest(tmp_path: pathlib.Path) ->
     assert keeper.write_seconds > 0
 
 
-def test_a_backup_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.Path) -> None:
     state = state_of(1)
     state.values["sums"] = [1.0]
     gate, keeper = Gate(), new_keeper(tmp_path)
@@ -65,7 +65,7 @@ def test_a_backup_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.Path)
         keeper.save(State(2, state.tensors, {}))
         gate.opened.set()
         keeper.close()
-    first, second = list_backups(str(tmp_path))
+    first, second = list_checkpoints(str(tmp_path))
     expected = state_of(1)
     assert_same(restore.load(first.path), State(1, expected.tensors, {**expected.values, "sums": [1.0]}))
     assert (restore.load(second.path).tensors["model/kernel"] == 99).all()
@@ -82,7 +82,7 @@ def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so_i
         keeper.save(state_of(1))
         keeper.save(state_of(2))
         assert gate.reached.wait(60)
-        assert not listener.events("backup_waited")
+        assert not listener.events("checkpoint_waited")
         third = threading.Thread(target=keeper.save, args=[state_of(3)])
         third.start()
         while not keeper._buffers._changed._waiters:  # until it waits for a buffer
@@ -90,8 +90,8 @@ def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so_i
         gate.opened.set()
         third.join(60)
         keeper.close()
-    assert [(event[0], event[2]) for event in listener.events("backup_waited")] == warned
-    for entry in list_backups(str(tmp_path)):
+    assert [(event[0], event[2]) for event in listener.events("checkpoint_waited")] == warned
+    for entry in list_checkpoints(str(tmp_path)):
         assert_same(restore.load(entry.path), state_of(entry.step))
 
 
@@ -106,12 +106,12 @@ def test_a_store_that_takes_several_files_at_once_gets_them(
     for state in states:
         keeper.save(state)
     keeper.close()
-    for entry, state in zip(list_backups(str(tmp_path)), states, strict=True):
+    for entry, state in zip(list_checkpoints(str(tmp_path)), states, strict=True):
         assert len(entry.manifest.files) == 20
         assert_same(restore.load(entry.path), state)
 
 
-def test_one_of_several_uploads_that_fails_fails_the_backup(
+def test_one_of_several_uploads_that_fails_fails_the_checkpoint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing(Syscalls):
@@ -127,9 +127,9 @@ def test_one_of_several_uploads_that_fails_fails_the_backup(
     with faulty.installed(Refusing()):
         keeper.save(State(3, {f"t{n}": np.zeros(1000) for n in range(20)}, {}))
         keeper.close()
-    assert "The backup of step 3 failed" in listener.warnings[0]
+    assert "The checkpoint of step 3 failed" in listener.warnings[0]
     assert "Quota exceeded" in listener.warnings[0]
-    assert steps(list_backups(str(tmp_path))) == [1, 2]
+    assert steps(list_checkpoints(str(tmp_path))) == [1, 2]
 
 
 def test_tensors_may_change_their_shapes_between_saves(tmp_path: pathlib.Path) -> None:
@@ -138,11 +138,11 @@ def test_tensors_may_change_their_shapes_between_saves(tmp_path: pathlib.Path) -
     for state in states:
         keeper.save(state)
     keeper.close()
-    for entry, state in zip(list_backups(str(tmp_path)), states, strict=True):
+    for entry, state in zip(list_checkpoints(str(tmp_path)), states, strict=True):
         assert_same(restore.load(entry.path), state)
 
 
-def test_a_disk_that_is_full_costs_a_backup_and_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_a_disk_that_is_full_costs_a_checkpoint_and_nothing_else(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1)
     listener = Listener()
     keeper = new_keeper(tmp_path, listener)
@@ -153,9 +153,9 @@ def test_a_disk_that_is_full_costs_a_backup_and_nothing_else(tmp_path: pathlib.P
         keeper.wait()
     assert full.stopped
     assert len(listener.warnings) == 1
-    assert "The backup of step 2 failed" in listener.warnings[0]
+    assert "The checkpoint of step 2 failed" in listener.warnings[0]
     assert "No space left on device" in listener.warnings[0]
-    assert steps(list_backups(str(tmp_path))) == [1]  # not even a directory of the second
+    assert steps(list_checkpoints(str(tmp_path))) == [1]  # not even a directory of the second
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
     keeper.save(state_of(3))  # with room again
     keeper.close()
@@ -165,13 +165,13 @@ def test_a_disk_that_is_full_costs_a_backup_and_nothing_else(tmp_path: pathlib.P
 
 def test_a_file_size_limit_of_the_system_is_survived(tmp_path: pathlib.Path, run_python: Callable) -> None:
     """RLIMIT_FSIZE: the kernel itself refuses the write, with EFBIG."""
-    save_steps(tmp_path / "backups", 1)
+    save_steps(tmp_path / "checkpoints", 1)
     script = tmp_path / "limited.py"
     script.write_text(
         textwrap.dedent("""
         import pathlib, resource, signal, sys
         sys.path.insert(0, sys.argv[2])
-        from checkpoint.backups import Listener, new_keeper, state_of
+        from checkpoint.checkpoints import Listener, new_keeper, state_of
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
         listener = Listener()
@@ -182,11 +182,11 @@ def test_a_file_size_limit_of_the_system_is_survived(tmp_path: pathlib.Path, run
         """)
     )
     tests = pathlib.Path(__file__).parent.parent
-    finished = run_python([script, tmp_path / "backups", tests])
+    finished = run_python([script, tmp_path / "checkpoints", tests])
     assert finished.status == 0, finished.stderr
     assert "File too large" in finished.stdout
-    assert steps(list_backups(str(tmp_path / "backups"))) == [1]
-    assert_same(restore.newest(str(tmp_path / "backups"), tell=Listener()), state_of(1))
+    assert steps(list_checkpoints(str(tmp_path / "checkpoints"))) == [1]
+    assert_same(restore.newest(str(tmp_path / "checkpoints"), tell=Listener()), state_of(1))
 
 
 @pytest.mark.parametrize("name", ["mkdir", "create"])
@@ -211,18 +211,18 @@ def test_a_read_only_directory_is_told_once_a_save(tmp_path: pathlib.Path, name:
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
 
 
-def test_a_failed_backup_stops_the_training_that_asked_for_it(tmp_path: pathlib.Path) -> None:
+def test_a_failed_checkpoint_stops_the_training_that_asked_for_it(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("in the way")
     keeper = new_keeper(tmp_path / "file", on_error="stop")
-    with pytest.raises(UserError, match=r"Looking for earlier backups failed in .*on_error = 'continue'"):
+    with pytest.raises(UserError, match=r"Looking for earlier checkpoints failed in .*on_error = 'continue'"):
         keeper.wait()
     keeper.save(state_of(1))
-    with pytest.raises(UserError, match="The backup of step 1 failed"):
+    with pytest.raises(UserError, match="The checkpoint of step 1 failed"):
         keeper.close()
     keeper.close()
 
 
-def test_what_no_backup_can_hold_is_the_users_error_at_once(tmp_path: pathlib.Path) -> None:
+def test_what_no_checkpoint_can_hold_is_the_users_error_at_once(tmp_path: pathlib.Path) -> None:
     keeper = new_keeper(tmp_path)
     with pytest.raises(UserError, match=r"cannot keep values\.callbacks\[0\]\.set: it is a set"):
         keeper.save(State(1, {}, {"callbacks": [{"set": {1}}]}))
@@ -230,7 +230,7 @@ def test_what_no_backup_can_hold_is_the_users_error_at_once(tmp_path: pathlib.Pa
         keeper.save(State(1, {"words": np.array(["a"], object)}, {}))
     keeper.save(state_of(2))
     keeper.close()
-    assert steps(list_backups(str(tmp_path))) == [2]
+    assert steps(list_checkpoints(str(tmp_path))) == [2]
 
 
 def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_path: pathlib.Path) -> None:
@@ -242,8 +242,8 @@ def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_
             raise UserError("another run has taken this directory")
 
     listener = Listener()
-    policy = BackupPolicy(keep_last=2)
-    keeper = BackupKeeper(str(tmp_path), policy, identity={}, tell=listener, still_ours=still_ours)
+    policy = CheckpointPolicy(keep_last=2)
+    keeper = CheckpointKeeper(str(tmp_path), policy, identity={}, tell=listener, still_ours=still_ours)
     keeper.save(state_of(3))
     keeper.wait()
     is_ours[0] = False
@@ -252,11 +252,11 @@ def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_
         with pytest.raises(UserError, match="another run has taken"):
             surfacing()
     keeper.close()
-    assert steps(list_backups(str(tmp_path))) == [2, 3]
+    assert steps(list_checkpoints(str(tmp_path))) == [2, 3]
 
 
-def test_two_savers_on_one_directory_leave_only_whole_backups(tmp_path: pathlib.Path) -> None:
-    """The lease keeps a second run out; if it fails to, both lose at most their own backups."""
+def test_two_savers_on_one_directory_leave_only_whole_checkpoints(tmp_path: pathlib.Path) -> None:
+    """The lease keeps a second run out; if it fails to, both lose at most their own checkpoints."""
     keepers = [new_keeper(tmp_path, keep_last=3, on_error="stop") for _ in range(2)]
     for keeper in keepers:
         keeper.wait()
@@ -265,7 +265,7 @@ def test_two_savers_on_one_directory_leave_only_whole_backups(tmp_path: pathlib.
             keeper.save(state_of(step))
     for keeper in keepers:
         keeper.close()
-    entries = list_backups(str(tmp_path))
+    entries = list_checkpoints(str(tmp_path))
     assert steps(entries) == [18, 18, 19, 19, 20, 20]
     assert [verify(entry) for entry in entries] == [None] * 6
     for entry in entries:
@@ -283,7 +283,7 @@ def test_leftovers_of_a_crash_are_removed_at_the_start(tmp_path: pathlib.Path) -
     keeper.close()
     assert not torn.exists()
     assert (tmp_path / "notes.txt").exists()
-    assert steps(list_backups(str(tmp_path))) == [1]
+    assert steps(list_checkpoints(str(tmp_path))) == [1]
     assert listener.warnings == []
 
 
@@ -305,14 +305,14 @@ def test_what_cannot_be_removed_is_told_and_tried_again(tmp_path: pathlib.Path) 
             keeper.save(state_of(step))
             keeper.wait()
         assert "could not be removed: [Errno 13] Permission denied" in listener.warnings[0]
-        assert len(list_backups(str(tmp_path))) == 2
+        assert len(list_checkpoints(str(tmp_path))) == 2
         keeping.refuses = False
         keeper.save(state_of(3))
         keeper.close()
-    assert steps(list_backups(str(tmp_path))) == [3]
+    assert steps(list_checkpoints(str(tmp_path))) == [3]
 
 
-def test_going_back_abandons_the_backups_ahead(tmp_path: pathlib.Path) -> None:
+def test_going_back_abandons_the_checkpoints_ahead(tmp_path: pathlib.Path) -> None:
     """Otherwise the next start would take up a future that training has left because it diverged."""
     save_steps(tmp_path, 10, 20, 30)
     assert restore.newest(str(tmp_path), tell=Listener(), before_step=20).step == 10
@@ -320,8 +320,8 @@ def test_going_back_abandons_the_backups_ahead(tmp_path: pathlib.Path) -> None:
     keeper = new_keeper(tmp_path, listener, keep_last=5)
     keeper.save(state_of(20))
     keeper.close()
-    assert steps(list_backups(str(tmp_path))) == [10, 20]
-    assert listener.events("backups_superseded")
+    assert steps(list_checkpoints(str(tmp_path))) == [10, 20]
+    assert listener.events("checkpoints_superseded")
 
 
 def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path: pathlib.Path) -> None:
@@ -333,11 +333,11 @@ def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path
             raise answer
 
     gate = Gate()
-    keeper = BackupKeeper(str(tmp_path), BackupPolicy(), identity={}, tell=Listener(), still_ours=still_ours)
+    keeper = CheckpointKeeper(str(tmp_path), CheckpointPolicy(), identity={}, tell=Listener(), still_ours=still_ours)
     with faulty.installed(gate):
         keeper.save(state_of(1))
         keeper.save(state_of(2))
         gate.opened.set()
         with pytest.raises(UserError, match="another run has taken"):
             keeper.close()
-    assert list_backups(str(tmp_path)) == []
+    assert list_checkpoints(str(tmp_path)) == []

@@ -38,7 +38,7 @@ class Interrupt(keras.callbacks.Callback):
     def __init__(self, at: int | None) -> None:
         super().__init__()
         self._at = at
-        self._calls: set[int] = set()  # which, unlike a number, a backup does not bring back
+        self._calls: set[int] = set()  # which, unlike a number, a checkpoint does not bring back
 
     @property
     def count(self) -> int:
@@ -62,13 +62,13 @@ def assert_same(
 
 
 def interrupted_again_and_again(
-    backup: keras.callbacks.Callback, moments: list[int], fit: Callable[[list[keras.callbacks.Callback]], Any]
+    checkpoint: keras.callbacks.Callback, moments: list[int], fit: Callable[[list[keras.callbacks.Callback]], Any]
 ) -> Any:
     """What `fit` gives in the end, after it was interrupted at each of the moments."""
     for moment in moments:
         with pytest.raises(InterruptedError_):
-            fit([Interrupt(moment), backup])
-    return fit([Interrupt(None), backup])
+            fit([Interrupt(moment), checkpoint])
+    return fit([Interrupt(None), checkpoint])
 
 
 @pytest.mark.parametrize("kind", fit_digits.KINDS)
@@ -76,25 +76,25 @@ def test_an_interrupted_fit_goes_on_at_the_next_batch(kind: str, tmp_path: pathl
     counter = Interrupt(None)
     undisturbed = fit_digits.train(kind, [counter])
     rng = random.Random(kind)
-    backup = tfdist.BackupAndRestore(tmp_path / "backups", save_freq=1)
+    checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", save_freq=1)
     moments = [rng.randrange(2, counter.count // 2) for _ in range(2)]
-    again = interrupted_again_and_again(backup, moments, lambda callbacks: fit_digits.train(kind, callbacks))
+    again = interrupted_again_and_again(checkpoint, moments, lambda callbacks: fit_digits.train(kind, callbacks))
     assert_same(undisturbed, again)
 
 
 @pytest.mark.parametrize("save_freq", ["epoch", 5, 12])
-def test_it_goes_on_from_the_last_backup_however_often_they_are_made(
+def test_it_goes_on_from_the_last_checkpoint_however_often_they_are_made(
     save_freq: str | int, tmp_path: pathlib.Path
 ) -> None:
     counter = Interrupt(None)
     undisturbed = fit_digits.train("shuffled", [counter])
-    backup = tfdist.BackupAndRestore(tmp_path / "backups", save_freq=save_freq)
+    checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", save_freq=save_freq)
     moments = [counter.count // 2, counter.count // 2]
     assert_same(
         undisturbed,
-        interrupted_again_and_again(backup, moments, lambda callbacks: fit_digits.train("shuffled", callbacks)),
+        interrupted_again_and_again(checkpoint, moments, lambda callbacks: fit_digits.train("shuffled", callbacks)),
     )
-    assert not (tmp_path / "backups").exists()
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.slow
@@ -102,9 +102,9 @@ def test_it_goes_on_from_the_last_backup_however_often_they_are_made(
 def test_the_end_of_an_epoch_may_be_the_moment(hooks_later: int, tmp_path: pathlib.Path) -> None:
     hooks = Interrupt(None)
     undisturbed = fit_digits.train("unknown_size", [hooks], epochs=2)
-    backup = tfdist.BackupAndRestore(tmp_path / "backups", save_freq=1)
+    checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", save_freq=1)
     again = interrupted_again_and_again(
-        backup,
+        checkpoint,
         [hooks.count // 2 + hooks_later],
         lambda callbacks: fit_digits.train("unknown_size", callbacks, epochs=2),
     )
@@ -117,11 +117,11 @@ def test_a_fit_interrupted_twice_in_one_evaluation_keeps_the_metrics_of_its_epoc
             raise InterruptedError_
 
     undisturbed = fit_digits.train("unknown_size", [], epochs=2)
-    backup = tfdist.BackupAndRestore(tmp_path / "backups", save_freq=1)
+    checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", save_freq=1)
     for _ in range(2):
         with pytest.raises(InterruptedError_):
-            fit_digits.train("unknown_size", [InEvaluation(), backup], epochs=2)
-    assert_same(undisturbed, fit_digits.train("unknown_size", [backup], epochs=2))
+            fit_digits.train("unknown_size", [InEvaluation(), checkpoint], epochs=2)
+    assert_same(undisturbed, fit_digits.train("unknown_size", [checkpoint], epochs=2))
 
 
 def test_other_callbacks_go_on_with_what_they_had(tmp_path: pathlib.Path) -> None:
@@ -156,8 +156,8 @@ def test_other_callbacks_go_on_with_what_they_had(tmp_path: pathlib.Path) -> Non
     (undisturbed, before) = fit([counter])
     assert len(undisturbed[1]["loss"]) < 8  # stopped early
     assert undisturbed[1]["learning_rate"][-1] < undisturbed[1]["learning_rate"][0]
-    backup = tfdist.BackupAndRestore(tmp_path / "backups", save_freq=1)
-    (again, after) = interrupted_again_and_again(backup, [counter.count // 2, counter.count // 4], fit)
+    checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", save_freq=1)
+    (again, after) = interrupted_again_and_again(checkpoint, [counter.count // 2, counter.count // 4], fit)
     assert_same(undisturbed, again)
     assert after[0].batches == before[0].batches
     assert after[0].seen == before[0].seen
@@ -172,18 +172,18 @@ def test_other_callbacks_go_on_with_what_they_had(tmp_path: pathlib.Path) -> Non
 
 def test_a_setting_that_the_user_changed_stays_changed(tmp_path: pathlib.Path) -> None:
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=5)
-    backup = tfdist.BackupAndRestore(tmp_path / "backups", save_freq=1)
+    checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", save_freq=1)
     with pytest.raises(InterruptedError_):
-        fit_digits.train("arrays", [stopping, Interrupt(60), backup])
+        fit_digits.train("arrays", [stopping, Interrupt(60), checkpoint])
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=9)
-    fit_digits.train("arrays", [stopping, backup])
+    fit_digits.train("arrays", [stopping, checkpoint])
     assert stopping.patience == 9
 
 
 def test_without_deletion_a_finished_fit_is_not_trained_again(tmp_path: pathlib.Path) -> None:
     def fit(*callbacks: keras.callbacks.Callback, epochs: int) -> Any:
-        backup = tfdist.BackupAndRestore(tmp_path / "backups", delete_checkpoint=False)
-        return fit_digits.train("shuffled", [*callbacks, backup], epochs=epochs)
+        checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", delete_checkpoint=False)
+        return fit_digits.train("shuffled", [*callbacks, checkpoint], epochs=epochs)
 
     first = fit(epochs=2)
     counter = Interrupt(None)
@@ -195,10 +195,10 @@ def test_without_deletion_a_finished_fit_is_not_trained_again(tmp_path: pathlib.
 def test_the_next_fit_of_the_same_model_begins_at_its_first_epoch(tmp_path: pathlib.Path) -> None:
     model = fit_digits.build_model()
     images, labels = fit_digits.digits()
-    backup = tfdist.BackupAndRestore(tmp_path / "backups", save_freq=1)
+    checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", save_freq=1)
     with pytest.raises(InterruptedError_):
-        model.fit(images, labels, epochs=3, verbose=0, callbacks=[Interrupt(40), backup])
-    model.fit(images, labels, epochs=3, verbose=0, callbacks=[backup])
+        model.fit(images, labels, epochs=3, verbose=0, callbacks=[Interrupt(40), checkpoint])
+    model.fit(images, labels, epochs=3, verbose=0, callbacks=[checkpoint])
     assert model.fit(images, labels, epochs=1, verbose=0).epoch == [0]
 
 
@@ -206,49 +206,49 @@ def test_double_checkpoint_keeps_two_and_a_damaged_one_is_passed_over(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     undisturbed = fit_digits.train("shuffled", [])
-    backup = tfdist.BackupAndRestore(tmp_path, save_freq=1, double_checkpoint=True)
+    checkpoint = tfdist.BackupAndRestore(tmp_path, save_freq=1, double_checkpoint=True)
     with pytest.raises(InterruptedError_):
-        fit_digits.train("shuffled", [Interrupt(50), backup])
-    backup._session.abandon()
-    older, newest = [entry for entry in catalog.list_backups(str(tmp_path)) if not entry.is_leftover]
+        fit_digits.train("shuffled", [Interrupt(50), checkpoint])
+    checkpoint._session.abandon()
+    older, newest = [entry for entry in catalog.list_checkpoints(str(tmp_path)) if not entry.is_leftover]
     damaged = next(pathlib.Path(newest.path).glob("*.safetensors*"))
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 4
     damaged.write_bytes(content)
-    assert_same(undisturbed, fit_digits.train("shuffled", [backup]))
+    assert_same(undisturbed, fit_digits.train("shuffled", [checkpoint]))
     said = capsys.readouterr().err
     assert damaged.name in said
-    assert f"from the backup of batch {older.step}" in said
+    assert f"from the checkpoint of batch {older.step}" in said
 
 
-def test_a_single_backup_is_kept_otherwise(tmp_path: pathlib.Path) -> None:
-    backup = tfdist.BackupAndRestore(tmp_path, save_freq=1)
+def test_a_single_checkpoint_is_kept_otherwise(tmp_path: pathlib.Path) -> None:
+    checkpoint = tfdist.BackupAndRestore(tmp_path, save_freq=1)
     with pytest.raises(InterruptedError_):
-        fit_digits.train("arrays", [Interrupt(50), backup])
-    backup._session.abandon()
-    assert len(catalog.list_backups(str(tmp_path))) == 1
+        fit_digits.train("arrays", [Interrupt(50), checkpoint])
+    checkpoint._session.abandon()
+    assert len(catalog.list_checkpoints(str(tmp_path))) == 1
 
 
-def test_a_backup_of_another_model_is_refused_with_the_differences(tmp_path: pathlib.Path) -> None:
-    backup = tfdist.BackupAndRestore(tmp_path, save_freq=1)
+def test_a_checkpoint_of_another_model_is_refused_with_the_differences(tmp_path: pathlib.Path) -> None:
+    checkpoint = tfdist.BackupAndRestore(tmp_path, save_freq=1)
     with pytest.raises(InterruptedError_):
-        fit_digits.train("arrays", [Interrupt(20), backup])
+        fit_digits.train("arrays", [Interrupt(20), checkpoint])
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(17), keras.layers.Dense(10)])
     model.compile("sgd", "mse")
-    with pytest.raises(UserError, match=r"float32\[64, 16\] in the backup, float32\[64, 17\] here"):
-        model.fit(np.zeros((8, 64)), np.zeros((8, 10)), verbose=0, callbacks=[backup])
+    with pytest.raises(UserError, match=r"float32\[64, 16\] in the checkpoint, float32\[64, 17\] here"):
+        model.fit(np.zeros((8, 64)), np.zeros((8, 10)), verbose=0, callbacks=[checkpoint])
 
 
 def test_shorter_data_are_refused(tmp_path: pathlib.Path) -> None:
     model = fit_digits.build_model()
     images, labels = fit_digits.digits()
-    backup = tfdist.BackupAndRestore(tmp_path, save_freq=1)
+    checkpoint = tfdist.BackupAndRestore(tmp_path, save_freq=1)
     with pytest.raises(InterruptedError_):
-        model.fit(fit_digits.data("shuffled")["x"], verbose=0, callbacks=[Interrupt(22), backup])
+        model.fit(fit_digits.data("shuffled")["x"], verbose=0, callbacks=[Interrupt(22), checkpoint])
     dataset = fit_digits.tf.data.Dataset.from_tensor_slices((images[:64], labels[:64])).batch(32).repeat(1)
     unknown = dataset.filter(lambda *_: True)
     with pytest.raises(UserError, match="the data is shorter now"):
-        model.fit(unknown, verbose=0, callbacks=[backup])
+        model.fit(unknown, verbose=0, callbacks=[checkpoint])
 
 
 @pytest.mark.parametrize("save_freq", ["batch", 0, -1, 1.5, None, True])
@@ -270,10 +270,10 @@ def test_a_model_that_is_not_built_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_outside_of_fit_it_says_where_it_belongs(tmp_path: pathlib.Path) -> None:
-    backup = tfdist.BackupAndRestore(tmp_path)
-    backup.set_model(fit_digits.build_model())
+    checkpoint = tfdist.BackupAndRestore(tmp_path)
+    checkpoint.set_model(fit_digits.build_model())
     with pytest.raises(UserError, match=r"keras\.Model\.fit"):
-        backup.on_train_begin()
+        checkpoint.on_train_begin()
 
 
 def test_after_a_fit_that_raised_signals_do_again_what_they_did_before(tmp_path: pathlib.Path) -> None:
@@ -327,7 +327,7 @@ def test_a_process_killed_at_any_moment_loses_nothing(kind: str, tmp_path: pathl
             process.kill()
     kills = 0
     for attempt in itertools.count():
-        with start(tmp_path / "killed.npz", tmp_path / "backups", kind) as process:
+        with start(tmp_path / "killed.npz", tmp_path / "checkpoints", kind) as process:
             try:
                 if attempt < 5:
                     wait_for_line(process, b"batch\n", rng.randrange(1, 12))
@@ -344,15 +344,15 @@ def test_a_process_killed_at_any_moment_loses_nothing(kind: str, tmp_path: pathl
             break
     assert kills == 5
     assert_same(load(tmp_path / "killed.npz"), load(tmp_path / "undisturbed.npz"))
-    assert not (tmp_path / "backups").exists()
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [b"batch\n", b"evaluation\n"])
 def test_a_signal_saves_and_ends_the_process_and_nothing_is_done_twice(moment: bytes, tmp_path: pathlib.Path) -> None:
-    backups, result = tmp_path / "backups", tmp_path / "result.npz"
+    checkpoints, result = tmp_path / "checkpoints", tmp_path / "result.npz"
     batches = 0
-    with start(result, backups, "arrays") as process:
+    with start(result, checkpoints, "arrays") as process:
         try:
             wait_for_line(process, moment, 3)
             process.send_signal(signal.SIGTERM)
@@ -361,9 +361,9 @@ def test_a_signal_saves_and_ends_the_process_and_nothing_is_done_twice(moment: b
         finally:
             process.kill()
     batches = (3 if moment == b"batch\n" else fit_digits.BATCHES) + rest.count(b"batch\n")
-    (entry,) = [entry for entry in catalog.list_backups(str(backups)) if not entry.is_leftover]
+    (entry,) = [entry for entry in catalog.list_checkpoints(str(checkpoints)) if not entry.is_leftover]
     assert entry.step == batches
-    with start(result, backups, "arrays") as process:
+    with start(result, checkpoints, "arrays") as process:
         try:
             rest = process.stdout.read()
             assert process.wait(timeout=120) == 0

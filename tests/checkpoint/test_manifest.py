@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.format.manifest import DamagedBackup, Manifest, StoredFile
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest, StoredFile
 from tfdist.errors import UserError
 from tfdist.storage import contents
 
@@ -40,7 +40,7 @@ def test_numbers_of_numpy_become_pythons() -> None:
 
 @pytest.mark.parametrize("value", [{1: 2}, b"bytes", object(), np.zeros(2), {"a": {"b": {1, 2}}}])
 def test_what_json_cannot_hold_is_refused(value: object) -> None:
-    with pytest.raises(UserError, match="A backup cannot keep"):
+    with pytest.raises(UserError, match="A checkpoint cannot keep"):
         manifests.to_plain(value)
 
 
@@ -49,12 +49,12 @@ def test_a_later_format_is_told_as_such() -> None:
     text = body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body)
     with pytest.raises(UserError, match="of format 9") as refusal:
         manifests.decode(text)
-    assert not isinstance(refusal.value, DamagedBackup)
+    assert not isinstance(refusal.value, DamagedCheckpoint)
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"\n", b'{"step":1,"manifest_crc32c":"00000000"}\n'])
 def test_what_is_no_manifest_is_damage(text: bytes) -> None:
-    with pytest.raises(DamagedBackup, match=r"manifest\.json"):
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json"):
         manifests.decode(text)
 
 
@@ -90,7 +90,7 @@ FILE = {"name": "f", "num_bytes": 10, "crc32c": 1, "packing": "none"}
 def test_what_nobody_would_write_is_refused_though_its_checksum_is_right(changed: dict[str, object]) -> None:
     fields = json.loads(manifests.encode(MANIFEST))
     del fields["manifest_crc32c"]
-    with pytest.raises(DamagedBackup, match="is no manifest of a backup"):
+    with pytest.raises(DamagedCheckpoint, match="is no manifest of a checkpoint"):
         manifests.decode(_signed(json.dumps(fields | changed)))
 
 
@@ -101,7 +101,7 @@ def test_deep_nesting_and_other_values_than_an_object_are_damage() -> None:
         '{"format":NaN}',
         "[1}",
     ):
-        with pytest.raises(DamagedBackup, match="is no manifest of a backup"):
+        with pytest.raises(DamagedCheckpoint, match="is no manifest of a checkpoint"):
             manifests.decode(_signed(text))
 
 

@@ -1,4 +1,4 @@
-"""Backups in memory: a run finds its own directory there, and neither reads nor removes anything else."""
+"""Checkpoints in memory: a run finds its own directory there, and neither reads nor removes anything else."""
 
 from __future__ import annotations
 

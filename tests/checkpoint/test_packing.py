@@ -6,12 +6,12 @@ import pathlib
 
 import numpy as np
 import pytest
-from checkpoint.backups import Listener, assert_same, new_keeper
+from checkpoint.checkpoints import Listener, assert_same, new_keeper
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.catalog import list_backups
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format import packing
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.state import State
 from tfdist.errors import UserError
 
@@ -30,13 +30,15 @@ def test_what_was_packed_is_unpacked(packed_as: str, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("compression", "name"), [("lz4", "blosc2-lz4"), ("zstd", "blosc2-zstd")])
-def test_a_compressed_backup_takes_less_room_and_restores(tmp_path: pathlib.Path, compression: str, name: str) -> None:
+def test_a_compressed_checkpoint_takes_less_room_and_restores(
+    tmp_path: pathlib.Path, compression: str, name: str
+) -> None:
     weights = np.random.default_rng(0).normal(size=500_000).astype(np.float32)
     state = State(1, {"weights": weights}, {})
     keeper = new_keeper(tmp_path, compression=compression, on_error="stop")
     keeper.save(state)
     keeper.close()
-    (entry,) = list_backups(str(tmp_path))
+    (entry,) = list_checkpoints(str(tmp_path))
     assert entry.manifest.num_stored_bytes < 0.95 * weights.nbytes
     assert [(file.packing, file.name.endswith(".safetensors.blosc2")) for file in entry.manifest.files] == [
         (name, True)
@@ -57,16 +59,16 @@ def test_what_does_not_shrink_is_stored_as_it_is_even_on_a_slow_store() -> None:
     assert packing.choose(noise, item_bytes=4, write_bytes_per_second=1000)[0] == packing.NONE
 
 
-def test_auto_decides_after_the_first_backup(tmp_path: pathlib.Path) -> None:
+def test_auto_decides_after_the_first_checkpoint(tmp_path: pathlib.Path) -> None:
     listener = Listener()
     keeper = new_keeper(tmp_path, listener, compression="auto")
     keeper.save(State(1, {"weights": np.zeros(MIB, np.float32)}, {}))
     keeper.save(State(2, {"weights": np.zeros(MIB, np.float32)}, {}))
     keeper.close()
-    first, second = list_backups(str(tmp_path))
+    first, second = list_checkpoints(str(tmp_path))
     assert first.manifest.files[0].packing == "none"
     assert second.manifest.files[0].packing in packing.PACKINGS
-    assert len(listener.events("backup_compression")) == 1
+    assert len(listener.events("checkpoint_compression")) == 1
 
 
 def test_without_the_library_its_extra_is_named_and_auto_does_without(
@@ -84,7 +86,7 @@ def test_an_unknown_packing_and_a_broken_frame_are_told() -> None:
         packing.unpack(memoryview(b"x"), "brotli", most_bytes=9)
     packed = packing.pack([memoryview(bytes(4 * MIB))], packing.LZ4, item_bytes=4)
     assert len(packed) < MIB
-    with pytest.raises(DamagedBackup, match=r"claims to hold 4,194,304 bytes, where at most 4,194,303"):
+    with pytest.raises(DamagedCheckpoint, match=r"claims to hold 4,194,304 bytes, where at most 4,194,303"):
         packing.unpack(memoryview(packed), packing.LZ4, most_bytes=4 * MIB - 1)
-    with pytest.raises(DamagedBackup, match="does not unpack"):
+    with pytest.raises(DamagedCheckpoint, match="does not unpack"):
         packing.unpack(memoryview(b"no frame at all" * 10), packing.ZSTD, most_bytes=9)

@@ -1,17 +1,17 @@
-"""The settings of `train.backup`: what is refused, and how."""
+"""The settings of `train.checkpoint`: what is refused, and how."""
 
 from __future__ import annotations
 
 import pytest
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep_last": 0}, "policy.BackupPolicy.keep_last is 0; write a whole number of at least 1."),
+        ({"keep_last": 0}, "policy.CheckpointPolicy.keep_last is 0; write a whole number of at least 1."),
         ({"keep_last": None}, "keep_last is None; write a whole number of at least 1."),
         ({"every_steps": 2.5}, "every_steps is 2.5; write a whole number of at least 1, or None."),
         ({"every_steps": True}, "every_steps is True"),
@@ -32,13 +32,13 @@ from tfdist.errors import UserError
 )
 def test_what_cannot_be_meant_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as refusal:
-        BackupPolicy(**settings)
+        CheckpointPolicy(**settings)
     assert message in str(refusal.value)
 
 
 def test_a_metric_whose_name_tells_no_direction_needs_one() -> None:
-    with pytest.raises(UserError, match=r"Set policy.BackupPolicy.best_mode to 'min' or 'max'\."):
-        _ = BackupPolicy(keep_best="val_score").larger_is_better
+    with pytest.raises(UserError, match=r"Set policy.CheckpointPolicy.best_mode to 'min' or 'max'\."):
+        _ = CheckpointPolicy(keep_best="val_score").larger_is_better
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_a_metric_whose_name_tells_no_direction_needs_one() -> None:
     ],
 )
 def test_the_name_of_a_metric_tells_which_way_is_better(settings: dict[str, str], larger_is_better: bool) -> None:
-    assert BackupPolicy(**settings).larger_is_better is larger_is_better
+    assert CheckpointPolicy(**settings).larger_is_better is larger_is_better
 
 
 def test_only_without_a_period_is_the_interval_automatic() -> None:
-    assert BackupPolicy().is_automatic
+    assert CheckpointPolicy().is_automatic
     for name in ("every_steps", "every_seconds", "every_epochs"):
-        assert not BackupPolicy(**{name: 5}).is_automatic
+        assert not CheckpointPolicy(**{name: 5}).is_automatic

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from checkpoint.backups import Listener, new_keeper, state_of, steps
+from checkpoint.checkpoints import Listener, new_keeper, state_of, steps
 from gcs.faults import Fault
 from gcs.server import GcsServer
 
-from tfdist.checkpoint.catalog import list_backups
+from tfdist.checkpoint.catalog import list_checkpoints
 
-DIRECTORY = "gs://bucket/run/backups"
+DIRECTORY = "gs://bucket/run/checkpoints"
 
 
 def test_a_bucket_that_refuses_to_delete_holds_nothing_up_and_is_told_once(gcs: GcsServer) -> None:
@@ -22,14 +22,14 @@ def test_a_bucket_that_refuses_to_delete_holds_nothing_up_and_is_told_once(gcs: 
         keeper.save(state_of(step))
         keeper.wait()
     assert time.monotonic() - begun < 40  # 60 s for each that is refused, if it were asked again as else
-    assert steps(list_backups(DIRECTORY)) == [1, 2, 3, 4, 5]
-    warned = [event for event in listener.events("backup_not_removed") if event[0] == "warning"]
+    assert steps(list_checkpoints(DIRECTORY)) == [1, 2, 3, 4, 5]
+    warned = [event for event in listener.events("checkpoint_not_removed") if event[0] == "warning"]
     assert len(warned) == 1 and "this is said once" in warned[0][-1]
     gcs.faults.clear()
     keeper.save(state_of(6))
     keeper.close()
-    assert steps(list_backups(DIRECTORY)) == [6]
-    assert not listener.events("backup_failed")
+    assert steps(list_checkpoints(DIRECTORY)) == [6]
+    assert not listener.events("checkpoint_failed")
 
 
 def test_a_save_that_waits_goes_before_what_is_to_be_removed(gcs: GcsServer) -> None:
@@ -43,4 +43,4 @@ def test_a_save_that_waits_goes_before_what_is_to_be_removed(gcs: GcsServer) -> 
         keeper.save(state_of(step))
     keeper.close()
     assert gcs.count("DELETE", "") < 5 * asked  # not once for each of the nine
-    assert steps(list_backups(DIRECTORY)) == list(range(1, 12))
+    assert steps(list_checkpoints(DIRECTORY)) == list(range(1, 12))

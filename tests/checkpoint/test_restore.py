@@ -1,4 +1,4 @@
-"""What is restored when several could be, and how a misfit between backup and program is told."""
+"""What is restored when several could be, and how a misfit between checkpoint and program is told."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint.backups import Listener, assert_same, save_steps, state_of
+from checkpoint.checkpoints import Listener, assert_same, save_steps, state_of
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.catalog import list_backups
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.errors import UserError
 
 TENSORS = {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float32), "old": np.zeros(4, np.int64)}
@@ -24,7 +24,7 @@ def test_the_newest_step_is_restored_or_the_newest_before_another(tmp_path: path
     assert restore.newest(str(tmp_path), tell=Listener(), before_step=5) is None
 
 
-def test_without_backups_there_is_nothing_to_restore(tmp_path: pathlib.Path) -> None:
+def test_without_checkpoints_there_is_nothing_to_restore(tmp_path: pathlib.Path) -> None:
     assert restore.newest(str(tmp_path / "missing"), tell=Listener()) is None
     (tmp_path / "step-000000000001-0123456789ab").mkdir()
     listener = Listener()
@@ -32,13 +32,13 @@ def test_without_backups_there_is_nothing_to_restore(tmp_path: pathlib.Path) -> 
     assert listener.told == []
 
 
-def test_of_two_backups_of_a_step_the_later_is_restored_and_the_other_in_need(tmp_path: pathlib.Path) -> None:
+def test_of_two_checkpoints_of_a_step_the_later_is_restored_and_the_other_in_need(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1)
-    (first,) = list_backups(str(tmp_path))
+    (first,) = list_checkpoints(str(tmp_path))
     aside = tmp_path / "aside"
     pathlib.Path(first.path).rename(aside)
     save_steps(tmp_path, 1)
-    (second,) = list_backups(str(tmp_path))
+    (second,) = list_checkpoints(str(tmp_path))
     aside.rename(first.path)
     assert restore.newest(str(tmp_path), tell=Listener()).manifest == second.manifest
     (pathlib.Path(second.path) / "manifest.json").write_text("{}")
@@ -51,8 +51,8 @@ def test_what_is_restored_cannot_be_written_to(tmp_path: pathlib.Path) -> None:
         restore.newest(str(tmp_path), tell=Listener()).tensors["model/bias"][0] = 1
 
 
-def test_a_path_that_is_no_backup_is_the_users_error(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match="is not a backup: its name must look like"):
+def test_a_path_that_is_no_checkpoint_is_the_users_error(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match="is not a checkpoint: its name must look like"):
         restore.load(str(tmp_path))
     with pytest.raises(UserError, match="never finished"):
         restore.load(str(tmp_path / "step-000000000001-0123456789ab"))
@@ -73,11 +73,11 @@ def test_every_difference_is_in_one_message() -> None:
     with pytest.raises(UserError) as refusal:
         restore.match(TENSORS, wanted, partial=False)
     assert str(refusal.value).splitlines() == [
-        "The backup does not fit this program (4 differences):",
-        "  kernel: float32[2, 3] in the backup, float32[3, 3] here",
-        "  bias: float32[3] in the backup, bfloat16[3] here",
-        "  odd int64[4]: not in the backup. Did you mean 'old'?",
-        "  old int64[4]: only in the backup",
+        "The checkpoint does not fit this program (4 differences):",
+        "  kernel: float32[2, 3] in the checkpoint, float32[3, 3] here",
+        "  bias: float32[3] in the checkpoint, bfloat16[3] here",
+        "  odd int64[4]: not in the checkpoint. Did you mean 'old'?",
+        "  old int64[4]: only in the checkpoint",
         "Train with the configuration that made it, or allow a partial load.",
     ]
 
@@ -95,9 +95,9 @@ def test_a_partial_match_takes_what_fits() -> None:
     assert len(restore.differences(TENSORS, wanted)) == 3
 
 
-def test_a_backup_under_the_name_of_another_step_is_passed_over(tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1, 2)
-    second = pathlib.Path(list_backups(str(tmp_path))[1].path)
+    second = pathlib.Path(list_checkpoints(str(tmp_path))[1].path)
     second.rename(tmp_path / "step-000000000009-0123456789ab")
     listener = Listener()
     assert_same(restore.newest(str(tmp_path), tell=listener), state_of(1))

@@ -1,23 +1,23 @@
-"""Which backups stay, as a rule and on the disk."""
+"""Which checkpoints stay, as a rule and on the disk."""
 
 from __future__ import annotations
 
 import pathlib
 
 import pytest
-from checkpoint.backups import Listener, assert_same, new_keeper, save_steps, state_of, steps
+from checkpoint.checkpoints import Listener, assert_same, new_keeper, save_steps, state_of, steps
 
 from tfdist.checkpoint import restore, retention
-from tfdist.checkpoint.catalog import list_backups
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.entries import NO_MANIFEST, Entry
 from tfdist.checkpoint.format.manifest import Manifest
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.commands.checkpoint import main
 
 
 def entry(step: int, *, created: str = "2026", **metrics: float) -> Entry:
     manifest = Manifest(step, created, {}, metrics, {}, (), 0, 0)
-    return Entry(step, f"backups/step-{step}-{created}", manifest)
+    return Entry(step, f"checkpoints/step-{step}-{created}", manifest)
 
 
 @pytest.mark.parametrize(
@@ -34,38 +34,38 @@ def entry(step: int, *, created: str = "2026", **metrics: float) -> Entry:
 )
 def test_the_policy_says_what_stays(settings: dict[str, object], kept: list[int]) -> None:
     entries = [entry(step, val_loss=abs(step - 30), val_accuracy=-abs(step - 50)) for step in range(10, 100, 10)]
-    expired = retention.expired(entries, BackupPolicy(**settings), newest=entries[-1])
+    expired = retention.expired(entries, CheckpointPolicy(**settings), newest=entries[-1])
     assert steps([each for each in entries if each not in expired]) == kept
 
 
-def test_of_equally_good_backups_the_newest_stays_and_nan_is_never_best() -> None:
+def test_of_equally_good_checkpoints_the_newest_stays_and_nan_is_never_best() -> None:
     entries = [entry(10, val_loss=1.0), entry(20, val_loss=1.0), entry(30, val_loss=float("nan")), entry(40)]
-    expired = retention.expired(entries, BackupPolicy(keep_last=1, keep_best="val_loss"), newest=entries[-1])
+    expired = retention.expired(entries, CheckpointPolicy(keep_last=1, keep_best="val_loss"), newest=entries[-1])
     assert steps(expired) == [10, 30]
 
 
 def test_damaged_manifests_go_and_what_is_being_written_is_not_touched() -> None:
     damaged, in_flight = Entry(10, "a", None, "cut off"), Entry(40, "b", None, NO_MANIFEST)
     newest = entry(30)
-    assert retention.expired([damaged, newest, in_flight], BackupPolicy(), newest=newest) == [damaged]
+    assert retention.expired([damaged, newest, in_flight], CheckpointPolicy(), newest=newest) == [damaged]
 
 
 def test_the_newest_that_verifies_stays_whatever_lies_ahead(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1, 2, 3)
-    for each in list_backups(str(tmp_path))[1:]:
+    for each in list_checkpoints(str(tmp_path))[1:]:
         data = next(pathlib.Path(each.path).glob("data-*"))
         data.write_bytes(data.read_bytes()[:-1] + b"\xff")
     assert main(["prune", str(tmp_path), "--keep_last=1"]) == 0
-    assert steps(list_backups(str(tmp_path))) == [1]
+    assert steps(list_checkpoints(str(tmp_path))) == [1]
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
 
 
 def test_nothing_is_pruned_where_nothing_verifies(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1, 2, 3)
-    for each in list_backups(str(tmp_path)):
+    for each in list_checkpoints(str(tmp_path)):
         next(pathlib.Path(each.path).glob("data-*")).unlink()
     assert main(["prune", str(tmp_path), "--keep_last=1"]) == 2
-    assert len(list_backups(str(tmp_path))) == 3
+    assert len(list_checkpoints(str(tmp_path))) == 3
 
 
 def test_the_keeper_prunes_after_each_commit_and_knows_what_earlier_runs_left(tmp_path: pathlib.Path) -> None:
@@ -75,4 +75,4 @@ def test_the_keeper_prunes_after_each_commit_and_knows_what_earlier_runs_left(tm
         for step in range(first, first + 30, 10):
             keeper.save(state_of(step), metrics={"val_loss": abs(step - 20)})
         keeper.close()
-    assert steps(list_backups(str(tmp_path))) == [20, 30, 50, 60]
+    assert steps(list_checkpoints(str(tmp_path))) == [20, 30, 50, 60]

@@ -1,4 +1,4 @@
-"""Backups fall at the steps and times that the policy asks for."""
+"""Checkpoints fall at the steps and times that the policy asks for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.schedule import FIRST_SECONDS, LARGEST_SHARE, Schedule
 
 
-def steps_of(policy: BackupPolicy, *, calls: list[int], steps_per_epoch: int = 10, begin: int = 0) -> list[int]:
-    """The steps at which backups are made when a loop's calls end at `calls`, a second a step."""
+def steps_of(policy: CheckpointPolicy, *, calls: list[int], steps_per_epoch: int = 10, begin: int = 0) -> list[int]:
+    """The steps at which checkpoints are made when a loop's calls end at `calls`, a second a step."""
     schedule = Schedule(policy, steps_per_epoch=steps_per_epoch, step=begin)
     schedule.begin(float(begin))
     saved = []
@@ -24,39 +24,39 @@ def steps_of(policy: BackupPolicy, *, calls: list[int], steps_per_epoch: int = 1
 
 
 def test_every_steps_is_met_at_its_multiples() -> None:
-    assert steps_of(BackupPolicy(every_steps=4), calls=list(range(1, 14))) == [4, 8, 12]
+    assert steps_of(CheckpointPolicy(every_steps=4), calls=list(range(1, 14))) == [4, 8, 12]
 
 
-def test_a_call_that_ran_past_the_step_is_followed_by_the_backup_at_once_and_the_next_ones_stay_in_place() -> None:
-    assert steps_of(BackupPolicy(every_steps=4), calls=[3, 6, 7, 8, 9, 12]) == [6, 8, 12]
+def test_a_call_that_ran_past_the_step_is_followed_by_the_checkpoint_at_once_and_the_next_ones_stay_in_place() -> None:
+    assert steps_of(CheckpointPolicy(every_steps=4), calls=[3, 6, 7, 8, 9, 12]) == [6, 8, 12]
 
 
 def test_a_resumed_run_backs_up_at_the_same_steps() -> None:
-    whole = steps_of(BackupPolicy(every_steps=4), calls=list(range(1, 30)))
-    resumed = steps_of(BackupPolicy(every_steps=4), calls=list(range(15, 30)), begin=14)
+    whole = steps_of(CheckpointPolicy(every_steps=4), calls=list(range(1, 30)))
+    resumed = steps_of(CheckpointPolicy(every_steps=4), calls=list(range(15, 30)), begin=14)
     assert resumed == [step for step in whole if step > 14]
 
 
 def test_every_epochs_counts_whole_epochs() -> None:
-    assert steps_of(BackupPolicy(every_epochs=2), calls=list(range(1, 45)), steps_per_epoch=10) == [20, 40]
+    assert steps_of(CheckpointPolicy(every_epochs=2), calls=list(range(1, 45)), steps_per_epoch=10) == [20, 40]
 
 
 def test_every_epochs_needs_the_length_of_an_epoch() -> None:
     with pytest.raises(ValueError, match="steps_per_epoch"):
-        Schedule(BackupPolicy(every_epochs=1), steps_per_epoch=None)
+        Schedule(CheckpointPolicy(every_epochs=1), steps_per_epoch=None)
 
 
-def test_every_seconds_counts_from_the_last_backup() -> None:
-    assert steps_of(BackupPolicy(every_seconds=5), calls=[1, 4, 6, 9, 11, 15, 16]) == [6, 11, 16]
+def test_every_seconds_counts_from_the_last_checkpoint() -> None:
+    assert steps_of(CheckpointPolicy(every_seconds=5), calls=[1, 4, 6, 9, 11, 15, 16]) == [6, 11, 16]
 
 
 def test_what_is_due_first_counts_and_restarts_the_clock() -> None:
-    policy = BackupPolicy(every_steps=8, every_seconds=5)
+    policy = CheckpointPolicy(every_steps=8, every_seconds=5)
     assert steps_of(policy, calls=list(range(1, 20))) == [5, 8, 13, 16]
 
 
 def test_nothing_is_due_before_a_step_was_made() -> None:
-    schedule = Schedule(BackupPolicy(every_seconds=1), steps_per_epoch=10, step=7)
+    schedule = Schedule(CheckpointPolicy(every_seconds=1), steps_per_epoch=10, step=7)
     assert not schedule.due(7, 100.0)
     assert schedule.due(8, 100.0)
     schedule.saved(8, 100.0, cost_seconds=0.1)
@@ -66,17 +66,19 @@ def test_nothing_is_due_before_a_step_was_made() -> None:
 @pytest.mark.parametrize(
     ("policy", "step", "expected"),
     [
-        (BackupPolicy(every_steps=4), 0, 4),
-        (BackupPolicy(every_steps=4), 4, 8),
-        (BackupPolicy(every_epochs=1), 13, 20),
-        (BackupPolicy(every_epochs=2), 13, 20),
-        (BackupPolicy(every_steps=15, every_epochs=2), 13, 15),
-        (BackupPolicy(every_steps=15, every_epochs=2), 15, 20),
-        (BackupPolicy(every_seconds=3), 13, None),
-        (BackupPolicy(), 13, None),
+        (CheckpointPolicy(every_steps=4), 0, 4),
+        (CheckpointPolicy(every_steps=4), 4, 8),
+        (CheckpointPolicy(every_epochs=1), 13, 20),
+        (CheckpointPolicy(every_epochs=2), 13, 20),
+        (CheckpointPolicy(every_steps=15, every_epochs=2), 13, 15),
+        (CheckpointPolicy(every_steps=15, every_epochs=2), 15, 20),
+        (CheckpointPolicy(every_seconds=3), 13, None),
+        (CheckpointPolicy(), 13, None),
     ],
 )
-def test_the_next_boundary_is_the_next_step_that_counts(policy: BackupPolicy, step: int, expected: int | None) -> None:
+def test_the_next_boundary_is_the_next_step_that_counts(
+    policy: CheckpointPolicy, step: int, expected: int | None
+) -> None:
     assert Schedule(policy, steps_per_epoch=10).next_boundary(step) == expected
 
 
@@ -84,7 +86,7 @@ def test_the_next_boundary_is_the_next_step_that_counts(policy: BackupPolicy, st
 
 
 def test_auto_makes_the_first_one_soon_and_then_every_sqrt_of_twice_cost_times_failure_time() -> None:
-    policy = BackupPolicy(mean_seconds_between_failures=7200.0)
+    policy = CheckpointPolicy(mean_seconds_between_failures=7200.0)
     schedule = Schedule(policy, steps_per_epoch=None)
     assert not schedule.due(1, FIRST_SECONDS - 1)
     assert schedule.due(2, FIRST_SECONDS)
@@ -96,7 +98,7 @@ def test_auto_makes_the_first_one_soon_and_then_every_sqrt_of_twice_cost_times_f
 
 def test_youngs_interval_loses_less_time_than_others_near_it() -> None:
     cost, failures = 0.25, 7200.0
-    schedule = Schedule(BackupPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
+    schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
     schedule.saved(1, 0.0, cost_seconds=cost)
 
     def lost_share(interval: float) -> float:
@@ -109,21 +111,21 @@ def test_youngs_interval_loses_less_time_than_others_near_it() -> None:
 
 
 def test_auto_spends_no_more_than_its_share_where_failures_are_frequent() -> None:
-    schedule = Schedule(BackupPolicy(mean_seconds_between_failures=60.0), steps_per_epoch=None)
+    schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=60.0), steps_per_epoch=None)
     schedule.saved(1, 0.0, cost_seconds=5.0)
     assert schedule.interval_seconds == pytest.approx(5.0 / LARGEST_SHARE)
     assert schedule.interval_seconds > math.sqrt(2 * 5.0 * 60.0)
 
 
-def test_auto_does_not_begin_a_backup_before_the_last_one_could_be_written() -> None:
-    schedule = Schedule(BackupPolicy(mean_seconds_between_failures=60.0), steps_per_epoch=None)
+def test_auto_does_not_begin_a_checkpoint_before_the_last_one_could_be_written() -> None:
+    schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=60.0), steps_per_epoch=None)
     schedule.saved(1, 0.0, cost_seconds=0.001)
     schedule.written(40.0)
     assert schedule.interval_seconds == 40.0
 
 
-def test_one_slow_backup_does_not_change_the_interval_for_long() -> None:
-    schedule = Schedule(BackupPolicy(mean_seconds_between_failures=7200.0), steps_per_epoch=None)
+def test_one_slow_checkpoint_does_not_change_the_interval_for_long() -> None:
+    schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=7200.0), steps_per_epoch=None)
     for step, cost in zip(itertools.count(1), [3.0, 0.25, 0.25], strict=False):
         schedule.saved(step, float(step), cost_seconds=cost)
     assert schedule.interval_seconds == pytest.approx(60.0)
@@ -133,6 +135,6 @@ def test_one_slow_backup_does_not_change_the_interval_for_long() -> None:
 
 
 def test_the_clock_starts_when_training_begins_not_when_the_run_is_built() -> None:
-    schedule = Schedule(BackupPolicy(every_seconds=60), steps_per_epoch=None)
+    schedule = Schedule(CheckpointPolicy(every_seconds=60), steps_per_epoch=None)
     schedule.begin(1000.0)
     assert not schedule.due(1, 1059.0) and schedule.due(2, 1060.0)

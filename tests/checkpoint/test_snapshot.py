@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint.backups import Listener, assert_same, new_keeper
+from checkpoint.checkpoints import Listener, assert_same, new_keeper
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.state import State

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from checkpoint.backups import Listener, assert_same, new_keeper
+from checkpoint.checkpoints import Listener, assert_same, new_keeper
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.catalog import list_backups
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.catalog import list_checkpoints
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan, read
 from tfdist.checkpoint.state import State
 from tfdist.errors import UserError
@@ -57,7 +57,7 @@ def test_arrays_that_do_not_lie_in_one_piece_or_are_of_the_other_byte_order_come
         np.testing.assert_array_equal(restored[name], array)
 
 
-def test_a_state_without_tensors_is_a_backup(tmp_path: pathlib.Path) -> None:
+def test_a_state_without_tensors_is_a_checkpoint(tmp_path: pathlib.Path) -> None:
     state = State(3, {}, {"position": 3})
     keeper = new_keeper(tmp_path, on_error="stop")
     keeper.save(state)
@@ -72,7 +72,7 @@ def test_the_safetensors_library_reads_the_files(tmp_path: pathlib.Path) -> None
     keeper.save(State(1, tensors, {}))
     keeper.close()
     found = {}
-    for file in pathlib.Path(list_backups(str(tmp_path))[0].path).glob("*.safetensors"):
+    for file in pathlib.Path(list_checkpoints(str(tmp_path))[0].path).glob("*.safetensors"):
         found |= safetensors.numpy.load_file(file)
     assert found.keys() == tensors.keys()
     for name, array in tensors.items():
@@ -117,5 +117,5 @@ def test_a_type_that_the_format_lacks_is_named(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x02" + bytes(7) + b"[]", b"\x02" + bytes(7) + b"{"])
 def test_what_is_no_such_file_is_refused(content: bytes) -> None:
-    with pytest.raises(DamagedBackup, match="not a safetensors file"):
+    with pytest.raises(DamagedCheckpoint, match="not a safetensors file"):
         read(memoryview(content))

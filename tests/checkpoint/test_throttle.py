@@ -7,7 +7,7 @@ import threading
 import time
 
 import numpy as np
-from checkpoint.backups import Listener, new_keeper
+from checkpoint.checkpoints import Listener, new_keeper
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.state import State

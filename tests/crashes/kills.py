@@ -1,6 +1,6 @@
 """Kills a run again and again until it ends, each time at a moment of another kind, and keeps the account.
 
-A moment is chosen by what the run directory shows (an event, a backup that is being written, a step), then a random
+A moment is chosen by what the run directory shows (an event, a checkpoint that is being written, a step), then a random
 delay; so kills land in every phase however fast the machine is. Used by tools/crash_test.py and test_kills.py.
 """
 
@@ -117,7 +117,7 @@ def disturb(
                 return _give_up(account, process, f"{type(error).__name__}: {error}")
             problem = _wrong_status(account, status, was_killed=was_killed, number=number)
             if problem or not _goes_on_right(process, account, before):
-                return _give_up(account, process, problem or "it did not go on from its newest backup")
+                return _give_up(account, process, problem or "it did not go on from its newest checkpoint")
         account.restarts += before > 0
         if was_killed:
             lost = max(0, run.progress - run.newest_step)
@@ -170,9 +170,9 @@ def _wrong_status(account: Account, status: int, *, was_killed: bool, number: in
 
 
 def _goes_on_right(process: Process, account: Account, before: int) -> bool:
-    """Whether this life, if it came so far, began where the last one's newest backup was."""
+    """Whether this life, if it came so far, began where the last one's newest checkpoint was."""
     resumed = [event["step"] for event in process.new_events("resumed")]
-    trained = process.new_events("backup_committed")
+    trained = process.new_events("checkpoint_committed")
     return process.run.newest_step >= before and (resumed == [before] if resumed or (trained and before) else True)
 
 

@@ -63,7 +63,7 @@ class Process:
       run: the directory it works in.
       strategy: one of STRATEGIES.
       params: more settings.
-      step_seconds: what a step takes at least, besides the time to write its backup; None does not slow it down.
+      step_seconds: what a step takes at least, besides the time to write its checkpoint; None does not slow it down.
       env: more variables.
     """
 
@@ -153,7 +153,7 @@ class Run:
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
-        self.backups = directory / "backups"
+        self.checkpoints = directory / "checkpoints"
 
     @property
     def is_finished(self) -> bool:
@@ -161,8 +161,8 @@ class Run:
 
     @property
     def newest_step(self) -> int:
-        """Of the backups that are committed; 0 without one."""
-        return newest_step(self.backups)
+        """Of the checkpoints that are committed; 0 without one."""
+        return newest_step(self.checkpoints)
 
     @property
     def progress(self) -> int:
@@ -171,9 +171,9 @@ class Run:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a backup is half-written, or half-removed."""
+        """Whether a checkpoint is half-written, or half-removed."""
         with contextlib.suppress(OSError):
-            return any(not (entry / "manifest.json").exists() for entry in self.backups.iterdir())
+            return any(not (entry / "manifest.json").exists() for entry in self.checkpoints.iterdir())
         return False
 
     def result(self) -> dict[str, Any]:
@@ -195,8 +195,8 @@ class Run:
         return found
 
     def state(self) -> Any:
-        """The newest backup's."""
-        return restore.newest(str(self.backups), tell=_Silent())
+        """The newest checkpoint's."""
+        return restore.newest(str(self.checkpoints), tell=_Silent())
 
 
 class _Silent:
@@ -211,15 +211,15 @@ def differences(run: Run, reference: Run, *, tolerance: float = 0.0, values_too:
     Args:
       run: to judge.
       reference: undisturbed.
-      tolerance: of weights, and of the state in the last backup; 0 asks for the same bits.
-      values_too: compares the last backup's state, too: slots, statistics, seeds, callbacks.
+      tolerance: of weights, and of the state in the last checkpoint; 0 asks for the same bits.
+      values_too: compares the last checkpoint's state, too: slots, statistics, seeds, callbacks.
     """
     found = [f"weights: {name}" for name in _unlike(run.weights(), reference.weights(), tolerance)]
     if values_too:
         ours, theirs = run.state(), reference.state()
         found += [f"state: {name}" for name in _unlike(ours.tensors, theirs.tensors, tolerance)]
         if not _close(ours.values, theirs.values):
-            found.append("values of the last backup")
+            found.append("values of the last checkpoint")
     if not _close(run.points(), reference.points()):
         found.append("metrics.jsonl")
     keys = ("status", "steps", "epochs", "examples_seen", "train_metrics", "eval_metrics")

@@ -122,7 +122,7 @@ NAMES = (
     ("--gin_param=from tfdist.NAME import mlp", "models"),
     ("--gin_param=train.precision = 'NAME'", "bfloat16"),
     ("--gin_param=train.xla = 'NAME'", "auto"),
-    ("--gin_param=train.backup = 'NAME'", "auto"),
+    ("--gin_param=train.checkpoint = 'NAME'", "auto"),
     ("--gin_param=train.callbacks = [@keras.callbacks.NAME()]", "EarlyStopping"),
     ("--gin_param=train.callbacks = [@keras.callbacks.EarlyStopping(NAME='val_loss')]", "monitor"),
     ("--gin_param=train.callbacks = [@keras.callbacks.EarlyStopping(monitor='NAME')]", "val_accuracy"),
@@ -173,7 +173,14 @@ VALUES = (
         "@keras.optimizers.schedules.CosineDecay()",
         "@one_device.OneDevice()",
     ),
-    *("@policy.BackupPolicy()", "@policy.BackupPolicy(keep_last=0)", "@train", "@train()", "@mine.NUMBER", "@mine"),
+    *(
+        "@policy.CheckpointPolicy()",
+        "@policy.CheckpointPolicy(keep_last=0)",
+        "@train",
+        "@train()",
+        "@mine.NUMBER",
+        "@mine",
+    ),
     *("@space.choice(values=[1, 2])", "@gin.singleton()", "@mirrored.Mirrored(num_cpu_devices=-1)", "@scope/mine.rows"),
 )
 SMALL_VALUES = tuple(v for v in VALUES if not v[:4].isdigit())
@@ -190,11 +197,11 @@ SETTINGS = (
     "supervised.Supervised.metrics",
     "supervised.Supervised.loss_weights",
     "accuracy/keras.metrics.SparseCategoricalAccuracy.name",
-    "policy.BackupPolicy.every_steps",
-    "policy.BackupPolicy.every_seconds",
-    "policy.BackupPolicy.keep_best",
-    "policy.BackupPolicy.memory_dir",
-    "policy.BackupPolicy.compression",
+    "policy.CheckpointPolicy.every_steps",
+    "policy.CheckpointPolicy.every_seconds",
+    "policy.CheckpointPolicy.keep_best",
+    "policy.CheckpointPolicy.memory_dir",
+    "policy.CheckpointPolicy.compression",
     "evaluate.weights",
     "evaluate.global_batch_size",
     "evaluate.data",
@@ -207,7 +214,7 @@ SETTINGS = (
 )
 COSTLY = {"convnet.build_convnet.filters", "convnet.build_convnet.input_shape", "convnet.build_convnet.num_classes"}
 NEEDED = {
-    "policy": ("train.backup = @policy.BackupPolicy()",),
+    "policy": ("train.checkpoint = @policy.CheckpointPolicy()",),
     "one_device": ("train.strategy = @one_device.OneDevice()",),
     "mirrored": ("train.strategy = @mirrored.Mirrored()",),
 }
@@ -242,7 +249,7 @@ OPTIONAL_PARTS = {
     "precision": ("'bfloat16'", "'float16'", "'float32'"),
     "steps": ("1", "5"),
     "start_from": ("'mine.py'", "'.'", "'run'"),
-    "backup": ("'off'", "'auto'", "@policy.BackupPolicy(every_steps=1)"),
+    "checkpoint": ("'off'", "'auto'", "@policy.CheckpointPolicy(every_steps=1)"),
     "must_report": ("'loss'", "'val_loss'", "'accuracy'"),
     "hyperparameters": ("{}", "{'a': 1}"),
 }

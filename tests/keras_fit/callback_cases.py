@@ -156,7 +156,7 @@ CASES: dict[str, Case] = {
     "bar": Case("ProgbarLogger", lambda _: [K.ProgbarLogger(), Spy()], HELD_OUT),
 }
 NOT_COVERED = {
-    "BackupAndRestore": "is refused: our own backups do its work",
+    "BackupAndRestore": "is refused: our own checkpoints do its work",
     "OrbaxCheckpoint": "needs the package orbax-checkpoint and the JAX backend",
 }
 

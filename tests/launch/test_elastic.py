@@ -151,7 +151,7 @@ def open_elastic(tmp_path: pathlib.Path) -> Iterator[Any]:
 def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(tmp_path: pathlib.Path, open_elastic: Any) -> None:
     run, reference = Run(tmp_path / "run"), Run(tmp_path / "reference")
     (memory := tmp_path / "memory").mkdir()
-    training = [*TRAINING, f"--gin_param=policy.BackupPolicy.memory_dir = {str(memory)!r}"]
+    training = [*TRAINING, f"--gin_param=policy.CheckpointPolicy.memory_dir = {str(memory)!r}"]
     elastic = open_elastic("tfdist.main", *training, f"--run_dir={run.directory}", hosts=HOSTS[:1])
     joins, dies, goes = gates.STEPS
 

@@ -107,8 +107,8 @@ def test_a_run_on_gs_leaves_all_that_a_local_one_does(gcs: GcsServer, tmp_path: 
 DIGITS = [
     *("-m", "tfdist.main", "--gin_file=configs/experiments/digits.gin"),
     *("--gin_param=train.epochs = 2", "--gin_param=train.deterministic = True"),
-    *("--gin_param=from tfdist.checkpoint import policy", "--gin_param=train.backup = @policy.BackupPolicy()"),
-    "--gin_param=policy.BackupPolicy.every_steps = 1",
+    *("--gin_param=from tfdist.checkpoint import policy", "--gin_param=train.checkpoint = @policy.CheckpointPolicy()"),
+    "--gin_param=policy.CheckpointPolicy.every_steps = 1",
 ]
 WEIGHTS = "export/model.keras"
 KILLED_AT_COMMITS = (3, 14)  # of some 46; each start goes on from the last one
@@ -140,13 +140,13 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
     points = [(p["step"], p["split"]) for p in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
     assert len(points) == len(set(points))
-    backups = catalog.list_backups(f"{RUN}/backups")
-    assert backups and all(catalog.verify(backup) is None for backup in backups)  # none is torn
-    assert len({backup.step for backup in backups}) == len(backups)  # and none there twice
+    checkpoints = catalog.list_checkpoints(f"{RUN}/checkpoints")
+    assert checkpoints and all(catalog.verify(checkpoint) is None for checkpoint in checkpoints)  # none is torn
+    assert len({checkpoint.step for checkpoint in checkpoints}) == len(checkpoints)  # and none there twice
 
 
 def kill_after(commits: int, command: list[str]) -> None:
-    """Starts a training, and kills it once it has told of so many backups."""
+    """Starts a training, and kills it once it has told of so many checkpoints."""
     told = ["-u", *command, "--gin_param=train.steps_per_call = 1"]
     environment = clean_environment()
     with forks.Popen(
@@ -161,6 +161,6 @@ def kill_after(commits: int, command: list[str]) -> None:
 
 
 def newest_step() -> int:
-    """Of the backups that are committed."""
-    kept = [backup.step for backup in catalog.list_backups(f"{RUN}/backups") if backup.manifest]
+    """Of the checkpoints that are committed."""
+    kept = [checkpoint.step for checkpoint in catalog.list_checkpoints(f"{RUN}/checkpoints") if checkpoint.manifest]
     return max(kept, default=0)

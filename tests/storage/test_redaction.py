@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.commands import checkpoint as backup
+from tfdist.commands import checkpoint as checkpoint
 from tfdist.errors import UserError, redacted
 from tfdist.storage import gcs_requests
 
@@ -37,7 +37,7 @@ def test_an_emulator_that_does_not_answer_is_named_without_its_password(
     monkeypatch.setattr(gcs_requests, "_REFUSED_PATIENCE_SECONDS", 0.0)
     gcs_requests.forget_client()
     try:
-        assert backup.main(["list", "gs://bucket/run"]) == 2
+        assert checkpoint.main(["list", "gs://bucket/run"]) == 2
     finally:
         gcs_requests.forget_client()
     said = capsys.readouterr().err
@@ -45,6 +45,6 @@ def test_an_emulator_that_does_not_answer_is_named_without_its_password(
 
 
 def test_a_place_that_is_no_place_is_named_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
-    assert backup.main(["list", f"https://user:{SECRET}@host/run"]) == 2
+    assert checkpoint.main(["list", f"https://user:{SECRET}@host/run"]) == 2
     said = capsys.readouterr().err
     assert "https://***@host/run" in said and SECRET not in said

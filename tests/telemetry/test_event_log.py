@@ -24,7 +24,7 @@ def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_cons
     stdout, stderr = io.StringIO(), io.StringIO()
     log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=PlainConsole(stdout, stderr))
     log.info("run_started", step=np.int64(0), message="Starting.", replicas=2, loss=np.float32("nan"))
-    log.warning("backup_passed_over", step=7, message="It is torn.", path=tmp_path)
+    log.warning("checkpoint_passed_over", step=7, message="It is torn.", path=tmp_path)
     log.info("quiet_one")
     log.close()
     first, second, third = _read(tmp_path / "events.jsonl")

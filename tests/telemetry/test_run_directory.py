@@ -20,7 +20,7 @@ def test_the_paths_are_those_of_the_contract(path: str) -> None:
     assert run.events == f"{root}/events.jsonl"
     assert run.worker_events(3) == f"{root}/events-worker-3.jsonl"
     assert run.tensorboard == f"{root}/tensorboard"
-    assert run.backups == f"{root}/backups"
+    assert run.checkpoints == f"{root}/checkpoints"
     assert run.export == f"{root}/export"
     assert run.model == f"{root}/export/model.keras"
 

@@ -181,7 +181,7 @@ def test_what_nobody_puts_back_has_diverged_once_all_callbacks_were_told(tmp_pat
         )
         assert isinstance(trained.error, DivergedError) and "step 1" in str(trained.error)
         assert [call[0] for call in recorder.calls][-2:] == ["epoch_end", "train_end"]
-        assert not list((tmp_path / name / "backups").glob("*/manifest.json"))
+        assert not list((tmp_path / name / "checkpoints").glob("*/manifest.json"))
     raising = [Spoils(0), keras.callbacks.TerminateOnNaN(raise_error=True)]
     trained = run(tmp_path / "raises", may_fail=True, callbacks=raising)
     assert isinstance(trained.error, DivergedError)

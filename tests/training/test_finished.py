@@ -13,11 +13,11 @@ from equivalence.cases import ema_sgd
 from training.test_resume import BASE, Once, assert_same, fail, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError
 
-RARE = BackupPolicy(every_steps=1000)
-EXACT = BASE | {"deterministic": True, "backup": RARE}
+RARE = CheckpointPolicy(every_steps=1000)
+EXACT = BASE | {"deterministic": True, "checkpoint": RARE}
 
 
 def cosine() -> keras.optimizers.Optimizer:
@@ -35,7 +35,7 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(tmp_path: pathl
     settings = EXACT | {"optimizer": optimizer}
     whole = run(tmp_path / "whole", **settings | {"epochs": 4, "callbacks": memories()[1:]})
     first = run(tmp_path / "run", **settings | {"epochs": 2, "callbacks": memories()[1:]})
-    assert first.result.steps == 2 * STEPS_PER_EPOCH == first.result.backup_step
+    assert first.result.steps == 2 * STEPS_PER_EPOCH == first.result.checkpoint_step
     more = run(tmp_path / "run", **settings | {"epochs": 4, "callbacks": memories()[1:]})
     assert_same(more, whole)
     assert lines(more) == lines(whole)
@@ -62,23 +62,23 @@ def test_as_many_or_fewer_epochs_leave_nothing_to_train(tmp_path: pathlib.Path) 
     assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == len(first.result.starts) == 1
 
 
-def test_without_a_backup_a_finished_run_cannot_go_on(tmp_path: pathlib.Path) -> None:
-    run(tmp_path, **EXACT | {"epochs": 1, "backup": "off"})
+def test_without_a_checkpoint_a_finished_run_cannot_go_on(tmp_path: pathlib.Path) -> None:
+    run(tmp_path, **EXACT | {"epochs": 1, "checkpoint": "off"})
     result = (tmp_path / "result.json").read_bytes()
-    for backup, why in (("off", "train.backup is 'off'"), ("auto", "it kept no backup")):
-        refused = run(tmp_path, may_fail=True, **EXACT | {"epochs": 2, "backup": backup}).error
+    for checkpoint, why in (("off", "train.checkpoint is 'off'"), ("auto", "it kept no checkpoint")):
+        refused = run(tmp_path, may_fail=True, **EXACT | {"epochs": 2, "checkpoint": checkpoint}).error
         assert isinstance(refused, UserError) and f"It cannot go on to step 14, because {why}." in str(refused)
         assert "train.start_from = " in str(refused)
     run(tmp_path / "damaged", **EXACT | {"epochs": 1})
-    for data in (tmp_path / "damaged" / "backups").glob("*/data-*"):
+    for data in (tmp_path / "damaged" / "checkpoints").glob("*/data-*"):
         data.write_bytes(b"")
     refused = run(tmp_path / "damaged", may_fail=True, **EXACT | {"epochs": 2}).error
-    assert isinstance(refused, UserError) and "none of its backups is whole" in str(refused)
+    assert isinstance(refused, UserError) and "none of its checkpoints is whole" in str(refused)
     assert (tmp_path / "damaged" / "result.json").exists() and (tmp_path / "result.json").read_bytes() == result
 
 
-def test_a_finished_run_of_other_settings_is_another_experiment_without_backups_too(tmp_path: pathlib.Path) -> None:
-    settings = EXACT | {"epochs": 1, "backup": "off"}
+def test_a_finished_run_of_other_settings_is_another_experiment_without_checkpoints_too(tmp_path: pathlib.Path) -> None:
+    settings = EXACT | {"epochs": 1, "checkpoint": "off"}
     run(tmp_path, named={"train.seed": "1"}, **settings)
     refused = run(tmp_path, may_fail=True, named={"train.seed": "2"}, **settings).error
     assert isinstance(refused, UserError) and "another experiment, which is finished" in str(refused)
@@ -109,7 +109,7 @@ def test_an_unfinished_sweep_is_no_place_for_a_training(tmp_path: pathlib.Path) 
 # What a run says of its starts and of its end
 
 
-def test_a_start_before_the_first_backup_is_no_going_on(tmp_path: pathlib.Path) -> None:
+def test_a_start_before_the_first_checkpoint_is_no_going_on(tmp_path: pathlib.Path) -> None:
     run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 2, fail)], **EXACT)
     trained = run(tmp_path, **EXACT | {"epochs": 1})
     assert not trained.events("resumed")
@@ -121,7 +121,7 @@ def test_a_start_before_the_first_backup_is_no_going_on(tmp_path: pathlib.Path) 
 
 
 def test_what_was_lost_is_counted_and_said(tmp_path: pathlib.Path) -> None:
-    once = EXACT | {"backup": BackupPolicy(every_steps=6)}
+    once = EXACT | {"checkpoint": CheckpointPolicy(every_steps=6)}
     run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 1, fail)], **once)
     trained = run(tmp_path, **once)
     (resumed,) = trained.events("resumed")
@@ -168,15 +168,15 @@ def test_a_callback_of_ones_own_that_stops_is_named(tmp_path: pathlib.Path) -> N
 
 
 def test_each_new_best_is_backed_up_when_it_is_found(tmp_path: pathlib.Path) -> None:
-    policy = BackupPolicy(every_steps=1000, keep_last=1, keep_best="val_loss")
+    policy = CheckpointPolicy(every_steps=1000, keep_last=1, keep_best="val_loss")
     rises = keras.callbacks.LambdaCallback()
     rises.on_epoch_end = lambda epoch, logs=None: setattr(rises.model.optimizer, "learning_rate", 1e3)
-    trained = run(tmp_path, **EXACT | {"callbacks": [rises], "backup": policy, "optimizer": keras.optimizers.SGD})
+    trained = run(tmp_path, **EXACT | {"callbacks": [rises], "checkpoint": policy, "optimizer": keras.optimizers.SGD})
     losses = {point["step"]: point["loss"] for point in trained.points("eval")}
     best = min(losses, key=losses.get)
     assert best < 4 * STEPS_PER_EPOCH == trained.result.steps
     kept = {}
-    for path in (tmp_path / "backups").iterdir():
+    for path in (tmp_path / "checkpoints").iterdir():
         content = json.loads((path / "manifest.json").read_text())
         kept[content["step"]] = content["metrics"]["val_loss"]
     assert kept == {best: losses[best], trained.result.steps: losses[trained.result.steps]}
@@ -184,10 +184,12 @@ def test_each_new_best_is_backed_up_when_it_is_found(tmp_path: pathlib.Path) -> 
 
 
 def test_a_best_survives_a_restart(tmp_path: pathlib.Path) -> None:
-    policy = BackupPolicy(every_steps=1000, keep_best="val_loss")
-    whole = run(tmp_path / "whole", **EXACT | {"backup": policy})
-    run(tmp_path / "parts", may_fail=True, callbacks=[Once("on_epoch_begin", 3, fail)], **EXACT | {"backup": policy})
-    trained = run(tmp_path / "parts", **EXACT | {"backup": policy})
+    policy = CheckpointPolicy(every_steps=1000, keep_best="val_loss")
+    whole = run(tmp_path / "whole", **EXACT | {"checkpoint": policy})
+    run(
+        tmp_path / "parts", may_fail=True, callbacks=[Once("on_epoch_begin", 3, fail)], **EXACT | {"checkpoint": policy}
+    )
+    trained = run(tmp_path / "parts", **EXACT | {"checkpoint": policy})
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH  # backed up for its evaluation alone
     assert_same(trained, whole)
     assert trained.result.best == whole.result.best
@@ -210,10 +212,10 @@ def test_a_best_by_a_metric_that_nothing_reports_is_refused(
         accuracy = lambda: keras.metrics.SparseCategoricalAccuracy(name="accuracy")  # noqa: E731
         return Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[accuracy])
 
-    policy = BackupPolicy(keep_best=name, best_mode="max")
-    refused = run(tmp_path, may_fail=True, **EXACT | {"backup": policy, "task": task} | changes).error
+    policy = CheckpointPolicy(keep_best=name, best_mode="max")
+    refused = run(tmp_path, may_fail=True, **EXACT | {"checkpoint": policy, "task": task} | changes).error
     assert isinstance(refused, UserError) and said in str(refused)
-    assert "policy.BackupPolicy.keep_best is" in str(refused)
+    assert "policy.CheckpointPolicy.keep_best is" in str(refused)
 
 
 # What is left out
@@ -229,15 +231,15 @@ def test_a_partial_restore_names_what_it_left_out_both_ways(tmp_path: pathlib.Pa
         return keras.Model(inputs, keras.layers.Dense(10, name="head")(x))
 
     told = {}
-    for name, path in {"backup": source.directory, "file": source.directory / "export" / "model.keras"}.items():
+    for name, path in {"checkpoint": source.directory, "file": source.directory / "export" / "model.keras"}.items():
         settings = EXACT | {"epochs": 1, "model": other, "start_from": str(path), "partial_restore": True}
         (event,) = run(tmp_path / name, **settings).events("partially_restored")
         assert event["level"] == "warning"
         told[name] = event["details"]["left_out"]
         assert all(line in event["details"]["message"] for line in told[name])
-    assert "model/head/kernel: float32[16, 10] in the backup, float32[12, 10] here" in told["backup"]
-    assert "model/middle/kernel float32[16, 12]: not in the backup." in told["backup"]
-    assert "model/batch_normalization/gamma float32[16]: only in the backup" in told["backup"]
+    assert "model/head/kernel: float32[16, 10] in the checkpoint, float32[12, 10] here" in told["checkpoint"]
+    assert "model/middle/kernel float32[16, 12]: not in the checkpoint." in told["checkpoint"]
+    assert "model/batch_normalization/gamma float32[16]: only in the checkpoint" in told["checkpoint"]
     assert not [line for lines in told.values() for line in lines if "body" in line]
     gone = re.compile(r"batch_normalization\S*, variable 0: float32\[16\] only in the file")
     assert any(map(gone.fullmatch, told["file"]))

@@ -11,22 +11,22 @@ import pytest
 from training.test_resume import BASE, Once, assert_same, interrupted, memories, send
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write import writer_thread
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED, NotSavedError, PreemptedError
 
-RARE = BackupPolicy(every_steps=1000)
+RARE = CheckpointPolicy(every_steps=1000)
 
 
 def left(directory: pathlib.Path, number: int, **changes: Any) -> Trained:
     """A run that gets a signal at the end of its fourth batch, and so leaves after the fifth."""
     callbacks = [*memories(), Once("on_train_batch_end", 4, send(number))]
-    return run(directory, may_fail=True, **BASE | {"callbacks": callbacks, "backup": RARE} | changes)
+    return run(directory, may_fail=True, **BASE | {"callbacks": callbacks, "checkpoint": RARE} | changes)
 
 
 def without_a_store(directory: pathlib.Path) -> pathlib.Path:
     directory.mkdir()
-    (directory / "backups").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
+    (directory / "checkpoints").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
     return directory
 
 
@@ -37,8 +37,8 @@ def test_a_first_ctrl_c_and_a_hangup_save_as_sigterm_does(tmp_path: pathlib.Path
     assert f"Left at step 5 after saving, because {signal.Signals(number).name} was received" in str(ended.error)
     hint = "A second Ctrl-C ends at once" in ended.events("preemption_noticed")[0]["details"]["message"]
     assert hint == (number == signal.SIGINT)
-    whole = run(tmp_path / "whole", **BASE | {"callbacks": memories(), "backup": RARE})
-    assert_same(interrupted(tmp_path / "run", backup=RARE), whole)
+    whole = run(tmp_path / "whole", **BASE | {"callbacks": memories(), "checkpoint": RARE})
+    assert_same(interrupted(tmp_path / "run", checkpoint=RARE), whole)
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_step(tmp_path: pathlib.Path) -> None:
@@ -47,8 +47,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_step(tmp_path: pathlib
         send(signal.SIGINT)()
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, **BASE | {"callbacks": [Once("on_train_batch_end", 4, twice)], "backup": RARE})
-    assert not list((tmp_path / "backups").glob("*"))
+        run(tmp_path, **BASE | {"callbacks": [Once("on_train_batch_end", 4, twice)], "checkpoint": RARE})
+    assert not list((tmp_path / "checkpoints").glob("*"))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -66,10 +66,10 @@ def test_leaving_without_a_store_says_that_all_is_lost(tmp_path: pathlib.Path) -
     ended = left(without_a_store(tmp_path / "run"), signal.SIGTERM)
     assert isinstance(ended.error, NotSavedError) and ended.error.exit_status == EXIT_NOT_SAVED
     assert str(ended.error) == (
-        "Left at step 5, because SIGTERM was received, and could not save. There is no backup: the work of all 5 steps "
-        "is lost, and the same command begins anew."
+        "Left at step 5, because SIGTERM was received, and could not save. There is no checkpoint: the work of all 5 "
+        "steps is lost, and the same command begins anew."
     )
-    (failed,) = [event for event in ended.events("backup_failed") if event["step"] == 5]
+    (failed,) = [event for event in ended.events("checkpoint_failed") if event["step"] == 5]
     assert "Training goes on" not in failed["details"]["message"]
     assert not ended.events("preempted") and len(ended.events("left_unsaved")) == 1
     paused = run(without_a_store(tmp_path / "paused"), may_fail=True, **BASE | {"stop_after_epochs": 1})
@@ -78,10 +78,10 @@ def test_leaving_without_a_store_says_that_all_is_lost(tmp_path: pathlib.Path) -
     assert not paused.events("run_paused")
 
 
-def test_leaving_says_from_which_backup_a_start_goes_on(
+def test_leaving_says_from_which_checkpoint_a_start_goes_on(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, written = writer_thread.write_backup, []
+    write, written = writer_thread.write_checkpoint, []
 
     def write_once(path: str, snapshot: Any, **settings: Any) -> Any:
         if written:
@@ -89,18 +89,18 @@ def test_leaving_says_from_which_backup_a_start_goes_on(
         written.append(snapshot.step)
         return write(path, snapshot, **settings)
 
-    monkeypatch.setattr(writer_thread, "write_backup", write_once)
-    ended = left(tmp_path, signal.SIGTERM, backup=BackupPolicy(every_steps=3))
+    monkeypatch.setattr(writer_thread, "write_checkpoint", write_once)
+    ended = left(tmp_path, signal.SIGTERM, checkpoint=CheckpointPolicy(every_steps=3))
     assert written == [3]
-    assert "The newest backup is of step 3: the work of the 2 steps after it is lost" in str(ended.error)
-    again = left(tmp_path, signal.SIGTERM, backup=BackupPolicy(every_steps=1000))  # now of an earlier process
-    assert "The newest backup is of step 3" in str(again.error)
+    assert "The newest checkpoint is of step 3: the work of the 2 steps after it is lost" in str(ended.error)
+    again = left(tmp_path, signal.SIGTERM, checkpoint=CheckpointPolicy(every_steps=1000))  # now of an earlier process
+    assert "The newest checkpoint is of step 3" in str(again.error)
     monkeypatch.undo()
     whole = run(tmp_path / "whole", **BASE | {"callbacks": memories()})
     assert_same(interrupted(tmp_path), whole)
 
 
-def test_a_signal_during_the_last_evaluation_leaves_what_is_made_of_the_backup_for_the_next_start(
+def test_a_signal_during_the_last_evaluation_leaves_what_is_made_of_the_checkpoint_for_the_next_start(
     tmp_path: pathlib.Path,
 ) -> None:
     """Of averaged weights, which are evaluated once more at the end."""

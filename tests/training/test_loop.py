@@ -272,7 +272,7 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
         rate = keras.optimizers.schedules.CosineDecay(0.5, 3 * STEPS_PER_EPOCH)
         return keras.optimizers.SGD(rate, momentum=0.9)
 
-    settings = {"epochs": 3, "optimizer": decaying, "model": dropout_model, "backup": "auto", "deterministic": True}
+    settings = {"epochs": 3, "optimizer": decaying, "model": dropout_model, "checkpoint": "auto", "deterministic": True}
     settings["steps_per_call"] = 2
     whole = run(tmp_path / "whole", **settings | {"steps_per_call": 3})
     for epochs in (1, 1, 2):
@@ -286,9 +286,9 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_stopping_after_some_epochs_needs_backups(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"train\.backup is 'off'"):
-        run(tmp_path, epochs=3, stop_after_epochs=1, backup="off")
+def test_stopping_after_some_epochs_needs_checkpoints(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match=r"train\.checkpoint is 'off'"):
+        run(tmp_path, epochs=3, stop_after_epochs=1, checkpoint="off")
 
 
 def test_epochs_of_so_many_steps_begin_where_they_are_told_and_are_evaluated_as_listed(tmp_path: pathlib.Path) -> None:

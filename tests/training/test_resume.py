@@ -19,14 +19,14 @@ from equivalence.cases import digits, ema_sgd
 from metadata_support import MetadataServer
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write import writer_thread
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, PreemptedError, UserError
 from tfdist.tasks.supervised import Supervised
 
 pytestmark = pytest.mark.slow
 
-EACH_STEP = BackupPolicy(every_steps=1)
+EACH_STEP = CheckpointPolicy(every_steps=1)
 
 
 def stateful_model(classes: int = 10, units: int = 16) -> keras.Model:
@@ -51,7 +51,7 @@ BASE: dict[str, Any] = {
     "epochs": 4,
     "log_every_steps": 3,
     "steps_per_call": 2,
-    "backup": EACH_STEP,
+    "checkpoint": EACH_STEP,
 }
 
 
@@ -106,7 +106,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         ("on_train_batch_end", 3),  # within an epoch
         ("on_train_batch_end", 7),  # at its last step, before the evaluation
         ("on_test_begin", 2),
-        ("on_epoch_end", 2),  # after it, before the backup
+        ("on_epoch_end", 2),  # after it, before the checkpoint
         ("on_epoch_begin", 3),
         ("on_train_end", 1),
     ],
@@ -124,27 +124,27 @@ def test_it_may_be_interrupted_again_and_again(tmp_path: pathlib.Path, undisturb
     assert_same(interrupted(tmp_path, *ends, Once("on_epoch_end", 1, fail)), undisturbed)
 
 
-def test_backups_that_are_rare_cost_what_was_done_since(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
-    trained = interrupted(tmp_path, Once("on_train_batch_end", 16, fail), backup=BackupPolicy(every_epochs=1))
+def test_checkpoints_that_are_rare_cost_what_was_done_since(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
+    trained = interrupted(tmp_path, Once("on_train_batch_end", 16, fail), checkpoint=CheckpointPolicy(every_epochs=1))
     assert [event["step"] for event in trained.events("resumed")] == [2 * STEPS_PER_EPOCH]
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH
     assert_same(trained, undisturbed)
 
 
-def test_backups_in_memory_cost_less_when_a_start_fails_and_leave_nothing(
+def test_checkpoints_in_memory_cost_less_when_a_start_fails_and_leave_nothing(
     tmp_path: pathlib.Path, undisturbed: Trained
 ) -> None:
     (memory := tmp_path / "memory").mkdir()
-    policy = BackupPolicy(every_steps=100, memory_every_steps=2, memory_dir=str(memory))
+    policy = CheckpointPolicy(every_steps=100, memory_every_steps=2, memory_dir=str(memory))
     run(
         tmp_path / "run",
         may_fail=True,
         callbacks=[*memories(), Once("on_train_batch_end", 5, fail)],
-        **BASE | {"backup": policy},
+        **BASE | {"checkpoint": policy},
     )
-    assert not list((tmp_path / "run" / "backups").glob("*"))
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
     assert len(list(memory.iterdir())) == 1
-    trained = run(tmp_path / "run", callbacks=memories(), **BASE | {"backup": policy})
+    trained = run(tmp_path / "run", callbacks=memories(), **BASE | {"checkpoint": policy})
     assert [event["step"] for event in trained.events("resumed")] == [4]  # step 5 had not been saved
     assert str(memory) in trained.events("resumed")[0]["details"]["message"]
     assert_same(trained, undisturbed)
@@ -181,11 +181,11 @@ def soft_loss() -> keras.losses.Loss:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_costs_no_step(tmp_path: pathlib.Path, undisturbed: Trained, number: int) -> None:
-    rare = BackupPolicy(every_steps=1000)
+    rare = CheckpointPolicy(every_steps=1000)
     leaving = [*memories(), Once("on_train_batch_end", 4, send(number))]
-    ended = run(tmp_path, may_fail=True, callbacks=leaving, **BASE | {"backup": rare})
+    ended = run(tmp_path, may_fail=True, callbacks=leaving, **BASE | {"checkpoint": rare})
     assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == EXIT_PREEMPTED
-    trained = interrupted(tmp_path, backup=rare)
+    trained = interrupted(tmp_path, checkpoint=rare)
     (resumed,) = trained.events("resumed")
     said = f"Left at step {resumed['step']} after saving, because {signal.Signals(number).name} was received"
     assert said in trained.events("preempted")[0]["details"]["reason"]
@@ -194,7 +194,11 @@ def test_a_signal_costs_no_step(tmp_path: pathlib.Path, undisturbed: Trained, nu
 
 
 def test_a_signal_during_an_evaluation_ends_it_and_costs_no_step(tmp_path: pathlib.Path) -> None:
-    changes = {"eval_data": lambda: digits(448), "eval_batch_size": 16, "backup": BackupPolicy(every_steps=1000)}
+    changes = {
+        "eval_data": lambda: digits(448),
+        "eval_batch_size": 16,
+        "checkpoint": CheckpointPolicy(every_steps=1000),
+    }
     whole = run(tmp_path / "whole", callbacks=memories(), **BASE | changes)
     tests_ended: list[int] = []
     counting = keras.callbacks.LambdaCallback()
@@ -211,7 +215,7 @@ def test_a_signal_during_an_evaluation_ends_it_and_costs_no_step(tmp_path: pathl
 def test_a_second_signal_while_saving_tears_nothing(
     tmp_path: pathlib.Path, undisturbed: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, noticed = writer_thread.write_backup, tmp_path / "events.jsonl"
+    write, noticed = writer_thread.write_checkpoint, tmp_path / "events.jsonl"
 
     def is_told_after_another() -> bool:
         send(signal.SIGTERM)()  # one that comes just before the main thread waits is noted only after the wait
@@ -223,8 +227,8 @@ def test_a_second_signal_while_saving_tears_nothing(
 
     once = Once("on_train_batch_end", 4, send(signal.SIGTERM))
     with monkeypatch.context() as patch:
-        patch.setattr(writer_thread, "write_backup", write_with_a_signal)
-        settings = BASE | {"backup": BackupPolicy(every_steps=1000)}
+        patch.setattr(writer_thread, "write_checkpoint", write_with_a_signal)
+        settings = BASE | {"checkpoint": CheckpointPolicy(every_steps=1000)}
         ended = run(tmp_path, may_fail=True, callbacks=[*memories(), once], **settings)
     assert isinstance(ended.error, PreemptedError)
     assert_same(interrupted(tmp_path), undisturbed)
@@ -242,7 +246,9 @@ def test_a_notice_of_the_metadata_server_costs_no_step(
             wait_until(lambda: "preemption_noticed" in events.read_text())
 
         leaving = [*memories(), Once("on_train_batch_end", 5, be_preempted)]
-        ended = run(tmp_path, may_fail=True, callbacks=leaving, **BASE | {"backup": BackupPolicy(every_steps=1000)})
+        ended = run(
+            tmp_path, may_fail=True, callbacks=leaving, **BASE | {"checkpoint": CheckpointPolicy(every_steps=1000)}
+        )
         assert isinstance(ended.error, PreemptedError)
         assert "this VM is being preempted" in str(ended.error)
         monkeypatch.delenv("GCE_METADATA_HOST")
@@ -250,9 +256,12 @@ def test_a_notice_of_the_metadata_server_costs_no_step(
 
 
 def test_the_status_of_leaving_is_a_setting(tmp_path: pathlib.Path) -> None:
-    policy = BackupPolicy(preempted_exit_status=75)
+    policy = CheckpointPolicy(preempted_exit_status=75)
     ended = run(
-        tmp_path, may_fail=True, **BASE | {"backup": policy}, callbacks=[Once("on_epoch_end", 1, send(signal.SIGTERM))]
+        tmp_path,
+        may_fail=True,
+        **BASE | {"checkpoint": policy},
+        callbacks=[Once("on_epoch_end", 1, send(signal.SIGTERM))],
     )
     assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == 75
 
@@ -271,12 +280,12 @@ def test_another_experiment_is_refused_until_its_changes_are_accepted(tmp_path: 
     there = {"train.seed": "1", "train.epochs": "4", "tfdist.strategies.mirrored.Mirrored.num_gpus": "2"}
     here = there | {"train.seed": "2", "train.epochs": "6", "tfdist.strategies.mirrored.Mirrored.num_gpus": "4"}
     run(tmp_path, may_fail=True, named=there, callbacks=[Once("on_epoch_end", 2, fail)], **BASE)
-    kept = sorted(path.name for path in (tmp_path / "backups").iterdir())
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     refused = run(tmp_path, may_fail=True, named=here, **BASE).error
     assert isinstance(refused, UserError) and refused.exit_status == EXIT_USER_ERROR
     assert "train.seed: 1 there, 2 here" in str(refused)
     assert "epochs" not in str(refused) and "num_gpus" not in str(refused)  # they may change
-    assert sorted(path.name for path in (tmp_path / "backups").iterdir()) == kept
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept
     assert not (tmp_path / "result.json").exists()
     trained = run(tmp_path, named=here, accept_changes=True, **BASE)
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH - 1
@@ -295,17 +304,17 @@ def failing_export() -> keras.Model:
     return model
 
 
-def test_a_damaged_backup_is_passed_over_with_one_line(
+def test_a_damaged_checkpoint_is_passed_over_with_one_line(
     tmp_path: pathlib.Path, undisturbed: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path, may_fail=True, callbacks=[*memories(), Once("on_train_batch_end", 5, fail)], **BASE)
-    newest = max((tmp_path / "backups").iterdir())
+    newest = max((tmp_path / "checkpoints").iterdir())
     (data,) = newest.glob("data-*")
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     trained = interrupted(tmp_path)
-    (passed,) = trained.events("backup_passed_over")
+    (passed,) = trained.events("checkpoint_passed_over")
     assert data.name in passed["details"]["message"] and str(newest) in passed["details"]["message"]
     assert capsys.readouterr().err.count("Passed over") + passed["details"]["message"].count("\n") <= 1
     (resumed,) = trained.events("resumed")
@@ -313,35 +322,37 @@ def test_a_damaged_backup_is_passed_over_with_one_line(
     assert_same(trained, undisturbed)
 
 
-def test_without_backups_nothing_is_kept_and_a_run_begins_anew(tmp_path: pathlib.Path) -> None:
+def test_without_checkpoints_nothing_is_kept_and_a_run_begins_anew(tmp_path: pathlib.Path) -> None:
     once = Once("on_train_batch_end", 5, fail)
-    run(tmp_path, may_fail=True, **BASE | {"backup": "off", "callbacks": [once]})
-    assert not (tmp_path / "backups").exists()
-    trained = run(tmp_path, **BASE | {"backup": "off"})
+    run(tmp_path, may_fail=True, **BASE | {"checkpoint": "off", "callbacks": [once]})
+    assert not (tmp_path / "checkpoints").exists()
+    trained = run(tmp_path, **BASE | {"checkpoint": "off"})
     assert trained.result.resumed_from_step is None
-    assert not (tmp_path / "backups").exists()
+    assert not (tmp_path / "checkpoints").exists()
     assert [p["step"] for p in trained.points("train")] == [3, 6, 7, 9, 12, 14, 15, 18, 21, 24, 27, 28]
 
 
-def test_points_of_a_start_that_came_to_no_backup_stand_there_once(
+def test_points_of_a_start_that_came_to_no_checkpoint_stand_there_once(
     tmp_path: pathlib.Path, undisturbed: Trained
 ) -> None:
-    trained = interrupted(tmp_path, Once("on_epoch_end", 1, fail), backup=BackupPolicy(every_epochs=1))
+    trained = interrupted(tmp_path, Once("on_epoch_end", 1, fail), checkpoint=CheckpointPolicy(every_epochs=1))
     assert trained.result.resumed_from_step is None
     assert_same(trained, undisturbed)
 
 
-def test_backups_that_cannot_be_written_leave_the_training_alone_or_stop_it(tmp_path: pathlib.Path) -> None:
+def test_checkpoints_that_cannot_be_written_leave_the_training_alone_or_stop_it(tmp_path: pathlib.Path) -> None:
     for name in ("continue", "stop"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "backups").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
+        (tmp_path / name / "checkpoints").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
     trained = run(tmp_path / "continue", **BASE | {"epochs": 1})
     assert trained.result.steps == STEPS_PER_EPOCH
-    failed = trained.events("backup_failed")
+    failed = trained.events("checkpoint_failed")
     assert failed and all(event["level"] == "warning" for event in failed)
-    stopped = run(tmp_path / "stop", may_fail=True, **BASE | {"backup": BackupPolicy(every_steps=1, on_error="stop")})
+    stopped = run(
+        tmp_path / "stop", may_fail=True, **BASE | {"checkpoint": CheckpointPolicy(every_steps=1, on_error="stop")}
+    )
     assert isinstance(stopped.error, UserError)
-    assert "policy.BackupPolicy.on_error = 'continue'" in str(stopped.error)
+    assert "policy.CheckpointPolicy.on_error = 'continue'" in str(stopped.error)
     assert not (tmp_path / "stop" / "result.json").exists()
 
 
@@ -350,8 +361,8 @@ def test_a_model_that_changed_is_refused_with_all_differences(tmp_path: pathlib.
     refused = run(tmp_path, may_fail=True, **BASE | {"model": lambda: stateful_model(units=24)}).error
     assert isinstance(refused, UserError)
     message = str(refused)
-    assert "model/body/kernel: float32[64, 16] in the backup, float32[64, 24] here" in message
-    assert "model/head/kernel: float32[16, 10] in the backup, float32[24, 10] here" in message
+    assert "model/body/kernel: float32[64, 16] in the checkpoint, float32[64, 24] here" in message
+    assert "model/head/kernel: float32[16, 10] in the checkpoint, float32[24, 10] here" in message
     assert "optimizer/" in message
 
 
@@ -364,8 +375,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def test_a_run_may_start_from_anothers_weights(tmp_path: pathlib.Path, source: Trained) -> None:
-    newest = max((source.directory / "backups").iterdir())
-    paths = [source.directory, source.directory / "backups", newest, source.directory / "export" / "model.keras"]
+    newest = max((source.directory / "checkpoints").iterdir())
+    paths = [source.directory, source.directory / "checkpoints", newest, source.directory / "export" / "model.keras"]
     bits = []
     for place, path in enumerate(paths):
         trained = run(tmp_path / str(place), **BASE | {"epochs": 1, "start_from": str(path)})
@@ -376,7 +387,7 @@ def test_a_run_may_start_from_anothers_weights(tmp_path: pathlib.Path, source: T
     assert bits[0] == bits[1] == bits[2] == bits[3]  # with a start's own seeds, wherever the weights come from
 
 
-def test_a_backup_of_its_own_goes_before_the_weights_to_start_from(tmp_path: pathlib.Path, source: Trained) -> None:
+def test_a_checkpoint_of_its_own_goes_before_the_weights_to_start_from(tmp_path: pathlib.Path, source: Trained) -> None:
     settings = BASE | {"start_from": str(source.directory), "epochs": 2}
     run(tmp_path, may_fail=True, callbacks=[Once("on_train_batch_end", 6, fail)], **settings)
     trained = run(tmp_path, **settings)
@@ -387,7 +398,7 @@ def test_of_a_model_with_another_head_what_fits_may_be_taken(tmp_path: pathlib.P
     other = {"model": lambda: stateful_model(classes=12), "epochs": 1, "start_from": str(source.directory)}
     refused = run(tmp_path / "whole", may_fail=True, **BASE | other).error
     assert isinstance(refused, UserError)
-    assert "model/head/kernel: float32[16, 10] in the backup, float32[16, 12] here" in str(refused)
+    assert "model/head/kernel: float32[16, 10] in the checkpoint, float32[16, 12] here" in str(refused)
     assert "body" not in str(refused)
     # At a rate of 0 a training leaves what it began with.
     still = other | {"optimizer": lambda: keras.optimizers.SGD(0.0), "partial_restore": True}

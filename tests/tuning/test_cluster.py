@@ -17,7 +17,7 @@ import support
 from tuning.sweeps import Running, Sweep, arguments, running
 
 SLOW = ("train.epochs = 60", "train.steps_per_call = 1")
-SAVING = ("from tfdist.checkpoint import policy", "train.backup = @policy.BackupPolicy(every_epochs=1)")
+SAVING = ("from tfdist.checkpoint import policy", "train.checkpoint = @policy.CheckpointPolicy(every_epochs=1)")
 SEVERAL = (
     "from tfdist.strategies import multi_worker",
     "train.strategy = @multi_worker.MultiWorker()",

@@ -161,7 +161,7 @@ def test_values_that_cannot_be_trained_are_infeasible_once_others_could(done: Do
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hyperband", "asha"])
-def test_a_trial_that_goes_on_continues_from_its_backup(done: Done, name: str) -> None:
+def test_a_trial_that_goes_on_continues_from_its_checkpoint(done: Done, name: str) -> None:
     sweep = done[name]
     finished = [e for e in sweep.ends if e["status"] == "done" and e["rung"] > 0]
     assert finished
@@ -311,7 +311,7 @@ def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathli
         "tune.max_trials = 3",
         "tune.num_workers = 2",
         *SLOW,
-        "train.backup = @policy.BackupPolicy(every_epochs=1)",
+        "train.checkpoint = @policy.CheckpointPolicy(every_epochs=1)",
     )
     command = arguments(gin_file, sweep.directory, "from tfdist.checkpoint import policy", *parameters)
     with running(command, tmp_path / "log") as chief:

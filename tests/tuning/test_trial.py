@@ -91,7 +91,7 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
     interrupt(19)
     interruptions.progressed()
     interrupt(19)
-    (tmp_path / "backups" / "step-000000000007-0123456789ab").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-000000000007-0123456789ab").mkdir(parents=True)
     interrupt(19)
     with pytest.raises(PeerLostError, match=r"no progress: 20 interruptions .* was killed, status 137\. .* goes on\."):
         interrupt(1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 
 # Set by Keras, or true of a process and not of the training.
 NO_STATE = ("_model", "model", "params", "_is_tracing", "_profiler_started", "_batch_start_time")
@@ -53,7 +53,7 @@ class Baseline:
             if name in self._callbacks:
                 for attribute, value in attributes.items():
                     if not _is_state(self._callbacks[name], attribute):
-                        raise DamagedBackup(f"it gives {name} an attribute {attribute!r}, which is no state of it")
+                        raise DamagedCheckpoint(f"it gives {name} an attribute {attribute!r}, which is no state of it")
                     setattr(self._callbacks[name], attribute, _decode(value, arrays))
         return [name for name in values if name not in self._callbacks]
 

@@ -1,22 +1,22 @@
-"""Lists, verifies and removes the backups of a run directory.
+"""Lists, verifies and removes the checkpoints of a run directory.
 
-Invariant: the manifest goes first when a backup is removed, so that half of one does not exist; a directory without
+Invariant: the manifest goes first when a checkpoint is removed, so that half of one does not exist; a directory without
 one is a leftover. The keeper and `python -m tfdist.checkpoint` use this.
 """
 
 from __future__ import annotations
 
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.format.entries import Entry, list_backups
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.entries import Entry, list_checkpoints
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.format.stored_files import read_files
 from tfdist.storage import files
 
-__all__ = ["Entry", "list_backups", "newest_verified", "remove", "verify"]
+__all__ = ["Entry", "list_checkpoints", "newest_verified", "remove", "verify"]
 
 
 def verify(entry: Entry) -> str | None:
-    """What is wrong with a backup, naming the file; None when every byte is as it was written.
+    """What is wrong with a checkpoint, naming the file; None when every byte is as it was written.
 
     Raises OSError when the store does not answer.
     """
@@ -24,7 +24,7 @@ def verify(entry: Entry) -> str | None:
         return entry.problem
     try:
         read_files(entry.path, entry.manifest)
-    except DamagedBackup as error:
+    except DamagedCheckpoint as error:
         return str(error)
     return None
 
@@ -36,6 +36,6 @@ def newest_verified(entries: list[Entry]) -> Entry | None:
 
 
 def remove(path: str) -> None:
-    """Removes one backup, or what is left of one."""
+    """Removes one checkpoint, or what is left of one."""
     files.remove(files.join(path, manifests.NAME))
     files.remove_tree(path)

@@ -1,6 +1,6 @@
-"""Whom the backups tell what happened: `telemetry.events.EventLog`, or what a test or a script puts in its place.
+"""Whom the checkpoints tell what happened: `telemetry.events.EventLog`, or what a test or a script puts in its place.
 
-Invariant: it is called only from the thread that called the backups. Keeper and restore take one.
+Invariant: it is called only from the thread that called the checkpoints. Keeper and restore take one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class EventSink(Protocol):
-    """What of `EventLog` the backups use."""
+    """What of `EventLog` the checkpoints use."""
 
     def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The tables and lines in which `python -m tfdist.checkpoint` shows backups.
+"""The tables and lines in which `python -m tfdist.checkpoint` shows checkpoints.
 
 Invariant: pure text out of what was read already; no store is asked.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.checkpoint.format.entries import Entry
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 
 _LONGEST_VALUE = 100
 
@@ -34,7 +34,7 @@ def table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
 
 
 def entry_row(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str]:
-    """A backup's line; `verified` says by path what is wrong with it (None: nothing), where that was looked at."""
+    """A checkpoint's line; `verified` says by path what is wrong with it (None: nothing), where that was looked at."""
     manifest = entry.manifest
     if entry.is_leftover:
         state = "unfinished"
@@ -57,8 +57,8 @@ def tensor_row(name: str, array: np.ndarray) -> dict[str, str]:
     return {"name": name, "type": f"{array.dtype.name}[{shape}]", "bytes": f"{array.nbytes:,}"}
 
 
-def reason_to_keep(entry: Entry, kept: Sequence[Entry], newest: Entry, policy: BackupPolicy) -> str:
-    """Why the policy keeps a backup.
+def reason_to_keep(entry: Entry, kept: Sequence[Entry], newest: Entry, policy: CheckpointPolicy) -> str:
+    """Why the policy keeps a checkpoint.
 
     Args:
       entry: one of `kept`.

@@ -1,7 +1,7 @@
-"""When a run saves, what it keeps and how it writes: the settings of `train.backup`.
+"""When a run saves, what it keeps and how it writes: the settings of `train.checkpoint`.
 
 Invariant: a policy that exists is consistent; whatever cannot be meant is a UserError when it is made. A gin file
-names it (`train.backup = @BackupPolicy()`); the keeper, the schedule and the catalog read it.
+names it (`train.checkpoint = @CheckpointPolicy()`); the keeper, the schedule and the catalog read it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OFF, AUTO = "off", "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BackupPolicy(Settings):
+class CheckpointPolicy(Settings):
     """When a run saves, what it keeps and how it writes; all of it may change when a run resumes.
 
     Of `every_steps`, `every_seconds` and `every_epochs` several may be given, and the first that is due counts. With
@@ -30,7 +30,7 @@ class BackupPolicy(Settings):
     approximation to the optimum checkpoint interval"), from the measured cost.
     """
 
-    NAME: ClassVar[str] = "policy.BackupPolicy"
+    NAME: ClassVar[str] = "policy.CheckpointPolicy"
 
     every_steps: int | None = setting("saves every so many steps", or_none(COUNT), None)
     every_seconds: float | None = setting("saves every so many seconds", or_none(SECONDS), None, unit="seconds")
@@ -39,22 +39,22 @@ class BackupPolicy(Settings):
         "for the interval where none of the three is given", SECONDS, 3600.0, unit="seconds"
     )
     memory_every_steps: int | None = setting(
-        "how often to keep a backup in the memory of the chief's machine besides; None: not at all",
+        "how often to keep a checkpoint in the memory of the chief's machine besides; None: not at all",
         or_none(COUNT),
         None,
     )
     memory_dir: str = setting("of a file system in memory, for those", text("/dev/shm"), "/dev/shm")
-    keep_last: int = setting("how many of the newest backups stay", COUNT, 2)
+    keep_last: int = setting("how many of the newest checkpoints stay", COUNT, 2)
     keep_every_steps: int | None = setting(
-        "backups whose step is a multiple of this stay for good", or_none(COUNT), None
+        "checkpoints whose step is a multiple of this stay for good", or_none(COUNT), None
     )
     keep_best: str | None = setting(
-        "a metric; the backup with its best value stays, too", or_none(text("val_accuracy")), None
+        "a metric; the checkpoint with its best value stays, too", or_none(text("val_accuracy")), None
     )
     best_mode: str = setting("which value is best; 'auto' tells it by the metric's name", one_of(*BEST_MODES), "auto")
-    compression: str = setting("'auto' measures on the first backup whether it pays", one_of(*COMPRESSIONS), "auto")
+    compression: str = setting("'auto' measures on the first checkpoint whether it pays", one_of(*COMPRESSIONS), "auto")
     max_file_bytes: int = setting(
-        "a backup's files are split at this size; a tensor larger than it stands alone in a file",
+        "a checkpoint's files are split at this size; a tensor larger than it stands alone in a file",
         whole_number(4096),
         256 * 2**20,
         unit="bytes",
@@ -80,11 +80,11 @@ class BackupPolicy(Settings):
         return self.every_steps is None and self.every_seconds is None and self.every_epochs is None
 
     @property
-    def in_memory(self) -> BackupPolicy | None:
-        """How the backups in memory are made; None: there are none."""
+    def in_memory(self) -> CheckpointPolicy | None:
+        """How the checkpoints in memory are made; None: there are none."""
         if self.memory_every_steps is None:
             return None
-        return BackupPolicy(every_steps=self.memory_every_steps, keep_last=1, compression="none")
+        return CheckpointPolicy(every_steps=self.memory_every_steps, keep_last=1, compression="none")
 
     @property
     def larger_is_better(self) -> bool:
@@ -103,14 +103,14 @@ class BackupPolicy(Settings):
         return direction
 
 
-BACKUP = Check(
-    "'auto', 'off', or @policy.BackupPolicy() with `from tfdist.checkpoint import policy`",
-    lambda value: value in (OFF, AUTO) if isinstance(value, str) else isinstance(value, BackupPolicy),
+CHECKPOINT = Check(
+    "'auto', 'off', or @policy.CheckpointPolicy() with `from tfdist.checkpoint import policy`",
+    lambda value: value in (OFF, AUTO) if isinstance(value, str) else isinstance(value, CheckpointPolicy),
 )
 
 
-def policy_of(backup: BackupPolicy | str) -> BackupPolicy | None:
-    """What a setting that passed BACKUP means; None: no backups."""
-    if isinstance(backup, BackupPolicy):
-        return backup
-    return BackupPolicy() if backup == AUTO else None
+def policy_of(checkpoint: CheckpointPolicy | str) -> CheckpointPolicy | None:
+    """What a setting that passed CHECKPOINT means; None: no checkpoints."""
+    if isinstance(checkpoint, CheckpointPolicy):
+        return checkpoint
+    return CheckpointPolicy() if checkpoint == AUTO else None

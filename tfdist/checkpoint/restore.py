@@ -1,6 +1,6 @@
-"""Reads backups: the newest that verifies, or a named one, and fits its tensors to what a program wants.
+"""Reads checkpoints: the newest that verifies, or a named one, and fits its tensors to what a program wants.
 
-Invariant: no byte is used before the size and the CRC32C of every file of the backup were found right. The training
+Invariant: no byte is used before the size and the CRC32C of every file of the checkpoint were found right. The training
 loop restores through this; so do fine-tuning and `python -m tfdist.checkpoint`.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format.entries import Entry, newest_first, read_entry
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.format.stored_files import read_files
 from tfdist.checkpoint.state import State
 from tfdist.errors import UserError, suggest
@@ -25,8 +25,8 @@ _MOST_DIFFERENCES = 40  # in one message; `differences` gives all
 def newest(directory: str, *, tell: EventSink, before_step: int | None = None) -> State | None:
     """The newest state that verifies (of a step below `before_step`); None when there is none.
 
-    One warning for each damaged backup that is passed over, naming the file and what was wrong. A directory without
-    a manifest is no backup, and not spoken of.
+    One warning for each damaged checkpoint that is passed over, naming the file and what was wrong. A directory without
+    a manifest is no checkpoint, and not spoken of.
 
     Raises:
       OSError: the store does not answer; it is not known then what there is.
@@ -36,22 +36,22 @@ def newest(directory: str, *, tell: EventSink, before_step: int | None = None) -
             continue
         try:
             return _load(entry, verify=True)
-        except DamagedBackup as error:
+        except DamagedCheckpoint as error:
             tell.warning(
-                "backup_passed_over",
+                "checkpoint_passed_over",
                 step=entry.step,
-                message=f"Passed over the backup of step {entry.step:,}: {error}",
-                backup=entry.path,
+                message=f"Passed over the checkpoint of step {entry.step:,}: {error}",
+                checkpoint=entry.path,
             )
     return None
 
 
 def load(path: str, *, verify: bool = True) -> State:
-    """The state in one backup's directory.
+    """The state in one checkpoint's directory.
 
     Raises:
-      UserError: `path` is no backup.
-      DamagedBackup: naming the file and what was wrong; without `verify` only what is cheap to see.
+      UserError: `path` is no checkpoint.
+      DamagedCheckpoint: naming the file and what was wrong; without `verify` only what is cheap to see.
       OSError: the store does not answer.
     """
     return _load(read_entry(path), verify=verify)
@@ -68,7 +68,8 @@ def match(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: bool) -> 
         listed = "".join(f"\n  {line}" for line in found[:_MOST_DIFFERENCES])
         rest = f"\n  and {len(found) - _MOST_DIFFERENCES:,} more" if len(found) > _MOST_DIFFERENCES else ""
         raise UserError(
-            f"The backup does not fit this program ({len(found):,} difference{'s' * (len(found) > 1)}):{listed}{rest}\n"
+            f"The checkpoint does not fit this program ({len(found):,} difference{'s' * (len(found) > 1)}):"
+            f"{listed}{rest}\n"
             "Train with the configuration that made it, or allow a partial load."
         )
     return {name: tensors[name] for name, kind in wanted.items() if name in tensors and _fits(tensors[name], kind)}
@@ -80,22 +81,22 @@ def differences(tensors: Mapping[str, np.ndarray], wanted: Vote) -> list[str]:
     lines = []
     for name, kind in wanted.items():
         if name not in tensors:
-            lines.append(f"{name} {_describe(*kind)}: not in the backup.{suggest(name, extra)}")
+            lines.append(f"{name} {_describe(*kind)}: not in the checkpoint.{suggest(name, extra)}")
         elif not _fits(tensors[name], kind):
             array = tensors[name]
-            lines.append(f"{name}: {_describe(array.shape, array.dtype)} in the backup, {_describe(*kind)} here")
+            lines.append(f"{name}: {_describe(array.shape, array.dtype)} in the checkpoint, {_describe(*kind)} here")
     for name in extra:
-        lines.append(f"{name} {_describe(tensors[name].shape, tensors[name].dtype)}: only in the backup")
+        lines.append(f"{name} {_describe(tensors[name].shape, tensors[name].dtype)}: only in the checkpoint")
     return lines
 
 
 def _load(entry: Entry, *, verify: bool) -> State:
     if entry.manifest is None:
-        raise DamagedBackup(f"{entry.problem} ({entry.path})")
+        raise DamagedCheckpoint(f"{entry.problem} ({entry.path})")
     try:
         tensors = read_files(entry.path, entry.manifest, verify=verify)
-    except DamagedBackup as error:
-        raise DamagedBackup(f"{error} ({entry.path})") from error
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(f"{error} ({entry.path})") from error
     return State(entry.step, tensors, entry.manifest.values, entry.manifest)
 
 

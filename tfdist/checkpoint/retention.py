@@ -1,4 +1,4 @@
-"""Which backups stay: the last ones, some for good, the best.
+"""Which checkpoints stay: the last ones, some for good, the best.
 
 Invariant: the newest that verified always stays. Pure: nothing here touches a store. The keeper asks after each
 commit, `python -m tfdist.checkpoint prune` on demand.
@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 from tfdist.checkpoint.format.entries import Entry
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 
 
-def expired(entries: Iterable[Entry], policy: BackupPolicy, *, newest: Entry) -> list[Entry]:
+def expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry) -> list[Entry]:
     """Those of `entries` that the policy does not keep.
 
     Args:
@@ -34,7 +34,7 @@ def expired(entries: Iterable[Entry], policy: BackupPolicy, *, newest: Entry) ->
     return [entry for entry in judged if entry.path not in kept]
 
 
-def best(candidates: Sequence[Entry], policy: BackupPolicy) -> Entry | None:
+def best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
     """The one with the best value of the policy's metric; of equal ones the newest, which comes first."""
     if policy.keep_best is None:
         return None

@@ -1,7 +1,7 @@
 """When to back up: at fixed steps, after some time, or after the time that costs least.
 
-Invariant: nothing here reads a clock; what is due is a function of the steps and seconds passed in. The loop asks,
-ends its calls at `next_boundary`, and says what each backup took. With several workers one asks and tells the others,
+Invariant: nothing here reads a clock; what is due is a function of the steps and seconds passed in. The loop asks, ends
+its calls at `next_boundary`, and says what each checkpoint took. With several workers one asks and tells the others,
 since their clocks differ.
 """
 
@@ -11,20 +11,20 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 
-FIRST_SECONDS = 30.0  # until the first backup of the auto interval, whose cost is not known yet
-LARGEST_SHARE = 0.01  # of the time that the auto interval spends on backups
-REMEMBERED_COSTS = 5  # the first backup allocates its buffers, and its cost should not count forever
+FIRST_SECONDS = 30.0  # until the first checkpoint of the auto interval, whose cost is not known yet
+LARGEST_SHARE = 0.01  # of the time that the auto interval spends on checkpoints
+REMEMBERED_COSTS = 5  # the first checkpoint allocates its buffers, and its cost should not count forever
 
 
 class Schedule:
-    """The backups that a policy asks for; of several `every_…` whichever is due first.
+    """The checkpoints that a policy asks for; of several `every_…` whichever is due first.
 
     With no `every_…` set, the interval is √(2 · cost · mean time between failures), which loses the least time to
-    backups and to work done twice (J. W. Young, "A first order approximation to the optimum checkpoint interval",
+    checkpoints and to work done twice (J. W. Young, "A first order approximation to the optimum checkpoint interval",
     Communications of the ACM 17(9), 1974), where the cost is the median of the last ones measured. It is never so
-    short that backups take more than 1 % of the time, nor shorter than the last write.
+    short that checkpoints take more than 1 % of the time, nor shorter than the last write.
 
     Args:
       policy: what to do.
@@ -32,7 +32,7 @@ class Schedule:
       step: steps done when the loop begins; nothing is due until another is.
     """
 
-    def __init__(self, policy: BackupPolicy, *, steps_per_epoch: int | None, step: int = 0) -> None:
+    def __init__(self, policy: CheckpointPolicy, *, steps_per_epoch: int | None, step: int = 0) -> None:
         if policy.every_epochs and not steps_per_epoch:
             raise ValueError("every_epochs needs steps_per_epoch")
         self._policy = policy
@@ -49,7 +49,7 @@ class Schedule:
         self._time = now
 
     def next_boundary(self, step: int) -> int | None:
-        """The first step after `step` at which a backup falls by the count of steps; None: by the clock only."""
+        """The first step after `step` at which a checkpoint falls by the count of steps; None: by the clock only."""
         return min(_next_multiples(step, self._periods), default=None)
 
     def due(self, step: int, now: float) -> bool:
@@ -63,7 +63,7 @@ class Schedule:
 
     @property
     def interval_seconds(self) -> float | None:
-        """From one backup to the next by the clock; None: only steps count."""
+        """From one checkpoint to the next by the clock; None: only steps count."""
         if self._policy.every_seconds is not None:
             return self._policy.every_seconds
         if self._periods:
@@ -75,13 +75,13 @@ class Schedule:
         return max(best, cost / LARGEST_SHARE, self._write_seconds)
 
     def saved(self, step: int, now: float, *, cost_seconds: float) -> None:
-        """A backup of `step` was taken by `now` and kept the training waiting for `cost_seconds`."""
+        """A checkpoint of `step` was taken by `now` and kept the training waiting for `cost_seconds`."""
         self._step = step
         self._time = now
         self._costs = [*self._costs, cost_seconds][-REMEMBERED_COSTS:]
 
     def written(self, seconds: float) -> None:
-        """The last backup took `seconds` from its copy in memory to its commit."""
+        """The last checkpoint took `seconds` from its copy in memory to its commit."""
         self._write_seconds = seconds
 
 

@@ -1,7 +1,7 @@
-"""What one backup holds: the tensors and values that bring a run back to its exact next step.
+"""What one checkpoint holds: the tensors and values that bring a run back to its exact next step.
 
 Invariant: a state that was restored is whole and verified, and says in `manifest` where it comes from. The training
-loop makes one for `BackupKeeper.save`; `restore` gives one back.
+loop makes one for `CheckpointKeeper.save`; `restore` gives one back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class State:
       tensors: by name. To save: a `tf.Variable` (also a distributed one), a Keras variable, a `tf.Tensor` or an
         array; restored: NumPy arrays that must not be written to (they may stand on a mapped file).
       values: what JSON can hold: position, sums of the epoch, the state of callbacks.
-      manifest: of the backup that it was read from: identity, metrics, created; None on a state to be saved.
+      manifest: of the checkpoint that it was read from: identity, metrics, created; None on a state to be saved.
     """
 
     step: int

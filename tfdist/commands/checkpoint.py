@@ -1,6 +1,6 @@
-"""`python -m tfdist.checkpoint list|verify|show|prune|copy RUN_DIR`: looks after the backups of a run.
+"""`python -m tfdist.checkpoint list|verify|show|prune|copy RUN_DIR`: looks after the checkpoints of a run.
 
-Invariant: what a user did wrong ends with one message and exit status 2; status 1 means that a backup is damaged.
+Invariant: what a user did wrong ends with one message and exit status 2; status 1 means that a checkpoint is damaged.
 TensorFlow is not imported for what is on this machine.
 """
 
@@ -15,9 +15,9 @@ from tfdist import command_line
 from tfdist.checkpoint import catalog, restore, retention
 from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.format import transfer
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.listing import describe_size, entry_row, reason_to_keep, summary, table, tensor_row
-from tfdist.checkpoint.policy import BEST_MODES, BackupPolicy
+from tfdist.checkpoint.policy import BEST_MODES, CheckpointPolicy
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError, suggest
 from tfdist.storage import files
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     given = parse(arguments)
     try:
         return given.command.run(given)
-    except DamagedBackup as error:
+    except DamagedCheckpoint as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_DAMAGED
 
@@ -57,10 +57,10 @@ class Given:
 
 
 def list_command(given: Given) -> int:
-    """Prints the backups, the newest first; the exit status."""
+    """Prints the checkpoints, the newest first; the exit status."""
     entries = found_in(given.run_dir)
     if not entries:
-        print(f"no backups in {given.run_dir}")
+        print(f"no checkpoints in {given.run_dir}")
         return EXIT_DONE
     problems = {entry.path: catalog.verify(entry) for entry in entries} if given.flags.verify else {}
     print(table([entry_row(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
@@ -69,12 +69,12 @@ def list_command(given: Given) -> int:
 
 
 def verify_command(given: Given) -> int:
-    """Reads the backups and compares their checksums, and says which are damaged; the exit status."""
+    """Reads the checkpoints and compares their checksums, and says which are damaged; the exit status."""
     entries = [entry for entry in found_in(given.run_dir) if not entry.is_leftover]
     if given.flags.step is not None:
         entries = [of_step(entries, given)]
     if not entries:
-        raise UserError(f"There are no backups in {given.run_dir!r}.")
+        raise UserError(f"There are no checkpoints in {given.run_dir!r}.")
     damaged = 0
     for entry in entries:
         problem = catalog.verify(entry)
@@ -88,10 +88,10 @@ def verify_command(given: Given) -> int:
 
 
 def show_command(given: Given) -> int:
-    """Prints what one backup holds; the exit status. Raises DamagedBackup where that cannot be read."""
+    """Prints what one checkpoint holds; the exit status. Raises DamagedCheckpoint where that cannot be read."""
     entry = of_step([entry for entry in found_in(given.run_dir) if not entry.is_leftover], given)
     if entry.manifest is None:
-        raise DamagedBackup(f"{entry.problem} ({entry.path})")
+        raise DamagedCheckpoint(f"{entry.problem} ({entry.path})")
     manifest = entry.manifest
     size = f"{describe_size(manifest.num_tensor_bytes)}, {describe_size(manifest.num_stored_bytes)} stored"
     print(f"path      {entry.path}\nstep      {entry.step:,}\ncreated   {manifest.created}\nsize      {size}")
@@ -105,9 +105,9 @@ def show_command(given: Given) -> int:
 
 def prune_command(given: Given) -> int:
     """Removes what a policy would not keep, or says with --dry_run what that is; the exit status."""
-    directory = backups_in(given.run_dir)
+    directory = checkpoints_in(given.run_dir)
     try:
-        policy = BackupPolicy(
+        policy = CheckpointPolicy(
             keep_last=given.flags.keep_last,
             keep_every_steps=given.flags.keep_every_steps,
             keep_best=given.flags.keep_best,
@@ -115,11 +115,11 @@ def prune_command(given: Given) -> int:
         )
         _ = policy.keep_best and policy.larger_is_better
     except UserError as error:
-        raise UserError(str(error).replace(f"{BackupPolicy.NAME}.", "--")) from None
-    entries = [entry for entry in catalog.list_backups(directory) if not entry.is_leftover]
+        raise UserError(str(error).replace(f"{CheckpointPolicy.NAME}.", "--")) from None
+    entries = [entry for entry in catalog.list_checkpoints(directory) if not entry.is_leftover]
     newest = catalog.newest_verified(entries)
     if newest is None:
-        raise UserError(f"No backup in {given.run_dir!r} verifies, so none is removed.")
+        raise UserError(f"No checkpoint in {given.run_dir!r} verifies, so none is removed.")
     expired = retention.expired(entries, policy, newest=newest)
     kept = [entry for entry in entries if entry not in expired]
     for entry in kept:
@@ -132,38 +132,38 @@ def prune_command(given: Given) -> int:
 
 
 def copy_command(given: Given) -> int:
-    """Copies backups to another directory or bucket; the exit status."""
-    source = backups_in(given.run_dir)
-    entries = [entry for entry in catalog.list_backups(source) if not entry.is_leftover]
+    """Copies checkpoints to another directory or bucket; the exit status."""
+    source = checkpoints_in(given.run_dir)
+    entries = [entry for entry in catalog.list_checkpoints(source) if not entry.is_leftover]
     if not given.flags.all:
         entries = [of_step(entries, given)]
     if not entries:
-        raise UserError(f"There are no backups in {given.run_dir!r}.")
+        raise UserError(f"There are no checkpoints in {given.run_dir!r}.")
     destination = RunDirectory(given.destination)
-    as_run = source == RunDirectory(given.run_dir).backups and not destination.path.endswith("/backups")
+    as_run = source == RunDirectory(given.run_dir).checkpoints and not destination.path.endswith("/checkpoints")
     for entry in entries:
         print(
-            f"step {entry.step:,}: {transfer.copy(entry, destination.backups if as_run else destination.path)}",
+            f"step {entry.step:,}: {transfer.copy(entry, destination.checkpoints if as_run else destination.path)}",
             flush=True,
         )
     return EXIT_DONE
 
 
-# Where the backups are
+# Where the checkpoints are
 
 
-def backups_in(run_dir: str) -> str:
-    """The directory of the backups of `run_dir`, or `run_dir` itself; raises UserError when there is no such thing."""
+def checkpoints_in(run_dir: str) -> str:
+    """The directory of the checkpoints of `run_dir`, or `run_dir` itself; raises UserError when there is neither."""
     run = RunDirectory(run_dir)
-    for path in (run.backups, run.path):
+    for path in (run.checkpoints, run.path):
         if files.is_dir(path):
             return path
-    raise UserError(f"There is no directory {run_dir!r}. Write the run's directory, or that of its backups.")
+    raise UserError(f"There is no directory {run_dir!r}. Write the run's directory, or that of its checkpoints.")
 
 
 def found_in(run_dir: str) -> list[Entry]:
-    """The backups of a run directory, or of a directory of backups."""
-    return catalog.list_backups(backups_in(run_dir))
+    """The checkpoints of a run directory, or of a directory of checkpoints."""
+    return catalog.list_checkpoints(checkpoints_in(run_dir))
 
 
 def of_step(entries: Sequence[Entry], given: Given) -> Entry:
@@ -172,7 +172,7 @@ def of_step(entries: Sequence[Entry], given: Given) -> Entry:
     if not found:
         steps = ", ".join(f"{step:,}" for step in sorted({entry.step for entry in entries})) or "none"
         asked = "" if given.flags.step is None else f" of step {given.flags.step:,}"
-        raise UserError(f"There is no backup{asked} in {given.run_dir!r}. The steps there: {steps}.")
+        raise UserError(f"There is no checkpoint{asked} in {given.run_dir!r}. The steps there: {steps}.")
     return found[-1]
 
 
@@ -200,7 +200,7 @@ def _define_list(values: flags.FlagValues) -> None:
 
 def _define_prune(values: flags.FlagValues) -> None:
     on: dict[str, Any] = {"flag_values": values}
-    flags.DEFINE_integer("keep_last", BackupPolicy.keep_last, "how many of the newest stay", lower_bound=1, **on)
+    flags.DEFINE_integer("keep_last", CheckpointPolicy.keep_last, "how many of the newest stay", lower_bound=1, **on)
     flags.DEFINE_integer("keep_every_steps", None, "those whose step is a multiple stay", lower_bound=1, **on)
     flags.DEFINE_string("keep_best", None, "the one with the best value of this metric stays", **on)
     flags.DEFINE_enum("best_mode", "auto", BEST_MODES, "which value is best", **on)
@@ -208,20 +208,20 @@ def _define_prune(values: flags.FlagValues) -> None:
 
 
 def _define_copy(values: flags.FlagValues) -> None:
-    flags.DEFINE_bool("all", False, "every backup; else the newest", flag_values=values)
+    flags.DEFINE_bool("all", False, "every checkpoint; else the newest", flag_values=values)
     _define_step("the newest")(values)
 
 
 COMMANDS = {
-    "list": Command(list_command, "the backups, the newest first", _define_list),
+    "list": Command(list_command, "the checkpoints, the newest first", _define_list),
     "verify": Command(
         verify_command, "read every byte, and name each file that is not what was written", _define_step("all")
     ),
-    "show": Command(show_command, "what a backup holds", _define_step("the newest")),
-    "prune": Command(prune_command, "remove backups; the newest that verifies always stays", _define_prune),
+    "show": Command(show_command, "what a checkpoint holds", _define_step("the newest")),
+    "prune": Command(prune_command, "remove checkpoints; the newest that verifies always stays", _define_prune),
     "copy": Command(
         copy_command,
-        "copy backups, verified, to another run directory, local or gs://; nothing else of the run",
+        "copy checkpoints, verified, to another run directory, local or gs://; nothing else of the run",
         _define_copy,
         ("RUN_DIR", "DESTINATION"),
     ),
@@ -229,8 +229,8 @@ COMMANDS = {
 ABOUT = f"""\
 {PROGRAM} COMMAND RUN_DIR [FLAGS]
 
-Looks after the backups of a run. RUN_DIR is the run's directory, or the one its backups lie in; local or gs://.
-Exit statuses: 0 done, 1 a backup is damaged, 2 the arguments are wrong or a directory cannot be read or written.
+Looks after the checkpoints of a run. RUN_DIR is the run's directory, or the one its checkpoints lie in; local or gs://.
+Exit statuses: 0 done, 1 a checkpoint is damaged, 2 the arguments are wrong or a directory cannot be read or written.
 
 commands, each with flags of its own ({PROGRAM} list --help):
 """ + "\n".join(f"  {name}: {command.text}" for name, command in COMMANDS.items())

@@ -36,7 +36,7 @@ Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as worker
   {EXAMPLE}
 
 Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
-started again, and the run goes on from its newest backup. The exit status is that of the last failure. SIGTERM,
+started again, and the run goes on from its newest checkpoint. The exit status is that of the last failure. SIGTERM,
 SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143, or 130 after Ctrl-C; the second
 Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
 was up.

@@ -47,6 +47,6 @@ def check_storage(path: str) -> Finding:
 
 
 def _failed(path: str, what: str) -> Finding:
-    why = "Backups, logs and the result of a run are written there; a run checks it too and ends before it trains."
+    why = "Checkpoints, logs and the result of a run are written there; a run checks it too and ends before it trains."
     hint = "Mend what the message names, or give another --run_dir."
     return Finding(PROBLEM, GROUP, what, why, hint, {"path": path})

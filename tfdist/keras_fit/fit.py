@@ -85,7 +85,7 @@ def fit(
         trains on from where model and optimizer stand.
       strategy: who computes; None is that in whose scope the model was made, or one device.
       seed: of the order of the examples; None draws one from Python's `random`, and is 0 with a run_dir.
-      settings: others of `train` in a gin file: deterministic, num_microbatches, backup, xla …
+      settings: others of `train` in a gin file: deterministic, num_microbatches, checkpoint, xla …
 
     Returns:
       The history, by epoch, as `keras.Model.fit` gives it.
@@ -146,7 +146,7 @@ def fit(
                 shuffle=bool(shuffle),
                 seed=seed,
                 callbacks=given if history in given else [*given, history],
-                **({"precision": precision_of(model)} | ({} if kept else {"backup": "off"}) | settings),
+                **({"precision": precision_of(model)} | ({} if kept else {"checkpoint": "off"}) | settings),
             )
             request = Request(
                 run_dir=path,

@@ -239,7 +239,7 @@ class Strategy(abc.ABC):
 
         Args:
           act: reads or writes what belongs to the whole run; called on the chief alone.
-          failed: begins the message where it raised OSError, "The backups cannot be read".
+          failed: begins the message where it raised OSError, "The checkpoints cannot be read".
 
         Raises:
           UserError: on every worker, where it raised that or OSError.

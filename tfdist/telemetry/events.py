@@ -22,7 +22,7 @@ class EventLog:
     Example:
 
         log = EventLog(run, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
-        log.info("restored", step=1200, message="Continuing at step 1,200.", backup="backups/1200")
+        log.info("restored", step=1200, message="Continuing at step 1,200.", checkpoint="checkpoints/1200")
     """
 
     def __init__(self, run: RunDirectory, *, worker: int, is_chief: bool, console: Console) -> None:

@@ -60,7 +60,7 @@ class Reading:
       recent_seconds: the slowest of the phase's last turns in this process; 0 where this is the first.
       longest_seconds: the slowest of all of them, the first, which compiles, included.
       shows_stacks: whether STACKS_SIGNAL has it write its stacks.
-      is_storing: whether it writes a backup in the background.
+      is_storing: whether it writes a checkpoint in the background.
     """
 
     pid: int
@@ -105,7 +105,7 @@ class Heartbeat:
             self._write()
 
     def storing(self, is_storing: bool, *, writer: int) -> None:
-        """A writer has backups to write in the background, or no more; any thread may say so."""
+        """A writer has checkpoints to write in the background, or no more; any thread may say so."""
         with self._lock:
             was_storing = bool(self._storing)
             (self._storing.add if is_storing else self._storing.discard)(writer)
@@ -163,7 +163,7 @@ def beat(phase: str, step: int | None = None) -> None:
 
 
 def storing(is_storing: bool, *, writer: int) -> None:
-    """One of this process's writers, known by a number, has backups to write in the background, or no more."""
+    """One of this process's writers, known by a number, has checkpoints to write in the background, or no more."""
     if _HEARTBEAT is not None:
         _HEARTBEAT.storing(is_storing, writer=writer)
 

@@ -40,7 +40,7 @@ class RunResult:
       resumed_from_step: None for a start that began the run.
       starts: each start of the run with its `time`, the `step` that it went on from, and `lost_steps`: at least so many
         had been done after that step before, and were done again.
-      backup_step: of the newest backup; None where there is none.
+      checkpoint_step: of the newest checkpoint; None where there is none.
       wall_seconds, examples_per_second: of this process.
       hardware: of the chief's process, see `training/run/hardware.py`.
       notes: what the figures depend on, in sentences.
@@ -63,7 +63,7 @@ class RunResult:
     best: Mapping[str, Any] | None
     resumed_from_step: int | None
     starts: Sequence[Mapping[str, Any]]
-    backup_step: int | None
+    checkpoint_step: int | None
     wall_seconds: float
     examples_per_second: float
     hardware: Mapping[str, Any]

@@ -36,7 +36,7 @@ class RunDirectory:
                 raise UserError(
                     f"{path} is a directory; a run has a file there. Move it away, or give another --run_dir."
                 )
-        for path in (self.tensorboard, self.backups, self.fitted, self.export):
+        for path in (self.tensorboard, self.checkpoints, self.fitted, self.export):
             if files.exists(path) and not files.is_dir(path):
                 raise UserError(
                     f"{path} is a file; a run has a directory there. Move it away, or give another --run_dir."
@@ -77,12 +77,12 @@ class RunDirectory:
         return files.join(self.path, "tensorboard")
 
     @property
-    def backups(self) -> str:
-        return files.join(self.path, "backups")
+    def checkpoints(self) -> str:
+        return files.join(self.path, "checkpoints")
 
     @property
     def memory(self) -> str:
-        """Names the directory in the chief's memory that holds the newest backups, if the policy has any kept there."""
+        """Names the directory in the chief's memory that holds the newest checkpoints, if any are kept there."""
         return files.join(self.path, "memory.json")
 
     @property

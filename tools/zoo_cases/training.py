@@ -67,7 +67,7 @@ def trained(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.ndarra
         seed=7,
         deterministic=True,
         steps_per_call=3,
-        backup="off",
+        checkpoint="off",
     )
     result = train(settings, Request(run_dir=run_dir))
     variables = [v for v in models[-1].variables if v.dtype != "string"]

@@ -1,4 +1,4 @@
-"""One `keras.Model.fit` with its backups: when to save, what, and how to put it back.
+"""One `keras.Model.fit` with its checkpoints: when to save, what, and how to put it back.
 
 Invariant: a state is taken between two batches or two epochs, when every callback is done with what ended and none
 has begun what follows. `keras_callback.BackupAndRestore` makes one for each `fit`.
@@ -20,10 +20,10 @@ import tensorflow as tf
 from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.callback_state import Baseline
 from tfdist.checkpoint.fit.keras_fit import Place, RunningFit
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.checkpoint.write.keeper import CheckpointKeeper
 from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.storage import files
 
@@ -46,7 +46,7 @@ class Settings:
 
 
 class FitSession:
-    """The backups of the `fit` that is calling `callback`; `begin` first."""
+    """The checkpoints of the `fit` that is calling `callback`; `begin` first."""
 
     def __init__(self, callback: keras.callbacks.Callback, settings: Settings) -> None:
         self._callback = callback
@@ -62,9 +62,9 @@ class FitSession:
         self._steps_before = 0 if self._restored is None else self._restored.step  # batches of earlier processes
         self._saved = 0  # as `_fit.trained` counts
         self._metrics_of_epoch: dict[str, Any] | None = None  # while an evaluation uses their variables
-        self._keeper = BackupKeeper(
+        self._keeper = CheckpointKeeper(
             settings.backup_dir,
-            BackupPolicy(keep_last=2 if settings.double_checkpoint else 1, on_error="stop"),
+            CheckpointPolicy(keep_last=2 if settings.double_checkpoint else 1, on_error="stop"),
             identity={"made_by": MAKER, "keras": keras.__version__, "tensorflow": tf.__version__},
             tell=self._say,
         )
@@ -95,7 +95,9 @@ class FitSession:
         else:
             where = f"with batch {place.batch + 1:,} of epoch {place.epoch + 1}"
         self._fit.resume_at(place, self._restore_metrics)
-        self._say.text(f"continuing {where}, from the backup of batch {state.step:,} in {self._settings.backup_dir}")
+        self._say.text(
+            f"continuing {where}, from the checkpoint of batch {state.step:,} in {self._settings.backup_dir}"
+        )
 
     def _restore_variables(self, state: State) -> None:
         optimizer = self._model.optimizer
@@ -119,7 +121,9 @@ class FitSession:
         if self._restored is not None:
             gone = self._baseline.restore(self._restored.values["callbacks"], self._restored.tensors)
             if gone:
-                self._say.text(f"warning: the backup has the state of callbacks that are not here: {', '.join(gone)}")
+                self._say.text(
+                    f"warning: the checkpoint has the state of callbacks that are not here: {', '.join(gone)}"
+                )
 
     # What `_First` calls, before any other callback
 
@@ -159,11 +163,11 @@ class FitSession:
         self._save_if_due(self._fit.place_after_epoch(epoch), logs, may_leave=not is_last)
 
     def end(self) -> None:
-        """Leaves no backup behind, if that was asked for."""
+        """Leaves no checkpoint behind, if that was asked for."""
         self._preemption.__exit__(None, None, None)
         self._keeper.close()
         if self._settings.delete_checkpoint:
-            for entry in catalog.list_backups(self._settings.backup_dir):
+            for entry in catalog.list_checkpoints(self._settings.backup_dir):
                 catalog.remove(entry.path)
             files.remove_tree(self._settings.backup_dir)
 
@@ -260,7 +264,7 @@ class _EventSink:
         pass
 
     def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
-        if event not in self._told or event != "backup_waited":  # which may come with every batch
+        if event not in self._told or event != "checkpoint_waited":  # which may come with every batch
             self.text(f"warning: {message or event}")
         self._told.add(event)
 
@@ -273,12 +277,12 @@ def _newest(backup_dir: str, say: _EventSink) -> State | None:
     state = restore.newest(backup_dir, tell=say)
     if state is None:
         if KERAS_FILE in files.list_names(backup_dir):
-            say.text(f"warning: {backup_dir} has a backup of Keras's own callback, which is not read")
+            say.text(f"warning: {backup_dir} has a checkpoint of Keras's own callback, which is not read")
         return None
     if state.manifest is None or state.manifest.identity.get("made_by") != MAKER:
         raise UserError(
-            f"The backups in {backup_dir!r} were not made by {MAKER}. Give it a directory of its own, or continue the "
-            "run they belong to with tfdist.main."
+            f"The checkpoints in {backup_dir!r} were not made by {MAKER}. Give it a directory of its own, or "
+            "continue the run they belong to with tfdist.main."
         )
     return state
 
@@ -308,7 +312,7 @@ def _replicas(name: str, variable: Any) -> Sequence[tf.Variable]:
 
 
 def _tensors(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """What a backup has of Keras's variables: of some, both what is read of them and what each replica has."""
+    """What a checkpoint has of Keras's variables: of some, both what is read of them and what each replica has."""
     tensors: dict[str, Any] = {}
     for name, variable in variables.items():
         replicas = _replicas(name, variable)
@@ -318,7 +322,7 @@ def _tensors(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _assign(variables: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-    """Gives variables their values; raises UserError listing the differences when the backup is of another model."""
+    """Gives variables their values; raises UserError with the differences when the checkpoint is of another model."""
     groups = {name.partition("/")[0] for name in variables}
     saved = {name: array for name, array in tensors.items() if name.partition("/")[0] in groups}
     wanted = {name: (tuple(each.shape), each.dtype) for name, each in variables.items()}

@@ -1,7 +1,7 @@
-"""`tfdist.BackupAndRestore`: backups for `keras.Model.fit`, in place of `keras.callbacks.BackupAndRestore`.
+"""`tfdist.BackupAndRestore`: checkpoints for `keras.Model.fit`, in place of `keras.callbacks.BackupAndRestore`.
 
 Invariant: a `fit` that was killed at any moment and is called again continues with the next batch of the newest
-backup, with variables, metrics and callbacks as they were. Scripts import it from `tfdist`; runs of tfdist.main do
+checkpoint, with variables, metrics and callbacks as they were. Scripts import it from `tfdist`; runs of tfdist.main do
 not need it.
 """
 
@@ -20,26 +20,26 @@ from tfdist.errors import is_whole_number
 class BackupAndRestore(keras.callbacks.Callback):
     """Backs up the state of a `fit`, and restores it when `fit` is called again after an interruption.
 
-    A backup holds the model, the optimizer, the metrics of the epoch so far, the place in the data, and what the other
-    callbacks counted and collected; it stalls the training for one copy in memory, is written by a thread, exists
+    A checkpoint holds the model, the optimizer, the metrics of the epoch so far, the place in the data, and what the
+    other callbacks counted and collected; it stalls the training for one copy in memory, is written by a thread, exists
     whole or not at all, and is verified before it is used. With data that come in the same order in each process
-    (arrays after `keras.utils.set_random_seed`, or a `tf.data.Dataset`, also one that shuffles with a seed), a run
-    that was killed ends with bit-identical weights. On SIGTERM and SIGUSR1 `fit` saves before the next batch, be it of
+    (arrays after `keras.utils.set_random_seed`, or a `tf.data.Dataset`, also one that shuffles with a seed), a run that
+    was killed ends with bit-identical weights. On SIGTERM and SIGUSR1 `fit` saves before the next batch, be it of
     training or evaluation, and the process ends with status 143.
 
     Args:
-      backup_dir: a local directory or gs://…, for the backups of one `fit` alone.
+      backup_dir: a local directory or gs://…, for the checkpoints of one `fit` alone.
       save_freq: "epoch", or a number of batches; False saves on signals only.
-      double_checkpoint: keep the last two backups, in case that the newest is damaged.
+      double_checkpoint: keep the last two checkpoints, in case that the newest is damaged.
       delete_checkpoint: remove `backup_dir` when `fit` has ended.
 
     Example:
 
-        model.fit(x, y, epochs=10, callbacks=[tfdist.BackupAndRestore("backups", save_freq=100)])
+        model.fit(x, y, epochs=10, callbacks=[tfdist.BackupAndRestore("checkpoints", save_freq=100)])
 
     Raises:
       ValueError: an argument is wrong; the model has no variables yet when `fit` begins.
-      UserError: the backup is of another model; in `fit`.
+      UserError: the checkpoint is of another model; in `fit`.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._session.abandon()
         if not self.model.built:
             raise ValueError(
-                f"The model {self.model.name!r} is not built, so there is nothing yet to restore a backup into. Call "
-                "it on a batch of data, or give it an Input, before `fit`."
+                f"The model {self.model.name!r} is not built, so there is nothing yet to restore a checkpoint into. "
+                "Call it on a batch of data, or give it an Input, before `fit`."
             )
         self._session = FitSession(
             self, Settings(self.backup_dir, self.save_freq, self.double_checkpoint, self.delete_checkpoint)

@@ -114,7 +114,7 @@ class RunningFit:
         """
         if place.batch % self.steps_per_execution:
             raise UserError(
-                f"The backup was made after batch {place.batch} of an epoch, with steps_per_execution="
+                f"The checkpoint was made after batch {place.batch} of an epoch, with steps_per_execution="
                 f"{place.steps_per_execution}. Received: steps_per_execution={self.steps_per_execution}, which does "
                 "not lead to that batch; compile the model with the same value."
             )
@@ -196,9 +196,9 @@ class RunningFit:
             except StopIteration:
                 if batch is None:
                     raise UserError(
-                        f"The backup was made after batch {place.batch} of epoch {place.epoch + 1} "
+                        f"The checkpoint was made after batch {place.batch} of epoch {place.epoch + 1} "
                         f"({place.drawn} batches of the data), and the data is shorter now. Give `fit` the same data, "
-                        "or remove the backup."
+                        "or remove the checkpoint."
                     ) from None
                 break
         self._drawn += size
@@ -234,5 +234,5 @@ def _not_in_fit() -> UserError:
     return UserError(
         "tfdist.BackupAndRestore works in the callbacks of keras.Model.fit on TensorFlow. Received: a call from "
         f"elsewhere, or from the `fit` of a Keras it does not know ({keras.__version__}). In a run of tfdist.main, set "
-        "train.backup instead."
+        "train.checkpoint instead."
     )

@@ -1,7 +1,7 @@
-"""The backups in a directory, by name and by manifest.
+"""The checkpoints in a directory, by name and by manifest.
 
 Invariant: a name bears the step and an attempt's own random part, so that no attempt writes where another did. Reads
-names and manifests, never data. Keeper, catalog and restore find backups through this.
+names and manifests, never data. Keeper, catalog and restore find checkpoints through this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.format.manifest import DamagedBackup, Manifest
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest
 from tfdist.errors import UserError
 from tfdist.storage import files
 
@@ -23,7 +23,7 @@ NO_MANIFEST = f"no {manifests.NAME}: it was never finished"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A backup's directory: its manifest, or the `problem` with it (a missing manifest is one)."""
+    """A checkpoint's directory: its manifest, or the `problem` with it (a missing manifest is one)."""
 
     step: int
     path: str
@@ -42,18 +42,18 @@ class Entry:
 
 
 def new_path(directory: str, step: int) -> str:
-    """A name that no other attempt at a backup has, not even one at the same step."""
+    """A name that no other attempt at a checkpoint has, not even one at the same step."""
     return files.join(directory, f"step-{step:012d}-{uuid.uuid4().hex[:12]}")
 
 
 def list_paths(directory: str) -> list[tuple[int, str]]:
-    """Step and path of every directory of a backup, finished or not, sorted. Reads none of them."""
+    """Step and path of every directory of a checkpoint, finished or not, sorted. Reads none of them."""
     names = [(_NAME.fullmatch(name), name) for name in files.list_names(directory)]
     return sorted((int(found[1]), files.join(directory, name)) for found, name in names if found)
 
 
-def list_backups(directory: str) -> list[Entry]:
-    """Every backup of `RunDirectory.backups`, oldest step first, half-written ones too. Reads manifests only."""
+def list_checkpoints(directory: str) -> list[Entry]:
+    """Every checkpoint of `RunDirectory.checkpoints`, oldest first, half-written ones too. Reads manifests only."""
     return sorted((read_entry(path) for _, path in list_paths(directory)), key=lambda entry: entry.age_order)
 
 
@@ -66,12 +66,12 @@ def newest_first(directory: str, *, before_step: int | None = None) -> Iterator[
 
 
 def read_entry(path: str) -> Entry:
-    """A backup with its manifest. Raises UserError for a name that no backup has, OSError when the store fails."""
+    """A checkpoint with its manifest. Raises UserError for a name that none has, OSError when the store fails."""
     step = step_of(path)
     try:
         manifest = manifests.decode(files.read(files.join(path, manifests.NAME)))
         if manifest.step != step:
-            raise DamagedBackup(f"{manifests.NAME} is of step {manifest.step:,}")
+            raise DamagedCheckpoint(f"{manifests.NAME} is of step {manifest.step:,}")
     except (FileNotFoundError, NotADirectoryError):
         return Entry(step, path, None, NO_MANIFEST)
     except UserError as error:
@@ -80,8 +80,8 @@ def read_entry(path: str) -> Entry:
 
 
 def step_of(path: str) -> int:
-    """The step in the name of a backup's directory; raises UserError for any other name."""
+    """The step in the name of a checkpoint's directory; raises UserError for any other name."""
     found = _NAME.fullmatch(path.rstrip("/").rpartition("/")[2])
     if found is None:
-        raise UserError(f"{path} is not a backup: its name must look like step-000000001200-0123456789ab.")
+        raise UserError(f"{path} is not a checkpoint: its name must look like step-000000001200-0123456789ab.")
     return int(found[1])

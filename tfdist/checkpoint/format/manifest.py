@@ -1,8 +1,8 @@
-"""The manifest of a backup: what it holds, with the size and the checksum of every file.
+"""The manifest of a checkpoint: what it holds, with the size and the checksum of every file.
 
 Invariant: a manifest that decodes is the one that was written, bit for bit, as it carries a checksum of itself, and the
-files that it names lie in the backup's own directory, whoever wrote it. It is stored last: a step without a valid one
-does not exist. The writer makes it; catalog and restore read it.
+files that it names lie in the checkpoint's own directory, whoever wrote it. It is stored last: a step without a valid
+one does not exist. The writer makes it; catalog and restore read it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")  # of a file, never
 _MOST_BYTES = 2**53
 
 
-class DamagedBackup(UserError):
-    """A backup, or a part of it, is not what was written. The message names the file and what was wrong."""
+class DamagedCheckpoint(UserError):
+    """A checkpoint, or a part of it, is not what was written. The message names the file and what was wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
-    """A data file: its name in the backup's directory, size and CRC32C as stored, and how it is packed."""
+    """A data file: its name in the checkpoint's directory, size and CRC32C as stored, and how it is packed."""
 
     name: str
     num_bytes: int
@@ -43,7 +43,7 @@ class StoredFile:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a backup says of itself. `created` is ISO 8601 in UTC; the rest as `BackupKeeper` was given it."""
+    """What a checkpoint says of itself. `created` is ISO 8601 in UTC; the rest as `CheckpointKeeper` was given it."""
 
     step: int
     created: str
@@ -69,12 +69,12 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Reads what `encode` made; raises DamagedBackup when a single bit differs, UserError for a later format."""
+    """Reads what `encode` made; raises DamagedCheckpoint when a single bit differs, UserError for a later format."""
     body, suffix = data[:-_SUFFIX_BYTES], data[-_SUFFIX_BYTES:]
     if not suffix.startswith(_KEY) or not suffix.endswith(b'"}\n'):
-        raise DamagedBackup(f"{NAME} is cut off: of its {len(data):,} bytes the last are not its checksum")
+        raise DamagedCheckpoint(f"{NAME} is cut off: of its {len(data):,} bytes the last are not its checksum")
     if suffix != _suffix(body):
-        raise DamagedBackup(f"{NAME} does not match its checksum")
+        raise DamagedCheckpoint(f"{NAME} does not match its checksum")
     try:
         fields = from_plain(from_json(body + b"}"))
         version = fields.pop("format")
@@ -86,7 +86,7 @@ def decode(data: bytes) -> Manifest:
         manifest = Manifest(**{**fields, "files": tuple(StoredFile(**file) for file in fields["files"])})
         _check(manifest)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise DamagedBackup(f"{NAME} is no manifest of a backup: {str(error)[:200]}") from error
+        raise DamagedCheckpoint(f"{NAME} is no manifest of a checkpoint: {str(error)[:200]}") from error
     return manifest
 
 
@@ -95,7 +95,7 @@ def _check(manifest: Manifest) -> None:
     counts = [manifest.step, manifest.num_tensors, manifest.num_tensor_bytes]
     for file in manifest.files:
         if not isinstance(file.name, str) or not _FILE_NAME.fullmatch(file.name) or file.name == NAME:
-            raise ValueError(f"it names {file.name!r}, which is no name of a file in the backup's directory")
+            raise ValueError(f"it names {file.name!r}, which is no name of a file in the checkpoint's directory")
         counts += [file.num_bytes, file.crc32c]
         if not isinstance(file.packing, str):
             raise ValueError(f"the packing of {file.name} is {file.packing!r}")
@@ -126,8 +126,8 @@ def to_plain(value: Any, place: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
     raise UserError(
-        f"A backup cannot keep {place or 'this'}: it is a {type(value).__name__}, {str(value)[:80]!r}. It keeps None, "
-        "bool, int, float, str, and lists and dicts (with keys of str) of these; arrays belong among the tensors."
+        f"A checkpoint cannot keep {place or 'this'}: it is a {type(value).__name__}, {str(value)[:80]!r}. It keeps "
+        "None, bool, int, float, str, and lists and dicts (with keys of str) of these; arrays belong among the tensors."
     )
 
 

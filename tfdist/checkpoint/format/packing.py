@@ -1,4 +1,4 @@
-"""Compresses the data files of a backup with blosc2, and tells whether that pays.
+"""Compresses the data files of a checkpoint with blosc2, and tells whether that pays.
 
 Invariant: unpacking gives back the bytes that were packed. A packed file is a blosc2 frame
 (https://github.com/Blosc/c-blosc2/blob/main/README_CFRAME_FORMAT.rst) of a safetensors file. The writer packs, restore
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.errors import UserError, missing_extra
 
 NONE, LZ4, ZSTD = "none", "blosc2-lz4", "blosc2-zstd"
@@ -34,7 +34,7 @@ def suffix(packing: str) -> str:
 def require(packing: str) -> None:
     """Raises UserError unless the library that `packing` needs is installed."""
     if packing != NONE and not is_installed():
-        raise missing_extra("blosc2", "compression", "compressing backups")
+        raise missing_extra("blosc2", "compression", "compressing checkpoints")
 
 
 def is_installed() -> bool:
@@ -68,7 +68,8 @@ def pack(
 def unpack(data: memoryview, packing: str, *, most_bytes: int) -> memoryview:
     """The bytes that `pack` was given; raises UserError for a packing it does not know.
 
-    Raises DamagedBackup for what is no frame, or claims to hold more than `most_bytes`: a few bytes can claim anything.
+    Raises DamagedCheckpoint for what is no frame, or claims to hold more than `most_bytes`: a few bytes can claim
+    anything.
     """
     if packing not in PACKINGS:
         raise UserError(f"packed as {packing!r}; this tfdist knows {', '.join(PACKINGS)}. Use the one that wrote it.")
@@ -78,12 +79,12 @@ def unpack(data: memoryview, packing: str, *, most_bytes: int) -> memoryview:
     try:
         frame = _library().schunk_from_cframe(data, copy=False)
         if not 0 <= frame.nbytes <= most_bytes:
-            raise DamagedBackup(f"it claims to hold {frame.nbytes:,} bytes, where at most {most_bytes:,} can be")
+            raise DamagedCheckpoint(f"it claims to hold {frame.nbytes:,} bytes, where at most {most_bytes:,} can be")
         unpacked = np.empty(frame.nbytes, np.uint8)
         for index in range(frame.nchunks):
             frame.decompress_chunk(index, dst=unpacked[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES])
     except (RuntimeError, ValueError) as error:
-        raise DamagedBackup(f"it does not unpack: {error}") from error
+        raise DamagedCheckpoint(f"it does not unpack: {error}") from error
     return unpacked.data
 
 

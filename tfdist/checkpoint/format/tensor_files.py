@@ -1,4 +1,4 @@
-"""The data files of a backup, in the safetensors format: how tensors lie in them, and how they are read.
+"""The data files of a checkpoint, in the safetensors format: how tensors lie in them, and how they are read.
 
 Invariant: what `plan` lays out is a valid safetensors file (https://github.com/huggingface/safetensors#format): eight
 bytes with the header's length, the header in JSON, then the tensors without holes. The data begins at a multiple of 64
@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tfdist.checkpoint.format.manifest import DamagedBackup
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.errors import UserError
 from tfdist.telemetry.json_text import from_json
 
@@ -90,14 +90,14 @@ def plan(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[FilePlan]:
 
 
 def read(data: memoryview) -> dict[str, np.ndarray]:
-    """The tensors of a whole file as arrays over `data`; raises DamagedBackup when it is no such file."""
+    """The tensors of a whole file as arrays over `data`; raises DamagedCheckpoint when it is no such file."""
     try:
         header_bytes = int.from_bytes(data[:8], "little")
         header = from_json(bytes(data[8 : 8 + header_bytes]))
         body = data[8 + header_bytes :]
         return {name: _array(body, entry) for name, entry in header.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DamagedBackup(f"it is not a safetensors file: {error}") from error
+        raise DamagedCheckpoint(f"it is not a safetensors file: {error}") from error
 
 
 def _plan_file(specs: list[TensorSpec]) -> FilePlan:
@@ -118,8 +118,8 @@ def _plan_file(specs: list[TensorSpec]) -> FilePlan:
 def _type_name(spec: TensorSpec) -> str:
     if spec.dtype.name not in _NAMES or spec.name == "__metadata__":
         raise UserError(
-            f"A backup cannot keep the tensor {spec.name!r} of type {spec.dtype.name}. It keeps {', '.join(_NAMES)}, "
-            "under any name but '__metadata__'."
+            f"A checkpoint cannot keep the tensor {spec.name!r} of type {spec.dtype.name}. "
+            f"It keeps {', '.join(_NAMES)}, under any name but '__metadata__'."
         )
     return _NAMES[spec.dtype.name]
 

@@ -1,6 +1,6 @@
-"""Keeps a run's backups: copies the state at once, and leaves writing, committing and pruning to a thread.
+"""Keeps a run's checkpoints: copies the state at once, and leaves writing, committing and pruning to a thread.
 
-Invariant: a backup is committed whole or does not exist, and training waits for one copy in memory, nothing more,
+Invariant: a checkpoint is committed whole or does not exist, and training waits for one copy in memory, nothing more,
 unless both buffers are still being written. The training loop owns one keeper and talks to it between steps.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.format import packing
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import snapshot
 from tfdist.checkpoint.write.writer import Snapshot
@@ -21,11 +21,11 @@ from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread
 from tfdist.errors import UserError
 
 
-class BackupKeeper:
-    """The backups of one run, in one directory.
+class CheckpointKeeper:
+    """The checkpoints of one run, in one directory.
 
     Arguments:
-      directory: `RunDirectory.backups`; made when missing.
+      directory: `RunDirectory.checkpoints`; made when missing.
       policy: how to write and what to keep.
       identity: JSON-able, goes into each manifest: digest of the configuration, versions, strategy, worker count.
       tell: gets events, only ever from the thread that calls this object.
@@ -33,7 +33,7 @@ class BackupKeeper:
 
     Example:
 
-        keeper = BackupKeeper(run.directory.backups, policy, identity={"config": digest}, tell=events)
+        keeper = CheckpointKeeper(run.directory.checkpoints, policy, identity={"config": digest}, tell=events)
         try:
             stalled = keeper.save(State(step, variables, values), metrics={"val_loss": 0.3})  # between two steps
             keeper.check()  # at every boundary
@@ -44,7 +44,7 @@ class BackupKeeper:
     def __init__(
         self,
         directory: str,
-        policy: BackupPolicy,
+        policy: CheckpointPolicy,
         *,
         identity: Mapping[str, Any],
         tell: EventSink,
@@ -77,7 +77,7 @@ class BackupKeeper:
 
         Raises:
           UserError: something in the state cannot be kept.
-          What `check` raises, about earlier backups.
+          What `check` raises, about earlier checkpoints.
         """
         self.check()
         if self._thread.is_closed:
@@ -91,9 +91,9 @@ class BackupKeeper:
         self._stall_seconds = time.perf_counter() - begun
         if waited_seconds >= TOLD_WAIT_SECONDS:
             self._tell.warning(
-                "backup_waited",
+                "checkpoint_waited",
                 step=self._last_saved_step,
-                message=f"Training waited {waited_seconds:.1f} s at step {state.step:,} for earlier backups to be "
+                message=f"Training waited {waited_seconds:.1f} s at step {state.step:,} for earlier checkpoints to be "
                 "written: they are due more often than the store takes them.",
                 seconds=round(waited_seconds, 3),
             )
@@ -104,7 +104,7 @@ class BackupKeeper:
 
         Raises:
           What `still_ours` raised, now and ever after.
-          UserError: a backup could not be written, and `on_error` is "stop".
+          UserError: a checkpoint could not be written, and `on_error` is "stop".
           A bug of the writer, whatever `on_error` is.
         """
         self._tell_news()
@@ -141,7 +141,7 @@ class BackupKeeper:
 
     @property
     def last_committed_step(self) -> int | None:
-        """The step of the last backup that this keeper committed."""
+        """The step of the last checkpoint that this keeper committed."""
         return self._thread.last_committed_step
 
     @property
@@ -161,15 +161,15 @@ class BackupKeeper:
             raise error
         if not isinstance(error, OSError | UserError):
             raise error
-        what = "Looking for earlier backups" if failure.step is None else f"The backup of step {failure.step:,}"
+        what = "Looking for earlier checkpoints" if failure.step is None else f"The checkpoint of step {failure.step:,}"
         message = f"{what} failed in {self._directory}: {error}. What was there before is intact."
         if self._policy.on_error == "stop":
             raise UserError(
-                f"{message} Make room or mend the store, or set policy.BackupPolicy.on_error = 'continue' to train on "
-                "without a backup."
+                f"{message} Make room or mend the store, or set policy.CheckpointPolicy.on_error = 'continue' to "
+                "train on without a checkpoint."
             ) from error
         self._tell.warning(
-            "backup_failed",
+            "checkpoint_failed",
             step=failure.step,
             message=f"{message} Training goes on." if goes_on else message,
             error=f"{type(error).__name__}: {error}",

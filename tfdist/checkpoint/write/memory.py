@@ -1,4 +1,4 @@
-"""A second place for backups: the memory of the chief's machine, which takes them more often than a store could.
+"""A second place for checkpoints: the memory of the chief's machine, which takes them more often than a store could.
 
 A directory of a file system in memory, such as /dev/shm, outlives the process and not the machine. The run directory
 names it, in one small file, so that a process on another machine, or another run, does not take it for its own; the
@@ -49,7 +49,7 @@ class MemoryPlace:
         return directory if directory is not None and os.path.lexists(directory) and self.find() is None else None
 
     def open(self) -> str:
-        """The directory for this start's backups, the one that `find` finds if there is one; raises OSError."""
+        """The directory for this start's checkpoints, the one that `find` finds if there is one; raises OSError."""
         if (found := self.find()) is not None:
             return found
         directory = tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent)  # a name that no other machine has
@@ -84,7 +84,7 @@ def forget(pointer: str, directory: str | None = None) -> None:
 
 
 class OnlyWarnings:
-    """Passes on of what backups tell what the user should know; each of the frequent commits is no event."""
+    """Passes on of what checkpoints tell what the user should know; each of the frequent commits is no event."""
 
     def __init__(self, tell: EventSink) -> None:
         self._tell = tell

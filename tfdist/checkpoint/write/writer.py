@@ -1,6 +1,6 @@
-"""Writes one backup: data files first, the manifest last.
+"""Writes one checkpoint: data files first, the manifest last.
 
-Invariant: until the manifest is stored the backup does not exist; what fails before leaves nothing that a later
+Invariant: until the manifest is stored the checkpoint does not exist; what fails before leaves nothing that a later
 attempt would meet. The keeper's thread calls this, with a snapshot that nobody changes meanwhile.
 """
 
@@ -38,13 +38,13 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A committed backup, and how long its data files took to be packed and stored."""
+    """A committed checkpoint, and how long its data files took to be packed and stored."""
 
     entry: Entry
     data_seconds: float
 
 
-def write_backup(
+def write_checkpoint(
     path: str,
     snapshot: Snapshot,
     *,

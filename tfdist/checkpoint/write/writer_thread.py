@@ -19,17 +19,17 @@ from typing import Any
 
 from tfdist.checkpoint import catalog, retention
 from tfdist.checkpoint.format import packing
-from tfdist.checkpoint.format.entries import Entry, list_backups, new_path
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.format.entries import Entry, list_checkpoints, new_path
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.throttle import Throttle
-from tfdist.checkpoint.write.writer import Snapshot, Written, write_backup
+from tfdist.checkpoint.write.writer import Snapshot, Written, write_checkpoint
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
 
 _NICENESS = 5  # training's threads go first
-_REMOVE_PATIENCE_SECONDS = 2.0  # with a store that does not remove; a backup is not held up for that
-_SAMPLED_BYTES = 2**20  # smaller backups tell nothing of the store's speed
+_REMOVE_PATIENCE_SECONDS = 2.0  # with a store that does not remove; a checkpoint is not held up for that
+_SAMPLED_BYTES = 2**20  # smaller checkpoints tell nothing of the store's speed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +58,13 @@ class WriterThread:
     Arguments:
       directory, policy, identity, still_ours: as the keeper's.
       give_back: takes a buffer when it was written, or has failed to be.
-      pack_as: the packing; None to measure on the first backup whether one pays.
+      pack_as: the packing; None to measure on the first checkpoint whether one pays.
     """
 
     def __init__(
         self,
         directory: str,
-        policy: BackupPolicy,
+        policy: CheckpointPolicy,
         *,
         identity: Mapping[str, Any],
         still_ours: Callable[[], None],
@@ -90,7 +90,7 @@ class WriterThread:
         self.is_closed = False
         self.last_committed_step: int | None = None
         self.write_seconds: float | None = None
-        self._thread = threading.Thread(target=self._run, name="tfdist-backup", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tfdist-checkpoint", daemon=True)
         self._thread.start()
 
     def put(self, snapshot: Snapshot) -> None:
@@ -160,12 +160,12 @@ class WriterThread:
         """Makes the directory and removes what a crash left in it."""
         self._check_ours()
         files.make_dirs(self._directory)
-        found = list_backups(self._directory)
+        found = list_checkpoints(self._directory)
         self._entries = [entry for entry in found if not entry.is_leftover]
         self._to_remove = [entry.path for entry in found if entry.is_leftover]
         self._is_started = True
         if self._to_remove:
-            self._news.put(News("backup_leftovers_found", None, details={"paths": list(self._to_remove)}))
+            self._news.put(News("checkpoint_leftovers_found", None, details={"paths": list(self._to_remove)}))
             self._remove_all()
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -177,7 +177,7 @@ class WriterThread:
         path = new_path(self._directory, snapshot.step)
         pack_as = self._pack_as or packing.NONE
         try:
-            written = write_backup(
+            written = write_checkpoint(
                 path,
                 snapshot,
                 identity=self._identity,
@@ -204,13 +204,13 @@ class WriterThread:
         self._to_remove += paths
         abandoned = [entry.step for entry in expired if entry.step >= newest.step]
         if abandoned:
-            self._news.put(News("backups_superseded", newest.step, details={"steps": abandoned}))
+            self._news.put(News("checkpoints_superseded", newest.step, details={"steps": abandoned}))
 
     def _remove_all(self) -> None:
         """Removes what is due, which is nobody's hurry.
 
-        What the store refuses to remove is no failed backup: it is tried again after the next commit, from then on only
-        while nothing waits to be written, and said once until it goes.
+        What the store refuses to remove is no failed checkpoint: it is tried again after the next commit, from then on
+        only while nothing waits to be written, and said once until it goes.
         """
         if self._lost or (self._is_refused and self._waiting):
             return
@@ -222,11 +222,16 @@ class WriterThread:
             self._is_refused = False
         except OSError as error:
             message = (
-                f"{self._to_remove[-1]} is not needed any more, but could not be removed: {error}. Such backups "
+                f"{self._to_remove[-1]} is not needed any more, but could not be removed: {error}. Such checkpoints "
                 "stay until they can be; this is said once."
             )
             self._news.put(
-                News("backup_not_removed", None, None if self._is_refused else message, is_warning=not self._is_refused)
+                News(
+                    "checkpoint_not_removed",
+                    None,
+                    None if self._is_refused else message,
+                    is_warning=not self._is_refused,
+                )
             )
             self._is_refused = True
 
@@ -245,7 +250,7 @@ class WriterThread:
             raise
 
     def _choose_packing(self, snapshot: Snapshot, written: Written) -> None:
-        """Measures, once, on the backup that was just written."""
+        """Measures, once, on the checkpoint that was just written."""
         buffer = snapshot.buffer
         if buffer.num_bytes < _SAMPLED_BYTES:
             return
@@ -257,15 +262,15 @@ class WriterThread:
             item_bytes=buffer.files[largest].item_bytes,
             write_bytes_per_second=speed,
         )
-        self._news.put(News("backup_compression", snapshot.step, details={"chosen": self._pack_as, **figures}))
+        self._news.put(News("checkpoint_compression", snapshot.step, details={"chosen": self._pack_as, **figures}))
 
 
 def _committed(entry: Entry, write_seconds: float) -> News:
     assert entry.manifest is not None
     details = {
-        "backup": entry.path,
+        "checkpoint": entry.path,
         "num_bytes": entry.manifest.num_stored_bytes,
         "num_tensor_bytes": entry.manifest.num_tensor_bytes,
         "write_seconds": round(write_seconds, 3),
     }
-    return News("backup_committed", entry.step, details=details)
+    return News("checkpoint_committed", entry.step, details=details)

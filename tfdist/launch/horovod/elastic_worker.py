@@ -5,8 +5,8 @@
 Horovod's own way is to set itself up again inside of a training that has lost a worker; but TensorFlow's step function
 and tfdist's strategies are set up once a process. So horovodrun starts this program in each slot. It imports no
 TensorFlow and stays for as long as the slot does; the training runs in a child of it, another one each round (see
-`elastic_driver.py`), and goes on from the newest backup with as many workers as there are. `tfdist.main` becomes such a
-worker by itself where an elastic horovodrun has started it.
+`elastic_driver.py`), and goes on from the newest checkpoint with as many workers as there are. `tfdist.main` becomes
+such a worker by itself where an elastic horovodrun has started it.
 
 Invariant: this process ends with 0 when the run is done or has no place for this slot any more; else with the status of
 a child that it could not or must not start again: what the user has to mend (2) and a training that diverged (3), on
@@ -46,7 +46,7 @@ Runs `python -m tfdist.main ARGUMENTS` in a slot of an elastic horovodrun, again
 
   {EXAMPLE}
 
-When a worker is lost or the hosts change, the others start their process again and go on from the newest backup.
+When a worker is lost or the hosts change, the others start their process again and go on from the newest checkpoint.
 """
 FLAGS = flags.FlagValues()
 command_line.define_seconds(
@@ -228,7 +228,8 @@ class ElasticWorker:
 
     def _next_place(self, place: Place, ending: Ending) -> Place | None:
         """This slot's place in the next round; None where it has none."""
-        say(f"{place} ended with {describe(ending.status)}; waiting for the others, to go on from the newest backup.")
+        said = "waiting for the others, to go on from the newest checkpoint."
+        say(f"{place} ended with {describe(ending.status)}; {said}")
         self._hosts_changed.clear()  # before the driver deals the places: what it finds later is for the next round
         replies: queue.SimpleQueue[Place | PeerLostError | None] = queue.SimpleQueue()
 

@@ -1,8 +1,8 @@
 """`--print=horovod`: a script around horovodrun, for hosts that are fixed or that a script finds.
 
 horovodrun ends with 1 whatever its workers' status was. So what the user has to mend is looked for before, by
-`--mode=validate`, and whatever fails later is tried again, from the newest backup, on the hosts that are there then.
-Where the run is elastic, `elastic_worker.py` goes on with the others inside of one start.
+`--mode=validate`, and whatever fails later is tried again, from the newest checkpoint, on the hosts that are there
+then. Where the run is elastic, `elastic_worker.py` goes on with the others inside of one start.
 
 Invariant: the script starts horovodrun at most 1 + `restarts` times.
 """

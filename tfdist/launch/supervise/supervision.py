@@ -42,7 +42,7 @@ class Patience:
       grace_seconds: between SIGTERM and SIGKILL to the survivors of a failure.
       stuck_seconds: the same for one that shows that it does not clean up: it sits in a collective, or has ended but
         for its libraries.
-      storing_seconds: the same for one that is writing a backup.
+      storing_seconds: the same for one that is writing a checkpoint.
       save_seconds: for the others to save, after the first worker ended as it was asked to, or was preempted.
       timeout_seconds: for all that began at `begun`; None is without limit.
       begun: by `time.monotonic`; None is when the start begins.

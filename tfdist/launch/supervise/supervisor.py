@@ -1,7 +1,7 @@
 """Starts the workers, and starts them again after a failure that another start may mend.
 
 Invariant: at any time there is one start at most; the next one begins when nothing of the last is left. A run goes on
-from its newest backup by itself, so a start knows nothing of those before it.
+from its newest checkpoint by itself, so a start knows nothing of those before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The best that a run has come to so far, by one metric: what result.json names and what `keep_best` keeps.
 
 Invariant: it follows from reported numbers alone, which are the same on every worker, so all of them agree on it
-without a word. The loop asks after each evaluation and each epoch; a backup keeps it, as part of the outcome.
+without a word. The loop asks after each evaluation and each epoch; a checkpoint keeps it, as part of the outcome.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.telemetry.metric_direction import larger_is_better
 from tfdist.training.loop.reported import VALIDATION, Reported, not_reported
 from tfdist.training.run.settings import TrainSettings
 
-KEEP_BEST = f"{BackupPolicy.NAME}.keep_best is"
+KEEP_BEST = f"{CheckpointPolicy.NAME}.keep_best is"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Watched:
         return {"metric": self.metric, "value": value, "epoch": epoch, "step": step}
 
 
-def check_keep_best(policy: BackupPolicy | None, reported: Reported) -> None:
-    """Raises UserError where nothing reports the metric that names the best backup, or its direction is unknown."""
+def check_keep_best(policy: CheckpointPolicy | None, reported: Reported) -> None:
+    """Raises UserError where nothing reports the metric that names the best checkpoint, or its direction is unknown."""
     if policy is not None and policy.keep_best is not None:
         reported.check(KEEP_BEST, policy.keep_best)
         _ = policy.larger_is_better

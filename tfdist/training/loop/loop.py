@@ -1,7 +1,7 @@
 """The training loop: calls of K steps, and what happens between them.
 
 Invariant: where a call ends does not change what is trained. Boundaries (the end of an epoch, an evaluation, a logged
-point, the end of the run) come at fixed steps; between them a call takes as many steps as `Pace` says. A backup is
+point, the end of the run) come at fixed steps; between them a call takes as many steps as `Pace` says. A checkpoint is
 taken after a call, or after all that belongs to the boundary that the call came to. Written once for all strategies;
 every worker runs it and meets the same boundaries.
 """
@@ -140,7 +140,7 @@ class Loop:
                 self._at_boundary()
 
     def _at_boundary(self) -> None:
-        """All that belongs to the step that was reached, and then a backup if one is due."""
+        """All that belongs to the step that was reached, and then a checkpoint if one is due."""
         outcome, boundaries = self._outcome, self._boundaries
         if self._evaluator is not None and (self._wanted.stop or boundaries.evaluates(outcome.step)):
             self._evaluate()
@@ -240,8 +240,8 @@ class Loop:
         if self._stops_after_batch:
             return self._outcome.step + 1
         stops = [boundary, self._outcome.step + self._pace.steps_per_call]
-        if self._recovery is not None and (backup := self._recovery.next_boundary(self._outcome.step)) is not None:
-            stops.append(backup)
+        if self._recovery is not None and (checkpoint := self._recovery.next_boundary(self._outcome.step)) is not None:
+            stops.append(checkpoint)
         return min(stops)
 
     def _call(self, last_step: int) -> None:

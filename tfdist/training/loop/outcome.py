@@ -1,6 +1,6 @@
 """How far a loop has come, and what its epoch has added up to.
 
-Invariant: made of numbers, strings and dicts of them, as a backup keeps both.
+Invariant: made of numbers, strings and dicts of them, as a checkpoint keeps both.
 """
 
 from __future__ import annotations

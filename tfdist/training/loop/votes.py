@@ -18,7 +18,7 @@ class Vote:
 
     Attributes:
       leave: to save and end, because the process will be taken away.
-      save: a backup.
+      save: a checkpoint.
       stop: to end the training here, as a callback asked for.
     """
 

@@ -1,4 +1,4 @@
-"""A run's backups in the memory of the chief's machine: taken more often, for the next start after a failure.
+"""A run's checkpoints in the memory of the chief's machine: taken more often, for the next start after a failure.
 
 Invariant: a state in memory counts only if it is newer than all that the run directory holds, and of the settings that
 are trained with now. The loop does not know of it.
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.checkpoint.write.keeper import CheckpointKeeper
 from tfdist.checkpoint.write.memory import MemoryPlace, OnlyWarnings, forget
 from tfdist.errors import PreemptedError
 from tfdist.training.recovery.recovery import Memory
@@ -22,19 +22,19 @@ from tfdist.training.run.identity import lasting
 from tfdist.training.run.run import Run
 
 
-def newest(run: Run, policy: BackupPolicy) -> tuple[State | None, str]:
+def newest(run: Run, policy: CheckpointPolicy) -> tuple[State | None, str]:
     """The newest state in the run directory or in memory, and the directory that it is from. Called on the chief.
 
     Raises:
       OSError: the store does not answer.
     """
-    stored, stores = restore.newest(run.directory.backups, tell=run.events), run.directory.backups
+    stored, stores = restore.newest(run.directory.checkpoints, tell=run.events), run.directory.checkpoints
     place = None if policy.in_memory is None else _place(run, policy)
     if place is not None and (other := place.left_alone()) is not None:
         run.events.warning(
             "memory_left_alone",
-            message=f"{run.directory.memory} names the backups in {other}, which are not of this run, or not of this "
-            "user alone. They are neither read nor removed. Was the run directory copied or moved?",
+            message=f"{run.directory.memory} names the checkpoints in {other}, which are not of this run, or not of "
+            "this user alone. They are neither read nor removed. Was the run directory copied or moved?",
         )
     directory = None if place is None else place.find()
     if directory is None or (kept := restore.newest(directory, tell=run.events)) is None:
@@ -48,14 +48,14 @@ def newest(run: Run, policy: BackupPolicy) -> tuple[State | None, str]:
 
 @contextlib.contextmanager
 def open_memory(
-    run: Run, policy: BackupPolicy, *, identity: Mapping[str, Any], step: int, source: str
+    run: Run, policy: CheckpointPolicy, *, identity: Mapping[str, Any], step: int, source: str
 ) -> Iterator[Memory | None]:
-    """The backups in memory of this start; freed when it ends well or leaves, which comes after storing all.
+    """The checkpoints in memory of this start; freed when it ends well or leaves, which comes after storing all.
 
     Args:
       run: open.
       policy: of the run.
-      identity: goes into each backup.
+      identity: goes into each checkpoint.
       step: where the run goes on; 0 at its beginning.
       source: the directory that `newest` gave.
     """
@@ -72,7 +72,7 @@ def open_memory(
     if (found := place.find()) not in (None, source):
         forget(run.directory.memory, found)
     directory = place.open()
-    keeper = BackupKeeper(
+    keeper = CheckpointKeeper(
         directory, policy.in_memory, identity=identity, tell=OnlyWarnings(run.events), still_ours=run.place.check
     )
     frees = True
@@ -89,5 +89,5 @@ def open_memory(
             forget(run.directory.memory, directory)
 
 
-def _place(run: Run, policy: BackupPolicy) -> MemoryPlace:
+def _place(run: Run, policy: CheckpointPolicy) -> MemoryPlace:
     return MemoryPlace(run.directory.memory, policy.memory_dir)

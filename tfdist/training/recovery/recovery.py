@@ -21,7 +21,7 @@ from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.checkpoint.write.keeper import CheckpointKeeper
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
@@ -45,9 +45,9 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Backups in the memory of the chief's machine; `keeper` as `Recovery`'s."""
+    """Checkpoints in the memory of the chief's machine; `keeper` as `Recovery`'s."""
 
-    keeper: BackupKeeper | None
+    keeper: CheckpointKeeper | None
     schedule: Schedule
 
 
@@ -58,11 +58,11 @@ class Recovery:
       strategy: connected.
       state: of the run.
       keeper: on the chief; None on other workers.
-      schedule: when backups are due; only the chief's clock counts.
+      schedule: when checkpoints are due; only the chief's clock counts.
       preemption: entered.
-      memory: for backups between those; None keeps none.
+      memory: for checkpoints between those; None keeps none.
       exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
-      start_step: of the backup that the run goes on from; None where it begins.
+      start_step: of the checkpoint that the run goes on from; None where it begins.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Recovery:
         *,
         strategy: Strategy,
         state: TrainingState,
-        keeper: BackupKeeper | None,
+        keeper: CheckpointKeeper | None,
         schedule: Schedule,
         preemption: Preemption,
         memory: Memory | None = None,
@@ -96,14 +96,14 @@ class Recovery:
             self._memory.keeper.prepare(tensors)
 
     def begin(self) -> None:
-        """The time to the next backup counts from now on, not from when the run was built."""
+        """The time to the next checkpoint counts from now on, not from when the run was built."""
         now = time.monotonic()
         self._schedule.begin(now)
         if self._memory is not None:
             self._memory.schedule.begin(now)
 
     def next_boundary(self, step: int) -> int | None:
-        """The next step at which a call has to end for a backup; the same on every worker."""
+        """The next step at which a call has to end for a checkpoint; the same on every worker."""
         schedules = [self._schedule, *([self._memory.schedule] if self._memory else [])]
         return min(filter(None, (schedule.next_boundary(step) for schedule in schedules)), default=None)
 
@@ -115,7 +115,7 @@ class Recovery:
         return Vote(leave, save=self._keeper is not None and due)
 
     def check(self) -> None:
-        """Surfaces what became of earlier backups."""
+        """Surfaces what became of earlier checkpoints."""
         if self._keeper is not None:
             self._keeper.check()
         if self._memory is not None and self._memory.keeper is not None:
@@ -127,7 +127,7 @@ class Recovery:
         Args:
           position: with the variables, all that there is to save.
           metrics: of this step, for what is kept as the best.
-          must_store: in the run directory, even if a backup is due in memory only.
+          must_store: in the run directory, even if a checkpoint is due in memory only.
         """
         begun = time.monotonic()
         heartbeat.beat(heartbeat.SAVING)
@@ -159,7 +159,7 @@ class Recovery:
             self._memory.keeper.save(state)
 
     def has_saved(self, step: int) -> bool:
-        """Whether the last backup is of this step, and for sure in the run directory."""
+        """Whether the last checkpoint is of this step, and for sure in the run directory."""
         return self._saved_step == step
 
     @property
@@ -186,10 +186,10 @@ class Recovery:
     def _lost(self, step: int) -> str:
         newest = self.newest_step
         if newest is None:
-            return f"There is no backup: the work of all {step:,} steps is lost, and the same command begins anew."
+            return f"There is no checkpoint: the work of all {step:,} steps is lost, and the same command begins anew."
         return (
-            f"The newest backup is of step {newest:,}: the work of the {step - newest:,} steps after it is lost, and "
-            "the same command goes on from there."
+            f"The newest checkpoint is of step {newest:,}: the work of the {step - newest:,} steps after it is lost, "
+            "and the same command goes on from there."
         )
 
     def leave(self, step: int) -> NoReturn:
@@ -225,7 +225,7 @@ def restored(
     tell: EventSink,
     only_model: bool = False,
 ) -> Position | None:
-    """Puts a backup's variables in place on every worker; where it leaves the run, None without a backup.
+    """Puts a checkpoint's variables in place on every worker; where it leaves the run, None without a checkpoint.
 
     A collective. The chief reads, the others get it from there.
 
@@ -241,7 +241,8 @@ def restored(
       UserError: it does not fit, or the store does not answer; on every worker.
     """
     chosen = strategy.on_chief(
-        lambda: _chosen(read(), state, partial=partial, tell=tell, only_model=only_model), "The backups cannot be read"
+        lambda: _chosen(read(), state, partial=partial, tell=tell, only_model=only_model),
+        "The checkpoints cannot be read",
     )
     header, arrays = _shared(strategy, *(chosen or ({}, {})))
     if not header:
@@ -256,7 +257,7 @@ def restored(
 def _chosen(
     found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventSink, only_model: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What of a backup is to be put in place."""
+    """What of a checkpoint is to be put in place."""
     if found is None:
         return {}, {}
     prefixes = (MODEL,) if only_model else OWN_PREFIXES
@@ -265,7 +266,7 @@ def _chosen(
     others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
     arrays = restore.match(own, wanted, partial=partial) | ({} if only_model else others)
     if partial:
-        tell_left_out(tell, restore.differences(own, wanted), f"the backup of step {found.step:,}")
+        tell_left_out(tell, restore.differences(own, wanted), f"the checkpoint of step {found.step:,}")
     return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
 
 

@@ -1,4 +1,4 @@
-"""Opens what lets a run survive: the newest backup restored, the keeper of the next ones, signals noted.
+"""Opens what lets a run survive: the newest checkpoint restored, the keeper of the next ones, signals noted.
 
 Invariant: whatever ends the training, what was saved before is stored before the process leaves.
 """
@@ -17,11 +17,11 @@ from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format.entries import list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.metadata_server import find_address
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.preemption import SIGNALS, Preemption
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.checkpoint.write.keeper import CheckpointKeeper
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
@@ -30,7 +30,7 @@ from tfdist.training.loop.learner import Learner
 from tfdist.training.recovery.fitting_weights import load_fitting
 from tfdist.training.recovery.in_memory import newest, open_memory
 from tfdist.training.recovery.recovery import Opened, Position, Recovery, restored, tell_left_out
-from tfdist.training.recovery.weights import FILES, find_backup, places_of_backups
+from tfdist.training.recovery.weights import FILES, find_checkpoint, places_of_checkpoints
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.identity import identity
@@ -49,14 +49,14 @@ def check_start_from(path: str | None) -> None:
     elif not files.is_remote(path) and os.path.isfile(path):
         raise UserError(
             f"train.start_from is the file {path!r}; of files only .keras and .weights.h5 hold weights that can be "
-            "read. Write one of these, a run directory, or a backup in it."
+            "read. Write one of these, a run directory, or a checkpoint in it."
         )
     else:
-        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, places_of_backups(path)))
+        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, places_of_checkpoints(path)))
     if not found:
         raise UserError(
-            f"There is no backup and no model in train.start_from = {path!r}. Write a run directory that has backups, "
-            "one of them, or a .keras file."
+            f"There is no checkpoint and no model in train.start_from = {path!r}. Write a run directory that has "
+            "checkpoints, one of them, or a .keras file."
         )
 
 
@@ -65,7 +65,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     """The recovery of a training that has not begun, and where it goes on.
 
     Raises:
-      UserError: the backup does not fit, or cannot be read.
+      UserError: the checkpoint does not fit, or cannot be read.
     """
     run, learner, settings = training.run, training.learner, training.settings
     policy, partial = settings.policy, settings.partial_restore
@@ -74,9 +74,9 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     state = TrainingState(run.strategy, learner)
     start, source, lost = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "", 0)
     if start is None and run.place.extends:
-        raise UserError(f"{run.place.said} It cannot go on: none of its backups is whole.")
+        raise UserError(f"{run.place.said} It cannot go on: none of its checkpoints is whole.")
     if start is None:
-        lost = _begin_anew(run, keeps_backups=policy is not None)
+        lost = _begin_anew(run, keeps_checkpoints=policy is not None)
     if start is not None and run.place.extends and run.topology.is_chief:
         run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it goes on.")
         files.remove(run.directory.result)  # which a run has when it is done
@@ -93,8 +93,8 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         )
         keeper = None
         if run.topology.is_chief:
-            keeper = BackupKeeper(
-                run.directory.backups,
+            keeper = CheckpointKeeper(
+                run.directory.checkpoints,
                 policy,
                 identity=_identity(run),
                 tell=run.events,
@@ -131,10 +131,10 @@ def _identity(run: Run) -> dict[str, object]:
 
 
 def _resumed(
-    run: Run, state: TrainingState, policy: BackupPolicy, *, partial: bool
+    run: Run, state: TrainingState, policy: CheckpointPolicy, *, partial: bool
 ) -> tuple[Position | None, str, int]:
-    """Where the run goes on, if it does, and, on the chief, the directory of that backup, and the steps lost."""
-    source, lost = run.directory.backups, 0
+    """Where the run goes on, if it does, and, on the chief, the directory of that checkpoint, and the steps lost."""
+    source, lost = run.directory.checkpoints, 0
 
     def read() -> State | None:
         nonlocal source
@@ -149,17 +149,17 @@ def _resumed(
         run.events.info(
             "resumed",
             step=start.step,
-            message=f"Going on at step {start.step:,}, from the backup in {source}.{again}",
+            message=f"Going on at step {start.step:,}, from the checkpoint in {source}.{again}",
             lost_steps=lost,
         )
     return start, source, lost
 
 
-def _begin_anew(run: Run, *, keeps_backups: bool) -> int:
-    """Begins at step 0, and says so where an earlier start came to no backup; the steps of that, as far as known."""
+def _begin_anew(run: Run, *, keeps_checkpoints: bool) -> int:
+    """Begins at step 0, and says so where an earlier start came to no checkpoint; its steps, as far as known."""
     lost = run.metrics.discard_after(0) or 0
     if run.topology.is_chief and read_starts(run.directory):
-        why = "an earlier start of this run was not saved" if keeps_backups else "train.backup is 'off'"
+        why = "an earlier start of this run was not saved" if keeps_checkpoints else "train.checkpoint is 'off'"
         which = f", and at least {lost:,} steps of it are lost" if lost else ""
         run.events.info("begun_anew", step=0, message=f"Beginning anew at step 0: {why}{which}.", lost_steps=lost)
     return lost
@@ -192,7 +192,7 @@ def check_weights(model: keras.Model, path: str, *, partial: bool, tell: EventSi
       model: built.
       path: which `check_start_from` let pass.
       partial: whether what does not fit is left out.
-      tell: gets a warning of each damaged backup that is passed over.
+      tell: gets a warning of each damaged checkpoint that is passed over.
     """
     path = _plain(path)
     if path.endswith(FILES):
@@ -211,9 +211,9 @@ def _load_file(model: keras.Model, path: str, *, partial: bool) -> list[str]:
 
 
 def _state_in(path: str, tell: EventSink) -> State:
-    found = find_backup(path, "train.start_from", tell=tell)
+    found = find_checkpoint(path, "train.start_from", tell=tell)
     if found is None:  # which `check_start_from` saw there
-        raise UserError(f"No backup in train.start_from = {path!r} is whole.")
+        raise UserError(f"No checkpoint in train.start_from = {path!r} is whole.")
     assert found.state is not None
     return found.state
 

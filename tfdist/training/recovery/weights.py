@@ -1,7 +1,7 @@
-"""Finds the weights that an evaluation names: the exported model, the best or the last backup, a step's, or a file.
+"""Finds the weights that an evaluation names: the exported model, the best or the last checkpoint, a step's, or a file.
 
-Invariant: what is found exists and, for a backup, has every byte that it was written with; whatever is not found is a
-UserError that lists what there is.
+Invariant: what is found exists and, for a checkpoint, has every byte that it was written with; whatever is not found is
+a UserError that lists what there is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import dataclasses
 
 from tfdist.checkpoint import restore, retention
 from tfdist.checkpoint.event_sink import EventSink
-from tfdist.checkpoint.format.entries import Entry, list_backups, list_paths
+from tfdist.checkpoint.format.entries import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -27,10 +27,10 @@ class Found:
     """Weights that are there.
 
     Attributes:
-      path: the file, or the backup's directory.
-      step: of the backup; None for a file, which does not say it.
-      state: the backup; None for a file.
-      why: what makes a backup the best one, "val_accuracy 0.9833"; empty otherwise.
+      path: the file, or the checkpoint's directory.
+      step: of the checkpoint; None for a file, which does not say it.
+      state: the checkpoint; None for a file.
+      why: what makes a checkpoint the best one, "val_accuracy 0.9833"; empty otherwise.
     """
 
     path: str
@@ -45,21 +45,21 @@ class Found:
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
 
 
-def find(weights: str | int | None, run: RunDirectory, policy: BackupPolicy | None, *, tell: EventSink) -> Found:
+def find(weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, *, tell: EventSink) -> Found:
     """The weights that `evaluate.weights` names.
 
     Args:
       weights: as in `EvaluateSettings`; None is the model that the run has exported.
-      run: whose backups and model are meant.
-      policy: of the run: says by which metric a backup is the best one.
-      tell: gets a warning of each damaged backup that is passed over.
+      run: whose checkpoints and model are meant.
+      policy: of the run: says by which metric a checkpoint is the best one.
+      tell: gets a warning of each damaged checkpoint that is passed over.
     """
     if weights is None:
         return find_exported(run)
     if isinstance(weights, int):
         return _of_step(weights, run)
     if weights == LAST:
-        return _newest(run.backups, f"{run.path} has no backup that is whole.", tell)
+        return _newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
     if weights == BEST:
         return _best(run, policy)
     path = RunDirectory(weights).path
@@ -67,31 +67,32 @@ def find(weights: str | int | None, run: RunDirectory, policy: BackupPolicy | No
         if not files.exists(path):
             raise UserError(f"There is no file evaluate.weights = {path!r}.")
         return Found(path)
-    if (found := find_backup(path, "evaluate.weights", tell=tell)) is not None:
+    if (found := find_checkpoint(path, "evaluate.weights", tell=tell)) is not None:
         return found
     raise UserError(
         f"evaluate.weights = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
-        "backup or of a run, or a file in .keras and .weights.h5 format."
+        "checkpoint or of a run, or a file in .keras and .weights.h5 format."
     )
 
 
-def find_backup(path: str, setting: str, *, tell: EventSink) -> Found | None:
-    """One backup, or the newest whole one of a run directory or a directory of backups; None where there is none.
+def find_checkpoint(path: str, setting: str, *, tell: EventSink) -> Found | None:
+    """One checkpoint, or the newest whole one of a run directory or a directory of checkpoints; None where there is
+    none.
 
     Raises:
       UserError: there are some, and none is whole; `setting` names the path.
     """
     if files.exists(files.join(path, MANIFEST)):
         return _loaded(path)
-    for directory in places_of_backups(path):
+    for directory in places_of_checkpoints(path):
         if files.is_dir(directory) and list_paths(directory):
-            return _newest(directory, f"No backup in {setting} = {path!r} is whole.", tell)
+            return _newest(directory, f"No checkpoint in {setting} = {path!r} is whole.", tell)
     return None
 
 
-def places_of_backups(path: str) -> tuple[str, str]:
-    """Where the backups are of what is a run directory or the directory of its backups."""
-    return RunDirectory(path).backups, path
+def places_of_checkpoints(path: str) -> tuple[str, str]:
+    """Where the checkpoints are of what is a run directory or the directory of its checkpoints."""
+    return RunDirectory(path).checkpoints, path
 
 
 def find_exported(run: RunDirectory) -> Found:
@@ -99,28 +100,28 @@ def find_exported(run: RunDirectory) -> Found:
     if files.exists(run.model):
         return Found(run.model)
     steps = _steps(run)
-    advice = f"Write evaluate.weights = 'last' for the newest backup; there are {steps}" if steps else "Train first"
+    advice = f"Write evaluate.weights = 'last' for the newest checkpoint; there are {steps}" if steps else "Train first"
     raise UserError(f"There are no trained weights at {run.model}. {advice}, or write evaluate.weights = 'FILE'.")
 
 
 def _of_step(step: int, run: RunDirectory) -> Found:
     found = [entry for entry in _entries(run) if entry.step == step]
     if not found:
-        raise UserError(f"{run.path} has no backup of step {step:,}. It has {_steps(run) or 'none'}.")
+        raise UserError(f"{run.path} has no checkpoint of step {step:,}. It has {_steps(run) or 'none'}.")
     return _loaded(max(found, key=lambda entry: entry.age_order).path)
 
 
-def _best(run: RunDirectory, policy: BackupPolicy | None) -> Found:
+def _best(run: RunDirectory, policy: CheckpointPolicy | None) -> Found:
     if policy is None or policy.keep_best is None:
         raise UserError(
-            "evaluate.weights is 'best', and the run was not told which backup is the best one. Train with a policy "
-            "that has keep_best = 'val_accuracy', or another metric; or write a step. "
-            f"{run.path} has backups of {_steps(run) or 'no step'}."
+            "evaluate.weights is 'best', and the run was not told which checkpoint is the best one. Train with a "
+            "policy that has keep_best = 'val_accuracy', or another metric; or write a step. "
+            f"{run.path} has checkpoints of {_steps(run) or 'no step'}."
         )
     entries = sorted(_entries(run), key=lambda entry: entry.age_order, reverse=True)
     best = retention.best(entries, policy)
     if best is None:
-        raise UserError(f"No backup in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
+        raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
     assert best.manifest is not None
     return dataclasses.replace(
         _loaded(best.path), why=f"best {policy.keep_best} {best.manifest.metrics[policy.keep_best]:.4g}"
@@ -141,7 +142,7 @@ def _loaded(path: str) -> Found:
 
 
 def _entries(run: RunDirectory) -> list[Entry]:
-    return [entry for entry in list_backups(run.backups) if entry.manifest is not None]
+    return [entry for entry in list_checkpoints(run.checkpoints) if entry.manifest is not None]
 
 
 def _steps(run: RunDirectory) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.input_hints import hint_for
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline, dispose
@@ -253,7 +253,7 @@ def evaluator_of(
 
 
 def run_loop(training: Training, step: TrainStep, evaluator: Evaluator | None, opened: Opened) -> tuple[Outcome, float]:
-    """Trains to the end, from where a backup left it if one did, once it may; the outcome, and the seconds it took."""
+    """Trains to the end, from the checkpoint if there is one, once it may; the outcome, and the seconds it took."""
     run, learner, plan, boundaries = training.run, training.learner, training.plan, training.boundaries
     first_step = opened.start.step if opened.start else 0
     num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
@@ -374,14 +374,14 @@ def export_model(run: Run, model: keras.Model) -> None:
             files.write_atomic(run.directory.model, saved.read())
 
 
-def find_weights(run: Run, weights: str | int | None, policy: BackupPolicy | None) -> Found:
+def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None) -> Found:
     """What `evaluate.weights` names. A collective: the chief looks, the others learn what it found, without the values.
 
     Raises:
       UserError: there is no such thing; on every worker.
     """
     found = run.strategy.on_chief(
-        lambda: find(weights, run.directory, policy, tell=run.events), "The backups cannot be read"
+        lambda: find(weights, run.directory, policy, tell=run.events), "The checkpoints cannot be read"
     )
     if run.topology.num_workers == 1:
         assert found is not None

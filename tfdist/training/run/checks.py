@@ -89,7 +89,7 @@ def _tell_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int)
 
 @dataclasses.dataclass(frozen=True)
 class _Warnings:
-    """Tells what is passed over in a directory of backups."""
+    """Tells what is passed over in a directory of checkpoints."""
 
     tell: Tell
 

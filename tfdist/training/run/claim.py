@@ -55,13 +55,13 @@ class Claim:
     Attributes:
       settings: what is configured, by name.
       length: of the run; None never goes beyond a result.
-      keeps_backups: whether it goes on from one.
+      keeps_checkpoints: whether it goes on from one.
       accept_changes: goes on with a run although other things are trained now.
     """
 
     settings: Callable[[], Mapping[str, str]]
     length: Length | None = None
-    keeps_backups: bool = True
+    keeps_checkpoints: bool = True
     accept_changes: bool = False
 
     @classmethod
@@ -70,7 +70,7 @@ class Claim:
         return cls(
             configured,
             settings.length,
-            keeps_backups=settings.policy is not None,
+            keeps_checkpoints=settings.policy is not None,
             accept_changes=settings.accept_changes,
         )
 
@@ -130,8 +130,8 @@ def _finished(directory: RunDirectory, result: Mapping[str, Any], claim: Claim) 
     if total <= done:
         asked = "as many as are asked for" if total == done else f"more than the {total:,} steps that are asked for"
         return Place(is_finished=True, said=f"{had}, {asked}. Nothing is left to train.")
-    if not claim.keeps_backups or not list_paths(directory.backups):
-        why = "it kept no backup" if claim.keeps_backups else "train.backup is 'off'"
+    if not claim.keeps_checkpoints or not list_paths(directory.checkpoints):
+        why = "it kept no checkpoint" if claim.keeps_checkpoints else "train.checkpoint is 'off'"
         raise UserError(
             f"{had}. It cannot go on to step {total:,}, because {why}. Give another --run_dir; "
             f"train.start_from = {directory.model!r} begins with its weights."

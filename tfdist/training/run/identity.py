@@ -22,7 +22,7 @@ MOST_SHOWN = 20
 
 
 def identity(settings: Mapping[str, str], *, strategy: str, num_workers: int, num_replicas: int) -> dict[str, Any]:
-    """What a backup says of the run that made it."""
+    """What a checkpoint says of the run that made it."""
     return {
         "settings": dict(settings),
         "strategy": strategy,
@@ -33,11 +33,11 @@ def identity(settings: Mapping[str, str], *, strategy: str, num_workers: int, nu
 
 
 def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str], *, is_finished: bool) -> None:
-    """Raises UserError where the newest backup is of another experiment, with the settings that differ.
+    """Raises UserError where the newest checkpoint is of another experiment, with the settings that differ.
 
-    A finished run without a backup is known by its last start. One that came to neither may be begun with others.
+    A finished run without a checkpoint is known by its last start. One that came to neither may be begun with others.
     """
-    newest = next((entry.manifest for entry in newest_first(directory.backups) if entry.manifest is not None), None)
+    newest = next((entry.manifest for entry in newest_first(directory.checkpoints) if entry.manifest is not None), None)
     if newest is not None:
         theirs, where = newest.identity.get("settings", {}), f"at step {newest.step:,}"
     elif is_finished:
@@ -51,7 +51,7 @@ def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str], 
     if lines:
         more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
         head = f"{directory.path} holds another experiment, {where}; its settings differ:"
-        change = ", or write train.accept_changes = True to go on from its newest backup with these settings"
+        change = ", or write train.accept_changes = True to go on from its newest checkpoint with these settings"
         told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
         raise UserError(f"{told}\nGive another --run_dir{change if newest is not None else ''}.")
 

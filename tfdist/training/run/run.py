@@ -51,7 +51,7 @@ class Request:
       abort: ends the process at a second Ctrl-C, from a thread of its own; None raises KeyboardInterrupt.
       console: makes what tells the person at the terminal, for the chief or for another worker.
       keeps: whether the run directory outlives the run; if not, nothing is exported and no summaries are written.
-      repeats_end: puts a run that is finished back where it ended, from its last backup, and ends it again.
+      repeats_end: puts a run that is finished back where it ended, from its last checkpoint, and ends it again.
       seeds: whether the process's generators of random numbers are seeded; if not, they stay as the caller has them.
     """
 

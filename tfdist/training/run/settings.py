@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import keras
 
-from tfdist.checkpoint.policy import AUTO, BACKUP, BackupPolicy, policy_of
+from tfdist.checkpoint.policy import AUTO, CHECKPOINT, CheckpointPolicy, policy_of
 from tfdist.data.order.batches import BatchPlan, BatchSettings
 from tfdist.errors import UserError, is_whole_number
 from tfdist.settings.checks import (
@@ -45,9 +45,9 @@ PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
 
 
-START = Check("a run directory, a backup in it, or a .keras file", is_text)
+START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
 WEIGHTS = Check(
-    "'best', 'last', a step such as 1200, the directory of a backup or of a run, or a .keras file",
+    "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
     lambda value: is_text(value) or is_whole_number(value, least=0),
 )
 
@@ -105,25 +105,28 @@ class TrainSettings(BatchSettings, LengthSettings):
     callbacks: Sequence[keras.callbacks.Callback] = setting(
         "of Keras, or of your own", checked_later("[@keras.callbacks.EarlyStopping()]"), ()
     )
-    backup: BackupPolicy | str = setting(
-        "when the run is saved and what is kept; a run whose directory has a backup resumes from there",
-        BACKUP,
+    checkpoint: CheckpointPolicy | str = setting(
+        "when the run is saved and what is kept; a run whose directory has a checkpoint resumes from there",
+        CHECKPOINT,
         AUTO,
         may_change=True,
     )
     accept_changes: bool = setting(
-        "resumes although the settings that say what is trained are no longer those of the backup",
+        "resumes although the settings that say what is trained are no longer those of the checkpoint",
         SWITCH,
         False,
         may_change=True,
     )
     start_from: str | None = setting(
-        "weights to begin a new run with: another run's directory, one of its backups, or a .keras file",
+        "weights to begin a new run with: another run's directory, one of its checkpoints, or a .keras file",
         or_none(START),
         None,
     )
     partial_restore: bool = setting(
-        "takes of a backup or of `start_from` what fits, and leaves out what does not", SWITCH, False, may_change=True
+        "takes of a checkpoint or of `start_from` what fits, and leaves out what does not",
+        SWITCH,
+        False,
+        may_change=True,
     )
     must_report: str | None = setting(
         "a metric, `val_NAME` for one of the evaluation, without which nothing is trained; what --mode=tune asks of "
@@ -140,13 +143,13 @@ class TrainSettings(BatchSettings, LengthSettings):
         check_callbacks(self.callbacks)
         if self.stop_after_epochs is not None and self.policy is None:
             raise UserError(
-                "train.stop_after_epochs saves the run to go on later, and train.backup is 'off'. Remove one."
+                "train.stop_after_epochs saves the run to go on later, and train.checkpoint is 'off'. Remove one."
             )
 
     @property
-    def policy(self) -> BackupPolicy | None:
-        """Of the backups; None where there are none."""
-        return policy_of(self.backup)
+    def policy(self) -> CheckpointPolicy | None:
+        """Of the checkpoints; None where there are none."""
+        return policy_of(self.checkpoint)
 
     @property
     def evaluates(self) -> bool:
@@ -181,15 +184,15 @@ class EvaluateSettings(Settings):
     global_batch_size: int = setting("of one step over all replicas", COUNT, 256, unit="examples")
     precision: str = setting("as in the training", PRECISION, "float32")
     weights: str | int | None = setting(
-        "'best' or 'last' of the run's backups, the step of one, the directory of a backup or of a run, or a file in "
-        ".keras or .weights.h5 format; None is the run directory's export/model.keras",
+        "'best' or 'last' of the run's checkpoints, the step of one, the directory of a checkpoint or of a run, or a "
+        "file in .keras or .weights.h5 format; None is the run directory's export/model.keras",
         or_none(WEIGHTS),
         None,
     )
-    backup: BackupPolicy | str = setting(
-        "of the training; its `keep_best` says which backup is the best one", BACKUP, AUTO
+    checkpoint: CheckpointPolicy | str = setting(
+        "of the training; its `keep_best` says which checkpoint is the best one", CHECKPOINT, AUTO
     )
 
     @property
-    def policy(self) -> BackupPolicy | None:
-        return policy_of(self.backup)
+    def policy(self) -> CheckpointPolicy | None:
+        return policy_of(self.checkpoint)

@@ -1,7 +1,7 @@
 """Ends a sweep whose trials are interrupted again and again, and come no further in between.
 
 Invariant: an interruption (a kill from outside, a preemption, a lost worker) says nothing of a trial's values, so it is
-never the trial that ends for it. Progress is an evaluation of any trial, a newer backup of the one that was
+never the trial that ends for it. Progress is an evaluation of any trial, a newer checkpoint of the one that was
 interrupted, or a trial's end.
 """
 
@@ -20,7 +20,7 @@ class Interruptions:
     def __init__(self) -> None:
         self._in_a_row = 0
         self._most_at_once = 1
-        self._backup_steps: dict[str, int] = {}
+        self._checkpoint_steps: dict[str, int] = {}
 
     def progressed(self) -> None:
         """Begins the count anew: a trial was evaluated, or ended."""
@@ -30,23 +30,23 @@ class Interruptions:
         """Counts an interruption.
 
         Args:
-          directory: of the run that was interrupted; the newest step in its backups tells whether it came further.
+          directory: of the run that was interrupted; the newest step in its checkpoints tells whether it came further.
           why: a clause.
           num_running: how many ran, this one included.
 
         Raises:
           PeerLostError: there were too many in a row.
         """
-        newest = max((step for step, _ in entries.list_paths(directory.backups)), default=0)
-        if newest > self._backup_steps.get(directory.path, 0):
+        newest = max((step for step, _ in entries.list_paths(directory.checkpoints)), default=0)
+        if newest > self._checkpoint_steps.get(directory.path, 0):
             self._in_a_row = 0
-        self._backup_steps[directory.path] = newest
+        self._checkpoint_steps[directory.path] = newest
         self._in_a_row += 1
         self._most_at_once = max(self._most_at_once, num_running)
         if self._in_a_row >= MOST_IN_A_ROW * self._most_at_once:
             raise PeerLostError(
                 f"The sweep makes no progress: {self._in_a_row} interruptions of trials in a row, without an "
-                f"evaluation or a newer backup in between. The last, of {directory.path}: {why}. Find out who ends "
+                f"evaluation or a newer checkpoint in between. The last, of {directory.path}: {why}. Find out who ends "
                 "these processes (a scheduler; the kernel, for want of memory), or let trials back up more often "
-                "(train.backup). The same command goes on."
+                "(train.checkpoint). The same command goes on."
             )

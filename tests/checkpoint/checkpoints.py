@@ -1,4 +1,4 @@
-"""What the tests of the backups share: a listener in the event log's place, small states, and saving one."""
+"""What the tests of the checkpoints share: a listener in the event log's place, small states, and saving one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tfdist.checkpoint.format.entries import Entry
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.checkpoint.write.keeper import CheckpointKeeper
 
 IDENTITY = {"config": "0123abcd", "num_workers": 2}
 
@@ -46,14 +46,14 @@ def state_of(step: int, *, num_items: int = 400) -> State:
     return State(step, tensors, {"position": [1, step]})
 
 
-def new_keeper(directory: pathlib.Path, listener: Listener | None = None, **settings: Any) -> BackupKeeper:
+def new_keeper(directory: pathlib.Path, listener: Listener | None = None, **settings: Any) -> CheckpointKeeper:
     """A keeper of small files, so that a state has several."""
-    policy = BackupPolicy(**{"max_file_bytes": 4096, "compression": "none", **settings})
-    return BackupKeeper(str(directory), policy, identity=IDENTITY, tell=listener or Listener())
+    policy = CheckpointPolicy(**{"max_file_bytes": 4096, "compression": "none", **settings})
+    return CheckpointKeeper(str(directory), policy, identity=IDENTITY, tell=listener or Listener())
 
 
 def save_steps(directory: pathlib.Path, *steps: int, **settings: Any) -> None:
-    """Commits a backup of each step, one after the other, by one keeper."""
+    """Commits a checkpoint of each step, one after the other, by one keeper."""
     keeper = new_keeper(directory, on_error="stop", **{"keep_last": 100, **settings})
     for step in steps:
         keeper.save(state_of(step))

@@ -1,11 +1,10 @@
-"""What backups cost: beside Keras's BackupAndRestore, beside no backup, and beside plain reading.
+"""What checkpoints cost: beside Keras's BackupAndRestore, beside no checkpoint, and beside plain reading.
 
-202 MB of state (16.8 million weights and Adam's two slots). The stall is what the loop waits for at a backup. Goodput
-is the share of an undisturbed run's steps that is left when the process is killed now and then: the kills come six
-times as often as one every two minutes, with all else at its full size, which is harder. Takes six minutes
-or more.
+202 MB of state (16.8 million weights and Adam's two slots). The stall is what the loop waits for at a checkpoint.
+Goodput is the share of an undisturbed run's steps that is left when the process is killed now and then: the kills come
+six times as often as one every two minutes, with all else at its full size, which is harder. Takes six minutes or more.
 
-    python benchmarks/backup.py [--part=PART] [--quick] [--json=FILE]
+    python benchmarks/checkpoint.py [--part=PART] [--quick] [--json=FILE]
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def _figures(part: str, *, quick: bool) -> list[Figure]:
         return goodput(mean_seconds=20, num_kills=2, alone_seconds=20)
     rounds = {"stall": 5, "writing": 3, "restoring": 5} if quick else {"stall": 11, "writing": 6, "restoring": 9}
     if part == "writing":
-        return [f for threads in (2, 1) for f in figures_of("backup_parts", part, rounds[part], threads)]
-    return figures_of("backup_parts", part, rounds[part])
+        return [f for threads in (2, 1) for f in figures_of("checkpoint_parts", part, rounds[part], threads)]
+    return figures_of("checkpoint_parts", part, rounds[part])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The measurements of backup.py that need one process: what saving and restoring 202 MB of state costs."""
+"""The measurements of checkpoint.py that need one process: what saving and restoring 202 MB of state costs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trainings import Train, tfdist_learner_and_training
 from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.format.entries import list_backups
-from tfdist.checkpoint.policy import BackupPolicy
+from tfdist.checkpoint.format.entries import list_checkpoints
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.schedule import Schedule
-from tfdist.checkpoint.write.keeper import BackupKeeper
+from tfdist.checkpoint.write.keeper import CheckpointKeeper
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.recovery.recovery import Position, Recovery, restored
 from tfdist.training.step.state import TrainingState
@@ -42,7 +42,7 @@ class Told:
 
 
 class Subject:
-    """A training of tfdist's with its backups in `directory`."""
+    """A training of tfdist's with its checkpoints in `directory`."""
 
     def __init__(self, directory: str, *, batch: int = 16) -> None:
         self.strategy = OneDevice()
@@ -50,12 +50,14 @@ class Subject:
         learner, self.train = tfdist_learner_and_training(self.strategy, heavy_mlp(batch))
         self.directory = directory
         self.state = TrainingState(self.strategy, learner)
-        self.keeper = BackupKeeper(directory, BackupPolicy(keep_last=1, on_error="stop"), identity={}, tell=Told())
+        self.keeper = CheckpointKeeper(
+            directory, CheckpointPolicy(keep_last=1, on_error="stop"), identity={}, tell=Told()
+        )
         self._recovery = Recovery(
             strategy=self.strategy,
             state=self.state,
             keeper=self.keeper,
-            schedule=Schedule(BackupPolicy(), steps_per_epoch=1000),
+            schedule=Schedule(CheckpointPolicy(), steps_per_epoch=1000),
             preemption=Preemption(tell=lambda message: None, metadata_address=None),
         )
         self._recovery.prepare()
@@ -78,7 +80,7 @@ class Subject:
 
 
 def stall(rounds: str) -> list[Figure]:
-    """How long training waits for a backup: tfdist's, beside Keras's BackupAndRestore in `fit`."""
+    """How long training waits for a checkpoint: tfdist's, beside Keras's BackupAndRestore in `fit`."""
     with _scratch() as directory:
         subject = Subject(f"{directory}/tfdist")
         keras_seconds = _keras_stall(f"{directory}/keras")
@@ -90,12 +92,12 @@ def stall(rounds: str) -> list[Figure]:
             return seconds
 
         samples = interleaved([ours, keras_seconds], int(rounds))
-        name = "stall of a backup: tfdist ÷ BackupAndRestore"
+        name = "stall of a checkpoint: tfdist ÷ BackupAndRestore"
         return [ratio(name, *samples, goal=0.06, unit="s", at_most=True)]
 
 
 def writing(rounds: str, num_threads: str) -> list[Figure]:
-    """Steps while a backup is written ÷ steps while none is, on so many threads; compression off and on its own."""
+    """Steps while a checkpoint is written ÷ steps while none is, on so many threads; compression off and on its own."""
     tf.config.threading.set_intra_op_parallelism_threads(int(num_threads))
     tf.config.threading.set_inter_op_parallelism_threads(int(num_threads))
     with _scratch() as directory:
@@ -114,7 +116,7 @@ def restoring(rounds: str) -> list[Figure]:
     """Restoring all variables, verified, ÷ reading the same files whole."""
     with _scratch() as directory:
         subject = Subject(directory)
-        paths = sorted(Path(list_backups(directory)[-1].path).iterdir())
+        paths = sorted(Path(list_checkpoints(directory)[-1].path).iterdir())
 
         def ours() -> float:
             return _seconds(lambda _: _restore(subject), 1)
@@ -138,7 +140,7 @@ def _keras_stall(directory: str) -> Callable[[], float]:
     model.compile(optimizer=optimizer(), loss=loss(), metrics=[metric()])
     num_examples = workload.global_batch_size * STEPS_BETWEEN
     x, y = (array[:num_examples] for array in workload.arrays())
-    callback = _TimedBackup(directory, save_freq=STEPS_BETWEEN, delete_checkpoint=False)
+    callback = _TimedCheckpoint(directory, save_freq=STEPS_BETWEEN, delete_checkpoint=False)
 
     def sample() -> float:
         shutil.rmtree(directory, ignore_errors=True)  # else it would load, and find its epoch done
@@ -149,7 +151,7 @@ def _keras_stall(directory: str) -> Callable[[], float]:
     return sample
 
 
-class _TimedBackup(keras.callbacks.BackupAndRestore):
+class _TimedCheckpoint(keras.callbacks.BackupAndRestore):
     seconds = 0.0
 
     def _save_model(self) -> None:
@@ -159,7 +161,7 @@ class _TimedBackup(keras.callbacks.BackupAndRestore):
 
 
 def _while_writing(subject: Subject) -> list[float]:
-    """The steps that were done wholly while a backup was being written, in seconds each."""
+    """The steps that were done wholly while a checkpoint was being written, in seconds each."""
     seconds: list[float] = []
     while not seconds:
         subject.train(STEPS_BETWEEN)
