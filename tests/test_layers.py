@@ -275,7 +275,7 @@ def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
         "experiment.py": "from tfdist.training.loop import loop",
         "training/loop.py": "from tfdist.data.batches import x\nfrom tfdist.training.step import run\nfrom . import step",
         "training/step.py": "def run(environ: dict) -> None:\n    environ.get('A')",
-        "data/order/batches.py": "from tfdist.strategies.base import Topology\nimport ginger",
+        "data/batches.py": "from tfdist.strategies.base import Topology\nimport ginger",
         "strategies/base.py": "from tfdist.errors import UserError",
         "strategies/cluster/cluster.py": "import os\nos.environ['TF_CONFIG']",
         "strategies/horovod.py": "def f():\n    import horovod.tensorflow",
