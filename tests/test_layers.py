@@ -273,7 +273,7 @@ def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
         "config/loading.py": "import gin\nfrom tfdist.config import files",
         "config/files.py": "from tfdist.errors import UserError\nimport os.path",
         "experiment.py": "from tfdist.training.loop import loop",
-        "training/loop.py": "from tfdist.data.batches import x\nfrom tfdist.training.step import run\nfrom . import step",
+        "training/loop.py": "from tfdist.data.batches import x\nfrom tfdist.training.step import y\nfrom . import step",
         "training/step.py": "def run(environ: dict) -> None:\n    environ.get('A')",
         "data/batches.py": "from tfdist.strategies.base import Topology\nimport ginger",
         "strategies/base.py": "from tfdist.errors import UserError",
