@@ -17,7 +17,7 @@ PHOTO_SIZE = (160, 160)
 
 
 def example(features: Mapping[str, bytes | int]) -> bytes:
-    """A serialised `tf.train.Example`."""
+    """A serialized `tf.train.Example`."""
 
     def feature(value: bytes | int) -> tf.train.Feature:
         if isinstance(value, bytes):
@@ -41,14 +41,14 @@ def write_records(directory: Path, records: list[bytes]) -> list[str]:
 
 
 def small_images(num_examples: int) -> list[bytes]:
-    """Records of raw 28 × 28 grey images, `image`, and a `label`."""
+    """Records of raw 28 × 28 gray images, `image`, and a `label`."""
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (num_examples, *SMALL_IMAGE), dtype=np.uint8)
     return [example({"image": p.tobytes(), "label": i % 10}) for i, p in enumerate(pixels)]
 
 
 def photos(num_examples: int) -> list[bytes]:
-    """PNG files of 160 × 160 pixels in three colours."""
+    """PNG files of 160 × 160 pixels in three colors."""
     generator = np.random.default_rng(0)
     height, width = PHOTO_SIZE
     y, x = np.arange(height)[:, np.newaxis, np.newaxis] / height, np.arange(width)[:, np.newaxis] / width

@@ -49,7 +49,7 @@ def convnet(name: str, input_shape: Sequence[int], batch: int, num_examples: int
 
 
 def deep_convnet(name: str, batch: int, num_examples: int) -> Workload:
-    """Nine 3×3 convolutions over 32×32 colour images, in three stages of 16, 32 and 64 channels, and an average over
+    """Nine 3×3 convolutions over 32×32 color images, in three stages of 16, 32 and 64 channels, and an average over
     places: 121,226 weights and 17 million multiplications an image, the proportion of a ResNet-20 on CIFAR."""
     input_shape = (32, 32, 3)
 

@@ -21,7 +21,7 @@ UNEQUAL_SIZES = ([37], [50, 3], [1, 90, 12], [20, 0, 41, 8], [5, 64, 0, 17, 33])
 
 
 def example(**features: Any) -> bytes:
-    """A serialised tf.train.Example; ints, floats and bytes, alone or in lists."""
+    """A serialized tf.train.Example; ints, floats and bytes, alone or in lists."""
     made = {}
     for name, value in features.items():
         values = list(value) if isinstance(value, (list, tuple, np.ndarray)) else [value]

@@ -32,7 +32,7 @@ def failed(what: str, error: BaseException) -> UserError:
 
 
 def said(error: BaseException) -> str:
-    """An exception's type and text, without empty lines, colours and what notes add."""
+    """An exception's type and text, without empty lines, colors and what notes add."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > _MAX_LINES:

@@ -1,6 +1,6 @@
 """The parts of experiment.gin: a training in which every kind of state counts, and that can be watched step by step.
 
-Batch normalisation moves statistics, dropout draws numbers, Adam keeps slots, the last batch is uneven, and the
+Batch normalization moves statistics, dropout draws numbers, Adam keeps slots, the last batch is uneven, and the
 callbacks remember what they have seen.
 """
 

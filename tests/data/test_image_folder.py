@@ -22,7 +22,7 @@ FORMATS = ("png", "bmp", "jpg")
 
 @pytest.fixture
 def root(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Grey images; a PNG's value is its number."""
+    """Gray images; a PNG's value is its number."""
     number = 0
     for name, count in COUNTS.items():
         (tmp_path / name).mkdir()

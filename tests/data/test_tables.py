@@ -277,7 +277,7 @@ def test_what_is_wrong_with_rows_gets_a_message(tmp_path: pathlib.Path, form: st
             table(files, Columns("size", "grade"), missing={"size": 0, "grade": 1}, num_classes=9),
             "the label 'grade' is 9",
         ),
-        (table(files, MIXED, missing={"colour": 1}), "Table.missing names 'colour'.*Did you mean 'color'"),
+        (table(files, MIXED, missing={"collor": 1}), "Table.missing names 'collor'.*Did you mean 'color'"),
         (table(files, MIXED, missing={"color": "mean"}), "Table.missing is 'mean' for 'color'"),
         (table(files, MIXED, missing={"size": "category"}), "Table.missing is 'category' for 'size'"),
         (table(files, MIXED, fitted_on=files, stack_inputs=True), r"the inputs \['color'\] hold categories"),

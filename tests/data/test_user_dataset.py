@@ -208,7 +208,7 @@ def test_a_dataset_that_a_data_function_returns_is_taken_as_it_is() -> None:
     assert same(global_batches(lambda: again, steps=STEPS), global_batches(lambda: again, steps=STEPS))
 
 
-def test_batches_are_recognised_and_taken_apart_when_asked() -> None:
+def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
     def batched() -> tf.data.Dataset:
         return plain().batch(4).prefetch(1)
 

@@ -24,7 +24,7 @@ from typing import Any
 import keras
 import numpy as np
 from equivalence.cases import STRATEGIES
-from keras_fit.behaviours import X, Y, classifier
+from keras_fit.behaviors import X, Y, classifier
 from keras_fit.spies import BatchSpy, Spy, number, numbers
 
 import tfdist

@@ -14,9 +14,9 @@ import pytest
 import support
 import tensorflow as tf
 from equivalence.test_equivalence import HOROVOD, LAUNCH
-from keras_fit.behaviours import classifier
+from keras_fit.behaviors import classifier
 from keras_fit.callback_cases import CASES, NOT_COVERED
-from keras_fit.test_behaviours import differences
+from keras_fit.test_behaviors import differences
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 WORKERS = {"one_device": 1, "mirrored2": 1, "multi_worker": 2, "horovod": 2}

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import pytest
 import support
-from keras_fit.behaviours import Numbered, X, Y, batches, classifier, dataset
-from keras_fit.test_behaviours import differences
+from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
+from keras_fit.test_behaviors import differences
 
 import tfdist
 from tfdist.training.loop.callback_model import COMPILED

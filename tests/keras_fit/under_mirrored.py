@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras_fit.behaviours import Numbered, Subclassed, X, Y, batches, classifier, compiled_as, dataset, seen
-from keras_fit.test_behaviours import differences
+from keras_fit.behaviors import Numbered, Subclassed, X, Y, batches, classifier, compiled_as, dataset, seen
+from keras_fit.test_behaviors import differences
 
 import tfdist
 from tfdist.strategies.mirrored import Mirrored

@@ -7,7 +7,7 @@ import pickle
 import sys
 
 import numpy as np
-from keras_fit.behaviours import Numbered, X, Y, batches, classifier, dataset
+from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 
 import tfdist
 from tfdist.strategies.multi_worker import MultiWorker

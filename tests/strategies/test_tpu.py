@@ -31,7 +31,7 @@ HOST_WITHOUT_TPU = """
     sys.exit(status)
 """
 
-# What stands in for the hardware: the initialisation does nothing, and the strategy's cores are two CPU devices.
+# What stands in for the hardware: the initialization does nothing, and the strategy's cores are two CPU devices.
 CPUS_FOR_A_TPU = """
     import sys
     import tensorflow as tf
@@ -117,7 +117,7 @@ def test_a_host_that_answers_without_a_tpu_is_told_from_one_that_does_not(tmp_pa
     address = f"--gin_param=tpu.TPU.address = 'grpc://127.0.0.1:{port}'"
     told = run_program(HOST_WITHOUT_TPU, [str(port), *DIGITS_ON_TPU, address, "--run_dir=run"], tmp_path)
     assert told.status == 2 and "Traceback" not in told.stderr, told.outputs()
-    assert f"error: The TPU 'grpc://127.0.0.1:{port}' does not initialise: TPUs not found in the cluster" in told.stderr
+    assert f"error: The TPU 'grpc://127.0.0.1:{port}' does not initialize: TPUs not found in the cluster" in told.stderr
 
 
 def test_behind_the_hardware_the_digits_train_in_bfloat16_on_padded_batches_that_xla_compiles(tmp_path: Path) -> None:

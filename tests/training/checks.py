@@ -80,7 +80,7 @@ def probed(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
 
 
 def probed_batch_norm(strategy: Strategy, directory: pathlib.Path) -> int:
-    """How many probes a model with synchronized batch normalisation is put through."""
+    """How many probes a model with synchronized batch normalization is put through."""
     trained = run(directory, strategy=strategy, model=lambda: dense_model(batch_norm=True), steps=1, xla="auto")
     return len(trained.events("xla_chosen"))
 

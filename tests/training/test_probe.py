@@ -55,7 +55,7 @@ def test_auto_decides_and_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 def test_auto_decides_and_leaves_nothing_behind_on_two_replicas(mirrored: Callable[[str], Any]) -> None:
     check_probe(mirrored("probe"))
-    assert mirrored("probe_batch_norm") == 0  # XLA cannot compile a synchronized batch normalisation
+    assert mirrored("probe_batch_norm") == 0  # XLA cannot compile a synchronized batch normalization
 
 
 def test_what_cannot_be_compiled_is_not_chosen() -> None:

@@ -100,7 +100,7 @@ def dropout_model() -> keras.Model:
 
 
 def activity_model() -> keras.Model:
-    """Losses that layers add, before and after a batch normalisation."""
+    """Losses that layers add, before and after a batch normalization."""
     inputs = keras.Input((64,))
     x = keras.layers.Dense(16, activity_regularizer=keras.regularizers.L2(0.1))(inputs)
     x = keras.layers.Activation("tanh")(keras.layers.BatchNormalization(momentum=0.9)(x))

@@ -72,7 +72,7 @@ def report_of(journal: Journal, run_dir: pathlib.Path) -> Page:
     return Page(pathlib.Path(page).read_text(encoding="utf-8"))
 
 
-def colours_in(path: pathlib.Path) -> int:
+def colors_in(path: pathlib.Path) -> int:
     with PIL.Image.open(path) as image:
         assert image.width >= 900 and image.height >= 150
         return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0))
@@ -105,7 +105,7 @@ def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> 
     page = report_of(JOURNALS[name], tmp_path)
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted([*_PLOTS, "index.html"])
     for plot in _PLOTS:
-        assert colours_in(tmp_path / "report" / plot) > 1
+        assert colors_in(tmp_path / "report" / plot) > 1
     assert len([tag for tag in page.tags if tag == "img"]) == len(_PLOTS)
     with (tmp_path / "trials.csv").open(newline="") as table:
         assert len(list(csv.DictReader(table))) == len(read_sweep(str(tmp_path)).trials)

@@ -100,7 +100,7 @@ class Graph:
     """The calls that settings lead to.
 
     Args:
-      settings: all statements for a judgement of what could be meant, or the winners for what holds.
+      settings: all statements for a judgment of what could be meant, or the winners for what holds.
       shadowing: whether an inner scope's setting hides an outer scope's, as it does when the function is called.
     """
 

@@ -54,7 +54,7 @@ def start_each(plan: Plan, output: Output, own: Mapping[int, Mapping[str, str]])
             workers.append(Process(index, plan.command, environment, cpus, heartbeat))
         for worker in workers:
             for pipe, stream in zip(worker.pipes, (STDOUT, STDERR), strict=True):
-                output.follow(pipe, stream, functools.partial(_labelled, worker.index))
+                output.follow(pipe, stream, functools.partial(_labeled, worker.index))
         yield workers
 
 
@@ -71,7 +71,7 @@ def reserve_port() -> socket.socket:
     return sock
 
 
-def _labelled(index: int, line: bytes) -> list[tuple[int, bytes]]:
+def _labeled(index: int, line: bytes) -> list[tuple[int, bytes]]:
     return [(index, line)]
 
 

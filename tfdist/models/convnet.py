@@ -24,7 +24,7 @@ def build_convnet(
       filters: the width of each convolution.
       dense_units: the width of the dense layer before the output.
       dropout: the share of the dense layer's units left out in training.
-      batch_normalization: normalises after each convolution.
+      batch_normalization: normalizes after each convolution.
 
     Returns:
       An uncompiled model from [n, height, width, channels] to logits [n, num_classes].

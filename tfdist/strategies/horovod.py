@@ -1,7 +1,7 @@
 """Many processes through Horovod. The only importer of Horovod, and only when it is chosen.
 
 Horovod is presented as a `tf.distribute.Strategy` of one local replica whose all-reduce is
-`hvd.grouped_allreduce`. Whatever asks TensorFlow for a replica context (synchronized batch normalisation, metrics,
+`hvd.grouped_allreduce`. Whatever asks TensorFlow for a replica context (synchronized batch normalization, metrics,
 the optimizer) thus reduces over Horovod's workers without knowing it. Horovod's own Keras wrapper, which does not
 know Keras 3, stays out of it.
 """

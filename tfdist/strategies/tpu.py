@@ -51,7 +51,7 @@ class TPU(Strategy):
             tf.tpu.experimental.initialize_tpu_system(resolver)
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"The TPU {_said(address)} does not initialise: {first_line(error)} Check with "
+                f"The TPU {_said(address)} does not initialize: {first_line(error)} Check with "
                 "`gcloud compute tpus tpu-vm describe` that it is READY and that no other process holds it."
             ) from error
         distribution = tf.distribute.TPUStrategy(resolver)

@@ -103,7 +103,7 @@ def _stored(dtype: Any, wrong: UserError) -> tf.DType:
 
 
 def parse(records: tf.Tensor, features: Mapping[str, Feature]) -> dict[str, tf.Tensor]:
-    """The features of a batch of serialised examples, string [n]."""
+    """The features of a batch of serialized examples, string [n]."""
     specs: dict[str, Any] = {}
     for name, feature in features.items():
         if feature.kind == "fixed":

@@ -35,7 +35,7 @@ class ImageReader:
 
     Args:
       size: (height, width) in pixels.
-      channels: 1 for grey, 3 for red, green, blue, 4 with transparency; what a file has is converted.
+      channels: 1 for gray, 3 for red, green, blue, 4 with transparency; what a file has is converted.
       method: how to resize: nearest, bilinear, bicubic, lanczos, box or hamming, all of them antialiased where an
         image shrinks, but nearest.
       fit: "stretch" takes the whole image to the size, "crop" keeps its proportions and cuts what stands out on both

@@ -1,4 +1,4 @@
-"""Records of TFRecord files by their number: a run of neighbours is one read of exactly its bytes.
+"""Records of TFRecord files by their number: a run of neighbors is one read of exactly its bytes.
 
 Compressed files cannot be read so; `compressed_file.py` says what they cost. Every record's checksum is verified, and
 what to do about a wrong one is decided here alone. Used by the sources of TFRecord files.
@@ -156,7 +156,7 @@ class RecordFileSource(RecordSource):
         records, wrong = part.file.read(part.skip + first, count)
         for number in wrong:
             self.pass_over(part.file, number, "its checksum is wrong")
-            records[number - part.skip - first] = self._neighbour(part, number)
+            records[number - part.skip - first] = self._neighbor(part, number)
         return records
 
     def diagnose(self) -> TfdistError | None:
@@ -222,7 +222,7 @@ class RecordFileSource(RecordSource):
                 "Make the file again."
             )
 
-    def _neighbour(self, part: FilePart, number: int) -> bytes:
+    def _neighbor(self, part: FilePart, number: int) -> bytes:
         """The nearest good record before `number`, or else after it: the same one whoever asks."""
         for candidate in [*range(number - 1, part.skip - 1, -1), *range(number + 1, part.skip + part.take)]:
             (record,), wrong = part.file.read(candidate, 1)

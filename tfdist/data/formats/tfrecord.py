@@ -34,7 +34,7 @@ class TFRecordSource(RecordFileSource):
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on.
       compression: "GZIP" or "ZLIB"; None finds out, file by file.
       max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
-      block_records: how many neighbours stay together when the order is permuted; None takes what makes a megabyte.
+      block_records: how many neighbors stay together when the order is permuted; None takes what makes a megabyte.
 
     Raises:
       UserError: no file matches, or the first record does not fit the descriptions.

@@ -1,6 +1,6 @@
 """The order of examples that lie in files: permuted by blocks, read by streams, the same for any number of workers.
 
-Records are cut into blocks, runs of neighbours within one file. An epoch permutes the blocks by (seed, epoch) and lays
+Records are cut into blocks, runs of neighbors within one file. An epoch permutes the blocks by (seed, epoch) and lays
 them end to end. The line is cut into streams, and every global batch takes its examples from all streams, each at a
 fixed place of the batch. A worker, whose replicas take fixed places of each batch, therefore reads the blocks of its
 own streams and no others. Within a stream records are permuted window by window.
@@ -27,7 +27,7 @@ Taken = tuple[Window, slice, np.ndarray]
 
 
 class Share(NamedTuple):
-    """What a stream gives to a run of neighbouring places of a batch.
+    """What a stream gives to a run of neighboring places of a batch.
 
     Attributes:
       begin, end: places in the run.
@@ -49,8 +49,8 @@ class BlockOrder:
     Args:
       block_sizes: records of each block, in the order of the records.
       batch_size: examples of a global batch.
-      seed: of the permutations; None permutes nothing, so that streams go through neighbours in their order.
-      window_blocks: how many blocks' worth of neighbouring records of a stream are permuted among each other.
+      seed: of the permutations; None permutes nothing, so that streams go through neighbors in their order.
+      window_blocks: how many blocks' worth of neighboring records of a stream are permuted among each other.
     """
 
     block_sizes: tuple[int, ...]
@@ -85,7 +85,7 @@ class BlockOrder:
     def windows(self, positions: np.ndarray) -> list[Taken]:
         """The windows that the positions lie in: (window, places in `positions`, int64 ranks in the window).
 
-        Neighbouring positions of one window come together; one that is left and entered again comes twice.
+        Neighboring positions of one window come together; one that is left and entered again comes twice.
         """
         stream, offset = self._stream_places(positions)
         window = self._windows_at(stream, offset)
@@ -191,7 +191,7 @@ class BlockOrder:
 
 
 def stretches(keys: np.ndarray) -> list[slice]:
-    """Where equal neighbours stand in `keys`, [n]."""
+    """Where equal neighbors stand in `keys`, [n]."""
     edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
     return [slice(begin, end) for begin, end in itertools.pairwise(edges) if begin < end]
 

@@ -44,7 +44,7 @@ class WindowReader:
 
     Args:
       blocks: where which record stands.
-      read_runs: reads runs of neighbouring records, (first, count) each, one after the other.
+      read_runs: reads runs of neighboring records, (first, count) each, one after the other.
       most_again: where the first batch is no more than this share of an epoch, it is read record by record, and again
         with its windows, so that it does not wait for whole windows, at whatever step it stands.
     """
@@ -70,7 +70,7 @@ class WindowReader:
         return records
 
     def _go_on(self, batch: int, slot: int, positions: np.ndarray, epoch: int, records: np.ndarray) -> None:
-        """Neighbouring places of one batch, before the left-overs."""
+        """Neighboring places of one batch, before the left-overs."""
         for stream, begin, end, each, skipped in self._shares(slot, len(positions)):
             first = batch * each + skipped
             last = first + end - begin

@@ -112,7 +112,7 @@ def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tenso
     """int32 [n, 2] seeds for what is random about the examples at these places of an epoch."""
     key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0x5EED], tf.int64), epoch)
     mixed = tf.stack([key[0] + positions, tf.fill(tf.shape(positions), key[1])], axis=1)
-    # Neighbouring seeds are fine: every stateless operation scrambles its seed.
+    # Neighboring seeds are fine: every stateless operation scrambles its seed.
     return tf.cast(tf.bitwise.bitwise_and(mixed, 0x7FFFFFFF), tf.int32)
 
 

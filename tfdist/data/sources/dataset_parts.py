@@ -1,6 +1,6 @@
 """What a `tf.data.Dataset` is built of: files, shards, randomness, batches. Read from its graph, without an example.
 
-Invariant: what is not recognised counts as not there. Used by `user_dataset.py` to choose a policy.
+Invariant: what is not recognized counts as not there. Used by `user_dataset.py` to choose a policy.
 """
 
 from __future__ import annotations

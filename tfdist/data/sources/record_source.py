@@ -1,4 +1,4 @@
-"""Sources of records that lie in files and are read in runs of neighbours.
+"""Sources of records that lie in files and are read in runs of neighbors.
 
 Invariant: over an epoch a worker reads each record of its streams once, and of the others none (a stream that two
 workers share, where their number does not divide the streams', is read by both). Records are held only while their
@@ -28,7 +28,7 @@ class RecordSource(Source):
 
     Args:
       file_sizes: records of each file, in order; 0 is fine.
-      block_records: how many neighbours stay together when the order is permuted; larger reads are cheaper, smaller
+      block_records: how many neighbors stay together when the order is permuted; larger reads are cheaper, smaller
         ones mix better.
     """
 

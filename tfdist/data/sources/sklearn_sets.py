@@ -29,7 +29,7 @@ def load_digits(*, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def load_breast_cancer(*, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """569 tumours: 30 measurements float32 [n, 30], standardised over all rows; labels int32 [n], 1 is benign.
+    """569 tumors: 30 measurements float32 [n, 30], standardized over all rows; labels int32 [n], 1 is benign.
 
     Raises:
       UserError: as `load_digits`.

@@ -1,4 +1,4 @@
-"""From serialised examples of a TensorFlow data set to its features, a whole batch at a time where that can be done."""
+"""From serialized examples of a TensorFlow data set to its features, a whole batch at a time where that can be done."""
 
 from __future__ import annotations
 

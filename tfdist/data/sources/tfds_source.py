@@ -44,7 +44,7 @@ def load_tfds(
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on.
       max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
-      block_records: how many neighbours stay together when the order is permuted; None takes what
+      block_records: how many neighbors stay together when the order is permuted; None takes what
         makes a megabyte of a TFRecord file, a quarter of one of an ArrayRecord file.
 
     Raises:

@@ -47,7 +47,7 @@ class TextFile:
         return len(self.begins)
 
     def read(self, first: int, count: int) -> list[bytes]:
-        """The texts of neighbouring lines, by one read."""
+        """The texts of neighboring lines, by one read."""
         begins, sizes = self.begins[first : first + count].tolist(), self.sizes[first : first + count].tolist()
         if not begins:
             return []

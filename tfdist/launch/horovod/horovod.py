@@ -99,9 +99,9 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
         own_words: list[bytes] = []
 
         def label(line: bytes) -> list[tuple[int, bytes]]:
-            if not (labelled := take_apart(line)):
+            if not (labeled := take_apart(line)):
                 own_words.append(line)
-            return labelled
+            return labeled
 
         for pipe, stream in zip(horovodrun.pipes, (STDOUT, STDERR), strict=True):
             output.follow(pipe, stream, label)

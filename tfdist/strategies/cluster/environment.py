@@ -57,7 +57,7 @@ def is_elastic(environment: Mapping[str, str]) -> bool:
 
 
 def set_horovod_tuning(*, fusion_threshold_bytes: int | None, cycle_time_milliseconds: float | None) -> None:
-    """Sets what Horovod reads when it initialises; None leaves the user's own setting."""
+    """Sets what Horovod reads when it initializes; None leaves the user's own setting."""
     if fusion_threshold_bytes is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(fusion_threshold_bytes)
     if cycle_time_milliseconds is not None:

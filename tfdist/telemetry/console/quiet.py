@@ -4,7 +4,7 @@ Invariant: a line that TF_CPP_MIN_LOG_LEVEL lets through, a Python warning, a tr
 are always shown. `main.py` calls both functions before anything else imports TensorFlow.
 
 TF_CPP_MIN_LOG_LEVEL works only from the end of TensorFlow's import. Before that its libraries log from static
-initialisers (`port.cc … oneDNN custom operations are on`, `cudart_stub.cc`, `Unable to register cuFFT factory`),
+initializers (`port.cc … oneDNN custom operations are on`, `cudart_stub.cc`, `Unable to register cuFFT factory`),
 which no variable silences. For the length of the import a small process of its own therefore reads file descriptor 2
 and passes on what that level would. A process, not a thread or a file, because it outlives a crash of this one.
 """

@@ -35,7 +35,7 @@ def separate_losses(model: keras.Model) -> None:
     """Keeps `add_loss` and activity regularizers of each replica apart.
 
     MirroredStrategy calls the same layers on a thread for each replica, and changes threads at every reduction, so in
-    the middle of the pass where batch normalisation is synchronized.
+    the middle of the pass where batch normalization is synchronized.
     """
     for layer in model._flatten_layers():
         if not isinstance(layer._losses, ThreadLosses):

@@ -1,4 +1,4 @@
-"""Draws the parallel coordinates of a sweep: an axis a parameter, a line a trial, coloured by the objective.
+"""Draws the parallel coordinates of a sweep: an axis a parameter, a line a trial, colored by the objective.
 
 Invariant: an axis shows the whole range of its parameter, in decades where it was drawn so, and spells out choices;
 what a trial did not have is its own place below the axis. Trials without an objective are dotted. `report.py` asks.
@@ -25,7 +25,7 @@ _LONGEST_LABEL = 14
 
 
 def draw_parallel(sweep: Sweep, theme: Theme) -> bytes:
-    """Lines from axis to axis; the last axis is the objective, in the colours of the lines."""
+    """Lines from axis to axis; the last axis is the objective, in the colors of the lines."""
     figure, axes = new_figure(theme, width=max(7.5, 1.5 + 1.1 * len(sweep.parameters)), height=4.4)
     if not sweep.parameters or not any(trial.values for trial in sweep.trials):
         reason = "No trial has started yet." if sweep.parameters else "The journal names no parameters."
@@ -54,7 +54,7 @@ def draw_parallel(sweep: Sweep, theme: Theme) -> bytes:
 
 
 def _draw_trials(axes: Axes, sweep: Sweep, theme: Theme, limits: tuple[float, float]) -> None:
-    colours = theme.colours()
+    colors = theme.colors()
     ranked = sweep.ranked
     others = [trial for trial in sweep.trials if trial.values and not trial.is_judged]
     heights = _spread(sweep.parameters, [*ranked, *others])
@@ -62,9 +62,9 @@ def _draw_trials(axes: Axes, sweep: Sweep, theme: Theme, limits: tuple[float, fl
         axes.plot(heights[trial.name], ":", color=theme.faint, linewidth=0.9, alpha=0.8, zorder=1)
     for place, trial in enumerate(reversed(ranked)):
         share = _share(trial.objective or 0.0, limits)
-        colour = colours(share if sweep.direction == "max" else 1 - share)
+        color = colors(share if sweep.direction == "max" else 1 - share)
         width = 2.8 if trial == sweep.best else 1.0
-        axes.plot([*heights[trial.name], share], color=colour, linewidth=width, alpha=0.9, zorder=2 + place / 1e4)
+        axes.plot([*heights[trial.name], share], color=color, linewidth=width, alpha=0.9, zorder=2 + place / 1e4)
 
 
 def _spread(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict[str, list[float]]:
@@ -95,9 +95,9 @@ def _draw_ticks(axes: Axes, theme: Theme, x: float, ticks: Sequence[tuple[float,
 
 def _draw_objective_axis(axes: Axes, sweep: Sweep, theme: Theme, limits: tuple[float, float]) -> None:
     x = len(sweep.parameters)
-    colours = theme.colours() if sweep.direction == "max" else theme.colours().reversed()
+    colors = theme.colors() if sweep.direction == "max" else theme.colors().reversed()
     strip = np.linspace(0, 1, 256)[:, None]
-    axes.imshow(strip, cmap=colours, extent=(x, x + 0.08, 0, 1), origin="lower", aspect="auto", zorder=3)
+    axes.imshow(strip, cmap=colors, extent=(x, x + 0.08, 0, 1), origin="lower", aspect="auto", zorder=3)
     for value in _round_numbers(*limits):
         axes.annotate(
             f"{value:.6g}", (x + 0.08, _share(value, limits)), (3, 0), textcoords="offset points",

@@ -1,7 +1,7 @@
-"""What the plots of a sweep have in common: colours on light and on dark, and the range of the objective.
+"""What the plots of a sweep have in common: colors on light and on dark, and the range of the objective.
 
-Invariant: drawn with Agg and without pyplot, so that nothing of the user's own figures is touched; colours come from
-viridis, which the colour-blind tell apart and which keeps its order in grey; the better, the more contrast.
+Invariant: drawn with Agg and without pyplot, so that nothing of the user's own figures is touched; colors come from
+viridis, which the color-blind tell apart and which keeps its order in gray; the better, the more contrast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DOTS_PER_INCH = 180
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Theme:
-    """Colours; `worst` and `best` are places on viridis between 0 and 1."""
+    """Colors; `worst` and `best` are places on viridis between 0 and 1."""
 
     background: str
     ink: str
@@ -36,8 +36,8 @@ class Theme:
     worst: float
     best: float
 
-    def colours(self) -> Colormap:
-        """The colour map from the worst to the best."""
+    def colors(self) -> Colormap:
+        """The color map from the worst to the best."""
         import matplotlib
         from matplotlib.colors import LinearSegmentedColormap
 
@@ -50,7 +50,7 @@ DARK = Theme(background="#14181d", ink="#e8ecf0", faint="#97a1ad", grid="#333a43
 
 
 def new_figure(theme: Theme, *, width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of that many inches with one pair of axes in the colours of the theme."""
+    """A figure of that many inches with one pair of axes in the colors of the theme."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -68,7 +68,7 @@ def new_figure(theme: Theme, *, width: float, height: float) -> tuple[Figure, Ax
 
 
 def label_axes(axes: Axes, theme: Theme, *, x: str, y: str) -> None:
-    """Names the axes, in the colours of the theme."""
+    """Names the axes, in the colors of the theme."""
     axes.set_xlabel(as_it_is(x), color=theme.ink, fontsize=10)
     axes.set_ylabel(as_it_is(y), color=theme.ink, fontsize=10)
 
@@ -95,7 +95,7 @@ def add_legend(axes: Axes, theme: Theme) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file of 256 colours, a third of the size of one with all of them."""
+    """The figure as a PNG file of 256 colors, a third of the size of one with all of them."""
     import PIL.Image  # which matplotlib requires
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

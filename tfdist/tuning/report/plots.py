@@ -27,7 +27,7 @@ from tfdist.tuning.schedule.history import Sweep, Trial
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MARKERS = "osD^vP*X"  # a shape for each rung beside its colour
+_MARKERS = "osD^vP*X"  # a shape for each rung beside its color
 _TIME_UNITS = (("seconds", 1.0, 180.0), ("minutes", 60.0, 10800.0), ("hours", 3600.0, float("inf")))
 
 
@@ -68,7 +68,7 @@ def draw_objective(sweep: Sweep, theme: Theme) -> bytes:
 
 
 def draw_curves(sweep: Sweep, theme: Theme) -> bytes:
-    """The objective over the epochs, a line a trial, coloured by the rung that the trial reached."""
+    """The objective over the epochs, a line a trial, colored by the rung that the trial reached."""
     figure, axes = new_figure(theme, width=7.5, height=4.1)
     drawn = sorted((trial for trial in sweep.trials if trial.curve), key=lambda trial: trial.curve[-1].rung)
     if not drawn:
@@ -100,11 +100,11 @@ def draw_importance(sweep: Sweep, importance: Importance, theme: Theme) -> bytes
         say_instead(axes, theme, importance.reason)
         return png(figure)
     names = short_names([share.path for share in shares], least=2)
-    colours, places = theme.colours(), np.arange(len(shares))
+    colors, places = theme.colors(), np.arange(len(shares))
     alone = np.array([share.alone for share in shares])
     together = np.array([share.together for share in shares])
-    axes.barh(places, alone, height=0.62, color=colours(0.85), label="alone")
-    axes.barh(places, together, left=alone, height=0.62, color=colours(0.35), label="together with others")
+    axes.barh(places, alone, height=0.62, color=colors(0.85), label="alone")
+    axes.barh(places, together, left=alone, height=0.62, color=colors(0.35), label="together with others")
     for place, share in zip(places, shares, strict=True):
         axes.text(share.total + 0.01, place, f"{share.total:.0%}", color=theme.ink, fontsize=9, va="center")
     axes.set_yticks(places, [as_it_is(shorten(names[share.path], 28)) for share in shares])
@@ -131,4 +131,4 @@ def _draw_curve(
 def _rung_style(theme: Theme, rung: int, rungs: list[int]) -> dict[str, object]:
     place = rungs.index(rung)
     share = 0.7 if len(rungs) == 1 else place / (len(rungs) - 1)
-    return {"color": theme.colours()(share), "marker": _MARKERS[place % len(_MARKERS)]}
+    return {"color": theme.colors()(share), "marker": _MARKERS[place % len(_MARKERS)]}

@@ -85,7 +85,7 @@ def write_report(run_dir: str) -> str:
         ),
         "curves.png": (
             "Learning curves",
-            "A line a trial, in the colour of the last rung it reported from.",
+            "A line a trial, in the color of the last rung it reported from.",
             lambda theme: draw_curves(sweep, theme),
         ),
     }

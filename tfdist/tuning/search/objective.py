@@ -1,4 +1,4 @@
-"""What a sweep optimises: a metric by name, and whether more or less of it is better.
+"""What a sweep optimizes: a metric by name, and whether more or less of it is better.
 
 Invariant: `val_NAME` is the metric NAME of the evaluation, any other name one of training. Knows no search.
 """

@@ -1,6 +1,6 @@
-"""What `keras.Model.fit` does, as a list: each behaviour is run by Keras's fit and by `tfdist.fit` and compared.
+"""What `keras.Model.fit` does, as a list: each behavior is run by Keras's fit and by `tfdist.fit` and compared.
 
-`python -m keras_fit.behaviours` prints the table of docs/fit.md. A behaviour gives what can be seen of a run: history,
+`python -m keras_fit.behaviors` prints the table of docs/fit.md. A behavior gives what can be seen of a run: history,
 weights, what callbacks saw. A row that says that something differs or is refused has to be wrong once that ends.
 """
 
@@ -27,7 +27,7 @@ SAME, DIFFERS, REFUSED = "the same", "differs", "refused"
 
 
 @dataclasses.dataclass(frozen=True)
-class Behaviour:
+class Behavior:
     """One row of the table.
 
     Attributes:
@@ -47,12 +47,12 @@ class Behaviour:
     refusal: str = ""
 
 
-BEHAVIOURS: list[Behaviour] = []
+BEHAVIORS: list[Behavior] = []
 
 
-def behaviour(area: str, name: str, **how: str) -> Callable[[Callable[[Fit], Seen]], Callable[[Fit], Seen]]:
+def behavior(area: str, name: str, **how: str) -> Callable[[Callable[[Fit], Seen]], Callable[[Fit], Seen]]:
     def keep(run: Callable[[Fit], Seen]) -> Callable[[Fit], Seen]:
-        BEHAVIOURS.append(Behaviour(area, name, run, **how))
+        BEHAVIORS.append(Behavior(area, name, run, **how))
         return run
 
     return keep
@@ -74,7 +74,7 @@ def compiled_as(model: keras.Model, **compiled: Any) -> keras.Model:
     return model
 
 
-@keras.saving.register_keras_serializable("behaviours")
+@keras.saving.register_keras_serializable("behaviors")
 class Subclassed(keras.Model):
     """Not built before it sees data."""
 
@@ -175,43 +175,43 @@ class Endless(Numbered):
 DATA = "Data"
 
 
-@behaviour(DATA, "NumPy arrays; the last batch is smaller")
+@behavior(DATA, "NumPy arrays; the last batch is smaller")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=3)
 
 
-@behaviour(DATA, "TensorFlow tensors")
+@behavior(DATA, "TensorFlow tensors")
 def _(fit: Fit) -> Seen:
     return simply(fit, tf.constant(X), tf.constant(Y))
 
 
-@behaviour(DATA, "arrays of float64, integers, booleans")
+@behavior(DATA, "arrays of float64, integers, booleans")
 def _(fit: Fit) -> Seen:
     return simply(fit, X.astype(np.float64) > 0, Y.astype(np.int8), batch_size=20)
 
 
-@behaviour(DATA, "several inputs, as a list")
+@behavior(DATA, "several inputs, as a list")
 def _(fit: Fit) -> Seen:
     return simply(fit, list(HALVES), Y, model=two_inputs())
 
 
-@behaviour(DATA, "several inputs, as a dict by name")
+@behavior(DATA, "several inputs, as a dict by name")
 def _(fit: Fit) -> Seen:
     return simply(fit, dict(zip(("left", "right"), HALVES, strict=True)), Y, model=two_inputs(names=True))
 
 
-@behaviour(DATA, "several outputs, as a list")
+@behavior(DATA, "several outputs, as a list")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, [Y, X[:, :1]], model=two_outputs(), batch_size=10)
 
 
-@behaviour(DATA, "several outputs, as a dict by name, with loss weights and metrics")
+@behavior(DATA, "several outputs, as a dict by name, with loss weights and metrics")
 def _(fit: Fit) -> Seen:
     model = two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]})
     return simply(fit, X, {"kind": Y, "size": X[:, :1]}, model=model, batch_size=10)
 
 
-@behaviour(
+@behavior(
     DATA,
     "the losses of several outputs, where the last batch is smaller",
     holds=DIFFERS,
@@ -221,17 +221,17 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, [Y, X[:, :1]], model=two_outputs())
 
 
-@behaviour(DATA, "a batched tf.data.Dataset")
+@behavior(DATA, "a batched tf.data.Dataset")
 def _(fit: Fit) -> Seen:
     return simply(fit, dataset(), epochs=2)
 
 
-@behaviour(DATA, "a tf.data.Dataset without end, with steps_per_epoch")
+@behavior(DATA, "a tf.data.Dataset without end, with steps_per_epoch")
 def _(fit: Fit) -> Seen:
     return simply(fit, dataset(10).repeat(), epochs=2, steps_per_epoch=3)
 
 
-@behaviour(
+@behavior(
     DATA,
     "a tf.data.Dataset that shuffles by a seed",
     holds=DIFFERS,
@@ -242,7 +242,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, shuffled, epochs=2)
 
 
-@behaviour(
+@behavior(
     DATA,
     "a tf.data.Dataset that does not know its length",
     holds=DIFFERS,
@@ -253,18 +253,18 @@ def _(fit: Fit) -> Seen:
     return simply(fit, unknown, epochs=2)
 
 
-@behaviour(DATA, "a tf.data.Dataset of (x, y, sample_weight)")
+@behavior(DATA, "a tf.data.Dataset of (x, y, sample_weight)")
 def _(fit: Fit) -> Seen:
     weighted = tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(13)
     return simply(fit, weighted, epochs=2)
 
 
-@behaviour(DATA, "a generator with steps_per_epoch")
+@behavior(DATA, "a generator with steps_per_epoch")
 def _(fit: Fit) -> Seen:
     return simply(fit, batches(), epochs=3, steps_per_epoch=3)
 
 
-@behaviour(
+@behavior(
     DATA,
     "a generator that ends, without steps_per_epoch",
     note="its batches are held in memory, which a warning says; the optimizer counts 5 steps (fit: 6)",
@@ -274,7 +274,7 @@ def _(fit: Fit) -> Seen:
     return {name: found[name] for name in ("history", "weights")}
 
 
-@behaviour(
+@behavior(
     DATA,
     "the same for several epochs",
     holds=DIFFERS,
@@ -284,22 +284,22 @@ def _(fit: Fit) -> Seen:
     return simply(fit, batches(5), epochs=2)
 
 
-@behaviour(DATA, "a keras.utils.PyDataset, with its on_epoch_end")
+@behavior(DATA, "a keras.utils.PyDataset, with its on_epoch_end")
 def _(fit: Fit) -> Seen:
     return simply(fit, Numbered(), epochs=3)
 
 
-@behaviour(DATA, "a PyDataset with several workers")
+@behavior(DATA, "a PyDataset with several workers")
 def _(fit: Fit) -> Seen:
     return simply(fit, Endless(workers=2), epochs=2, steps_per_epoch=3)
 
 
-@behaviour(DATA, "a PyDataset without end, with steps_per_epoch")
+@behavior(DATA, "a PyDataset without end, with steps_per_epoch")
 def _(fit: Fit) -> Seen:
     return simply(fit, Endless(), epochs=2, steps_per_epoch=3)
 
 
-@behaviour(
+@behavior(
     DATA,
     "ragged tensors",
     holds=REFUSED,
@@ -311,7 +311,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, tf.data.Dataset.from_tensor_slices((ragged, Y)).batch(5))
 
 
-@behaviour(
+@behavior(
     DATA,
     "a tf.data.Dataset of single examples",
     holds=REFUSED,
@@ -322,7 +322,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, tf.data.Dataset.from_tensor_slices((X, Y)))
 
 
-@behaviour(
+@behavior(
     DATA,
     "x alone, for a model that adds its loss itself",
     holds=REFUSED,
@@ -338,34 +338,34 @@ def _(fit: Fit) -> Seen:
 WEIGHING = "Weights of examples"
 
 
-@behaviour(WEIGHING, "sample_weight")
+@behavior(WEIGHING, "sample_weight")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, sample_weight=WEIGHTS, epochs=2)
 
 
-@behaviour(WEIGHING, "sample_weight with weighted_metrics")
+@behavior(WEIGHING, "sample_weight with weighted_metrics")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, sample_weight=WEIGHTS, model=classifier(metrics=None, weighted_metrics=["accuracy"]))
 
 
-@behaviour(WEIGHING, "sample_weight, a list with one for each output")
+@behavior(WEIGHING, "sample_weight, a list with one for each output")
 def _(fit: Fit) -> Seen:
     return simply(
         fit, X, [Y, X[:, :1]], sample_weight=[WEIGHTS, WEIGHTS[::-1].copy()], model=two_outputs(), batch_size=10
     )
 
 
-@behaviour(WEIGHING, "class_weight")
+@behavior(WEIGHING, "class_weight")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, class_weight={0: 2.0, 1: 0.5}, epochs=2)
 
 
-@behaviour(WEIGHING, "class_weight with a tf.data.Dataset")
+@behavior(WEIGHING, "class_weight with a tf.data.Dataset")
 def _(fit: Fit) -> Seen:
     return simply(fit, dataset(), class_weight={0: 2.0, 1: 0.5, 2: 1.0})
 
 
-@behaviour(WEIGHING, "class_weight with a PyDataset")
+@behavior(WEIGHING, "class_weight with a PyDataset")
 def _(fit: Fit) -> Seen:
     return simply(fit, Numbered(), class_weight={0: 2.0, 1: 0.5})
 
@@ -375,39 +375,39 @@ def _(fit: Fit) -> Seen:
 STEPS = "Epochs, steps, validation"
 
 
-@behaviour(STEPS, "batch_size")
+@behavior(STEPS, "batch_size")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, batch_size=7, epochs=2)
 
 
-@behaviour(STEPS, "initial_epoch, in callbacks and history too")
+@behavior(STEPS, "initial_epoch, in callbacks and history too")
 def _(fit: Fit) -> Seen:
     told = Told()
     return simply(fit, X, Y, epochs=4, initial_epoch=2, callbacks=[told]) | {"told": told.epochs}
 
 
-@behaviour(STEPS, "epochs not after initial_epoch: nothing is trained")
+@behavior(STEPS, "epochs not after initial_epoch: nothing is trained")
 def _(fit: Fit) -> Seen:
     found = simply(fit, X, Y, epochs=2, initial_epoch=2)
     return {name: found[name] for name in ("history", "epochs", "weights")}
 
 
-@behaviour(STEPS, "steps_per_epoch that divides the batches: a pass takes several epochs")
+@behavior(STEPS, "steps_per_epoch that divides the batches: a pass takes several epochs")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, batch_size=5, epochs=4, steps_per_epoch=5)
 
 
-@behaviour(STEPS, "steps_per_epoch without batch_size: the arrays are cut in so many batches")
+@behavior(STEPS, "steps_per_epoch without batch_size: the arrays are cut in so many batches")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, steps_per_epoch=3)
 
 
-@behaviour(STEPS, "steps_per_epoch beyond the batches: an epoch is one pass, with a warning")
+@behavior(STEPS, "steps_per_epoch beyond the batches: an epoch is one pass, with a warning")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, batch_size=10, epochs=2, steps_per_epoch=7)
 
 
-@behaviour(
+@behavior(
     STEPS,
     "steps_per_epoch that does not divide the batches",
     holds=DIFFERS,
@@ -417,7 +417,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, batch_size=10, epochs=3, steps_per_epoch=4)
 
 
-@behaviour(STEPS, "keras.config.set_max_epochs and set_max_steps_per_epoch")
+@behavior(STEPS, "keras.config.set_max_epochs and set_max_steps_per_epoch")
 def _(fit: Fit) -> Seen:
     keras.config.set_max_epochs(2)
     keras.config.set_max_steps_per_epoch(3)
@@ -428,37 +428,37 @@ def _(fit: Fit) -> Seen:
         keras.config.set_max_steps_per_epoch(None)
 
 
-@behaviour(STEPS, "validation_data: arrays")
+@behavior(STEPS, "validation_data: arrays")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, validation_data=(X[:20], Y[:20]))
 
 
-@behaviour(STEPS, "validation_data: arrays with weights, and validation_batch_size")
+@behavior(STEPS, "validation_data: arrays with weights, and validation_batch_size")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, validation_data=(X[:20], Y[:20], WEIGHTS[:20]), validation_batch_size=20)
 
 
-@behaviour(STEPS, "validation_data: a list [x, y], and validation_steps")
+@behavior(STEPS, "validation_data: a list [x, y], and validation_steps")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, batch_size=8, validation_data=[X[:20], Y[:20]], validation_steps=2)
 
 
-@behaviour(STEPS, "validation_data: a tf.data.Dataset, and validation_steps")
+@behavior(STEPS, "validation_data: a tf.data.Dataset, and validation_steps")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, validation_data=dataset(), validation_steps=2)
 
 
-@behaviour(STEPS, "validation_data: a PyDataset")
+@behavior(STEPS, "validation_data: a PyDataset")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, validation_data=Numbered())
 
 
-@behaviour(STEPS, "validation_data: a generator, and validation_steps, in one epoch")
+@behavior(STEPS, "validation_data: a generator, and validation_steps, in one epoch")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, validation_data=batches(), validation_steps=2)
 
 
-@behaviour(
+@behavior(
     STEPS,
     "the same in several epochs",
     holds=DIFFERS,
@@ -468,27 +468,27 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, validation_data=batches(), validation_steps=3)
 
 
-@behaviour(STEPS, "validation_split")
+@behavior(STEPS, "validation_split")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, validation_split=0.3)
 
 
-@behaviour(STEPS, "validation_split of several inputs with sample_weight")
+@behavior(STEPS, "validation_split of several inputs with sample_weight")
 def _(fit: Fit) -> Seen:
     return simply(fit, list(HALVES), Y, sample_weight=WEIGHTS, validation_split=0.2, model=two_inputs())
 
 
-@behaviour(STEPS, "validation_freq, a number")
+@behavior(STEPS, "validation_freq, a number")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=5, validation_data=(X, Y), validation_freq=2)
 
 
-@behaviour(STEPS, "validation_freq, a list of epochs")
+@behavior(STEPS, "validation_freq, a list of epochs")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=4, validation_data=(X, Y), validation_freq=[1, 3])
 
 
-@behaviour(
+@behavior(
     STEPS,
     "shuffle=True",
     holds=DIFFERS,
@@ -517,13 +517,13 @@ class Told(keras.callbacks.Callback):
         self.epochs.append(("end", epoch, sorted(logs), self.params["epochs"], self.params["steps"]))
 
 
-@behaviour(CALLBACKS, "one, without a list")
+@behavior(CALLBACKS, "one, without a list")
 def _(fit: Fit) -> Seen:
     told = Told()
     return simply(fit, X, Y, epochs=2, callbacks=told) | {"told": told.epochs}
 
 
-@behaviour(CALLBACKS, "a CallbackList with its own History")
+@behavior(CALLBACKS, "a CallbackList with its own History")
 def _(fit: Fit) -> Seen:
     stopping, model = keras.callbacks.EarlyStopping("loss", mode="max", patience=0), classifier()
     listed = keras.callbacks.CallbackList([stopping], add_history=True, model=model)
@@ -531,25 +531,25 @@ def _(fit: Fit) -> Seen:
     return seen(model, history, own=history is model.history)
 
 
-@behaviour(CALLBACKS, "model.history is the History that is returned")
+@behavior(CALLBACKS, "model.history is the History that is returned")
 def _(fit: Fit) -> Seen:
     model = classifier()
     return fit(model, X, Y) is model.history
 
 
-@behaviour(CALLBACKS, "EarlyStopping with restore_best_weights")
+@behavior(CALLBACKS, "EarlyStopping with restore_best_weights")
 def _(fit: Fit) -> Seen:
     stopping = keras.callbacks.EarlyStopping("val_accuracy", mode="max", patience=1, restore_best_weights=True)
     return simply(fit, X, Y, epochs=8, validation_data=(X[:9], Y[:9]), callbacks=[stopping])
 
 
-@behaviour(CALLBACKS, "EarlyStopping on a metric, without mode")
+@behavior(CALLBACKS, "EarlyStopping on a metric, without mode")
 def _(fit: Fit) -> Seen:
     stopping = keras.callbacks.EarlyStopping("val_accuracy", patience=1, min_delta=0.5)
     return simply(fit, X, Y, epochs=4, validation_data=(X, Y), callbacks=stopping)
 
 
-@behaviour(CALLBACKS, "self.model.loss, .metrics, evaluate and predict in a callback")
+@behavior(CALLBACKS, "self.model.loss, .metrics, evaluate and predict in a callback")
 def _(fit: Fit) -> Seen:
     uses, model = [], classifier()
 
@@ -561,13 +561,13 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=use)) | {"uses": uses}
 
 
-@behaviour(CALLBACKS, "hooks of batches, of training and validation")
+@behavior(CALLBACKS, "hooks of batches, of training and validation")
 def _(fit: Fit) -> Seen:
     spy = BatchSpy()
     return simply(fit, X, Y, validation_data=(X, Y), batch_size=9, callbacks=spy) | {"calls": spy.calls}
 
 
-@behaviour(
+@behavior(
     CALLBACKS,
     "the same with steps_per_execution",
     holds=DIFFERS,
@@ -579,13 +579,13 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model, batch_size=9, callbacks=spy) | {"calls": spy.calls}
 
 
-@behaviour(CALLBACKS, "ReduceLROnPlateau; the rate stays with the optimizer")
+@behavior(CALLBACKS, "ReduceLROnPlateau; the rate stays with the optimizer")
 def _(fit: Fit) -> Seen:
     plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)
     return simply(fit, X, Y, epochs=4, callbacks=[plateau])
 
 
-@behaviour(CALLBACKS, "stop_training, set at the end of an epoch")
+@behavior(CALLBACKS, "stop_training, set at the end of an epoch")
 def _(fit: Fit) -> Seen:
     model = classifier()
 
@@ -595,7 +595,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=5, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=stop), model=model)
 
 
-@behaviour(CALLBACKS, "what a callback adds to the logs is in the history")
+@behavior(CALLBACKS, "what a callback adds to the logs is in the history")
 def _(fit: Fit) -> Seen:
     def add(epoch: int, logs: dict[str, Any]) -> None:
         logs["mine"] = epoch * 2.0
@@ -603,17 +603,17 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=add)])
 
 
-@behaviour(CALLBACKS, "an exception of a callback comes out as it is; the model stays compiled")
+@behavior(CALLBACKS, "an exception of a callback comes out as it is; the model stays compiled")
 def _(fit: Fit) -> Seen:
     return interrupted(fit, KeyError("mine"))
 
 
-@behaviour(CALLBACKS, "KeyboardInterrupt comes out; the model stays compiled")
+@behavior(CALLBACKS, "KeyboardInterrupt comes out; the model stays compiled")
 def _(fit: Fit) -> Seen:
     return interrupted(fit, KeyboardInterrupt())
 
 
-@behaviour(
+@behavior(
     CALLBACKS,
     "keras.callbacks.BackupAndRestore",
     holds=REFUSED,
@@ -643,14 +643,14 @@ def interrupted(fit: Fit, error: BaseException) -> Seen:
 MODEL = "The model"
 
 
-@behaviour(MODEL, "a second call trains on, with the optimizer's state")
+@behavior(MODEL, "a second call trains on, with the optimizer's state")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return simply(fit, X, Y, epochs=2, model=model)
 
 
-@behaviour(MODEL, "evaluate and predict afterwards, and what they give")
+@behavior(MODEL, "evaluate and predict afterwards, and what they give")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False, validation_data=(X, Y))
@@ -658,34 +658,34 @@ def _(fit: Fit) -> Seen:
     return [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), names, model.loss, model.compiled]
 
 
-@behaviour(MODEL, "the model's own fit afterwards goes on from there")
+@behavior(MODEL, "the model's own fit afterwards goes on from there")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return seen(model, model.fit(X, Y, shuffle=False, verbose=0))
 
 
-@behaviour(MODEL, "compiled anew between two calls")
+@behavior(MODEL, "compiled anew between two calls")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return simply(fit, X, Y, model=compiled_as(model, optimizer="sgd", metrics=["sparse_top_k_categorical_accuracy"]))
 
 
-@behaviour(MODEL, "a subclassed model that is not built")
+@behavior(MODEL, "a subclassed model that is not built")
 def _(fit: Fit) -> Seen:
     keras.utils.set_random_seed(3)
     return simply(fit, X, Y, epochs=2, model=compiled_as(Subclassed()), validation_data=(X, Y))
 
 
-@behaviour(MODEL, "a Sequential model that is not built")
+@behavior(MODEL, "a Sequential model that is not built")
 def _(fit: Fit) -> Seen:
     keras.utils.set_random_seed(3)
     model = compiled_as(keras.Sequential([keras.layers.Dense(3, activation="softmax")]))
     return simply(fit, X, Y, epochs=2, model=model)
 
 
-@behaviour(MODEL, "names in place of optimizer, loss and metrics; a loss of one's own")
+@behavior(MODEL, "names in place of optimizer, loss and metrics; a loss of one's own")
 def _(fit: Fit) -> Seen:
     def gap(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
@@ -695,14 +695,14 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, X[:, :1], model=model)
 
 
-@behaviour(MODEL, "a schedule of the learning rate, clipping, weight decay, moving averages")
+@behavior(MODEL, "a schedule of the learning rate, clipping, weight decay, moving averages")
 def _(fit: Fit) -> Seen:
     rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.5)
     adam = keras.optimizers.AdamW(rate, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9)
     return simply(fit, X, Y, epochs=3, model=classifier(optimizer=adam))
 
 
-@behaviour(MODEL, "dropout and batch normalization: the same draws, the same statistics")
+@behavior(MODEL, "dropout and batch normalization: the same draws, the same statistics")
 def _(fit: Fit) -> Seen:
     keras.utils.set_random_seed(5)
     hidden = [keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.4)]
@@ -710,7 +710,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, model=compiled_as(model))
 
 
-@behaviour(MODEL, "frozen layers and regularization")
+@behavior(MODEL, "frozen layers and regularization")
 def _(fit: Fit) -> Seen:
     keras.utils.set_random_seed(5)
     frozen = keras.layers.Dense(6, trainable=False)
@@ -718,7 +718,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, model=compiled_as(keras.Sequential([keras.Input((4,)), frozen, out])))
 
 
-@behaviour(MODEL, "mixed_float16: computed with a loss scale", holds=DIFFERS, note="the scale is tfdist's own")
+@behavior(MODEL, "mixed_float16: computed with a loss scale", holds=DIFFERS, note="the scale is tfdist's own")
 def _(fit: Fit) -> Seen:
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
@@ -729,7 +729,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, model=model)
 
 
-@behaviour(MODEL, "the dtype policy and the generators of random numbers are as before")
+@behavior(MODEL, "the dtype policy and the generators of random numbers are as before")
 def _(fit: Fit) -> Seen:
     model = classifier()
     keras.utils.set_random_seed(11)
@@ -737,7 +737,7 @@ def _(fit: Fit) -> Seen:
     return [keras.config.dtype_policy().name, np.random.random(3)]
 
 
-@behaviour(
+@behavior(
     MODEL,
     "run_eagerly=True",
     holds=REFUSED,
@@ -748,7 +748,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=classifier(run_eagerly=True))
 
 
-@behaviour(MODEL, "a loss that is not finite", holds=REFUSED, note="ends with DivergedError", refusal="not finite")
+@behavior(MODEL, "a loss that is not finite", holds=REFUSED, note="ends with DivergedError", refusal="not finite")
 def _(fit: Fit) -> Seen:
     return simply(fit, X * np.nan, Y)
 
@@ -782,7 +782,7 @@ def mistake(name: str, refusal: str, **arguments: Any) -> None:
         made = {key: value() if callable(value) else value for key, value in arguments.items()}
         return simply(fit, made.pop("x", X), made.pop("y", Y), **made)
 
-    BEHAVIOURS.append(Behaviour(MISTAKES, name, run, REFUSED, "", refusal))
+    BEHAVIORS.append(Behavior(MISTAKES, name, run, REFUSED, "", refusal))
 
 
 mistake("a model that is not compiled", "Call model.compile", model=lambda: keras.Sequential([keras.layers.Dense(3)]))
@@ -804,7 +804,7 @@ def table() -> str:
     """The table of docs/fit.md."""
     lines = ["| | | |", "|---|---|---|"]
     area = ""
-    for each in BEHAVIOURS:
+    for each in BEHAVIORS:
         if each.area != area:
             area = each.area
             lines.append(f"| **{area}** | | |")

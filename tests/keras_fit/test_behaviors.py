@@ -1,4 +1,4 @@
-"""Each behaviour of `keras.Model.fit` under both engines, and the table of docs/fit.md that says which hold."""
+"""Each behavior of `keras.Model.fit` under both engines, and the table of docs/fit.md that says which hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_fit.behaviours import BEHAVIOURS, DIFFERS, REFUSED, SAME, Behaviour, table
+from keras_fit.behaviors import BEHAVIORS, DIFFERS, REFUSED, SAME, Behavior, table
 from support import REPOSITORY
 
 import tfdist
@@ -28,22 +28,22 @@ def by_tfdist(model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.
     return tfdist.fit(model, *args, **{"verbose": 0} | kwargs)
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda b: b.name)
+@pytest.mark.parametrize("behavior", BEHAVIORS, ids=lambda b: b.name)
 @pytest.mark.filterwarnings("ignore")
-def test_a_behaviour_of_fit(behaviour: Behaviour) -> None:
-    if behaviour.holds == REFUSED:
-        with pytest.raises((ValueError, DivergedError), match=behaviour.refusal):
-            behaviour.run(by_tfdist)
+def test_a_behavior_of_fit(behavior: Behavior) -> None:
+    if behavior.holds == REFUSED:
+        with pytest.raises((ValueError, DivergedError), match=behavior.refusal):
+            behavior.run(by_tfdist)
         return
-    different = differences(behaviour.run(by_keras), behaviour.run(by_tfdist))
-    if behaviour.holds == SAME:
+    different = differences(behavior.run(by_keras), behavior.run(by_tfdist))
+    if behavior.holds == SAME:
         assert not different, "\n".join(different)
     else:
-        assert behaviour.holds == DIFFERS and different, "it does not differ any more: correct its row"
+        assert behavior.holds == DIFFERS and different, "it does not differ any more: correct its row"
 
 
 def test_the_page_has_the_table_of_this_list() -> None:
-    assert table() in PAGE.read_text(), "python -m keras_fit.behaviours prints it"
+    assert table() in PAGE.read_text(), "python -m keras_fit.behaviors prints it"
 
 
 def test_the_example_of_the_page_runs_as_it_says(
@@ -64,8 +64,8 @@ def _blocks(lines: list[str]) -> tuple[list[str], list[str]]:
     return indented[:end], indented[end:]
 
 
-def test_the_behaviours_have_names_of_their_own() -> None:
-    names = [each.name for each in BEHAVIOURS]
+def test_the_behaviors_have_names_of_their_own() -> None:
+    names = [each.name for each in BEHAVIORS]
     assert len(set(names)) == len(names)
 
 
