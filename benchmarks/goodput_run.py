@@ -30,8 +30,8 @@ ENDLESS = 10**6  # epochs
 
 
 class Progress(keras.callbacks.Callback):
-    """Keeps the number of steps done in a file: by the epoch and batch for Keras, whose count of updates goes on when
-    it does an epoch again, and by the updates for tfdist, which does not see where in an epoch it goes on."""
+    """Keeps the number of steps done in a file: by the epoch and batch for Keras, whose count of updates continues when
+    it does an epoch again, and by the updates for tfdist, which does not see where in an epoch it continues."""
 
     def __init__(self, path: str, *, by_batch: bool) -> None:
         super().__init__()

@@ -2,8 +2,8 @@
 
 Bytes are counted by the system in worker processes that read an epoch one after another. Speeds are examples/s of
 iterators that have been running for a while, ours and the peer's in turn; a peer with settings is the best of several,
-found in the call. The state is what a run has to keep in order to go on with the next batch. Takes some five minutes on
-two cores.
+found in the call. The state is what a run has to keep in order to resume at the next batch. Takes some five minutes
+on two cores.
 
     python benchmarks/input.py [--json=FILE] [--part=PART]
 """

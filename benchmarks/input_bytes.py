@@ -96,7 +96,7 @@ def total_bytes(directory: Path, format_name: str) -> int:
 
 
 def read_epoch(source: Source, batch: int, worker: int, num_workers: int, most: int | None = None) -> None:
-    """Reads what the worker needs of the first epoch, as the pipeline does, which would go on into the second."""
+    """Reads what the worker needs of the first epoch, as the pipeline does, which would continue into the second."""
     plan = BatchPlan(
         num_examples=source.num_examples, global_batch_size=batch, num_replicas=num_workers, shuffle_seed=0
     )

@@ -160,7 +160,7 @@ def _resized(images: tf.Tensor) -> tf.Tensor:
 
 
 def state() -> list[Figure]:
-    """What must be kept to go on with the next batch, against the checkpoint of a shuffling iterator."""
+    """What must be kept to continue with the next batch, against the checkpoint of a shuffling iterator."""
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.uint8)
     labels = np.arange(NUM_IMAGES)

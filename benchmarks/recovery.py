@@ -1,7 +1,7 @@
-"""How soon a lost worker is noticed, and how soon training goes on.
+"""How soon a lost worker is noticed, and how soon training continues.
 
 Two workers train the digits under `python -m tfdist.launch --max_restarts`. One of them gets SIGKILL, and SIGSTOP once
-training goes on. A cold start is the time from the command to its first step; recovering that from the signal to the
+training continues. A cold start is the time from the command to its first step; recovering that from the signal to the
 first step that had not been done before, with the two seconds of waiting before a restart. A round takes a minute
 on two cores.
 

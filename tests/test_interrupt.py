@@ -93,7 +93,7 @@ def test_ctrl_c_saves_and_leaves_and_the_same_command_goes_on(tmp_path: pathlib.
         assert "after saving, because SIGINT was received" in " ".join(command.output.split())
         assert "Traceback" not in command.output and command.num_checkpoints == 1
     with in_terminal(tmp_path / "run") as command:
-        command.until("Going on at step")
+        command.until("Resuming at step")
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED and "Traceback" not in command.output, command.output
 

@@ -6,7 +6,7 @@
 
 Trains tests/crashes/experiment.gin with a checkpoint at every step. Each run is killed while starting, restoring,
 training, evaluating, saving, pruning or ending, as the seed decides: its process, one of its workers, its launcher, or
-all of them; then it is started again, until it ends. Prints a table, and ends with 1 if a run could not go on, lost
+all of them; then it is started again, until it ends. Prints a table, and ends with 1 if a run could not continue, lost
 more steps than one interval (none with --signal=TERM and USR1), or did not end with the bits of the undisturbed run:
 weights, optimizer, statistics, seeds, callbacks, metrics.jsonl.
 

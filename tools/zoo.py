@@ -3,7 +3,7 @@
 
     python tools/zoo.py                                 # everything; writes the table into docs/equivalence.md
     python tools/zoo.py --only=Dense --only=losses/Dice # these, and writes nothing
-    python tools/zoo.py --work_dir=DIR                  # keeps what was trained, to go on there
+    python tools/zoo.py --work_dir=DIR                  # keeps what was trained, to continue there
 
 One device against two replicas under Mirrored, MultiWorker and Horovod. The status is 1 where a class has no case and
 no reason for that, or where a difference has no explanation.

@@ -125,8 +125,8 @@ def test_a_process_that_saves_goes_on_saving_under_a_second_signal(tmp_path: pat
                 "saving\n",
             }
             process.send_signal(signal.SIGTERM)
-            assert "goes on doing so" in process.stdout.readline()
-            process.stdin.write("go on\n")
+            assert "continues doing so" in process.stdout.readline()
+            process.stdin.write("continue\n")
             process.stdin.flush()
             assert process.wait(timeout=60) == 143
         finally:

@@ -117,7 +117,7 @@ def disturb(
                 return _give_up(account, process, f"{type(error).__name__}: {error}")
             problem = _wrong_status(account, status, was_killed=was_killed, number=number)
             if problem or not _goes_on_right(process, account, before):
-                return _give_up(account, process, problem or "it did not go on from its newest checkpoint")
+                return _give_up(account, process, problem or "it did not resume from its newest checkpoint")
         account.restarts += before > 0
         if was_killed:
             lost = max(0, run.progress - run.newest_step)

@@ -40,7 +40,7 @@ OWN_MODULES = ("tfdist.launch", "horovodrun", "tfdist.launch.horovod.horovod_wor
 
 
 def command(strategy: str, run_dir: pathlib.Path, *params: str, gin_files: tuple[str, ...] = ()) -> list[str]:
-    """The command that trains, or goes on training, in `run_dir`."""
+    """The command that trains, or continues training, in `run_dir`."""
     launch = ["tfdist.main"]
     if strategy in LAUNCHERS:
         launch = ["tfdist.launch", "--workers=2", f"--launcher={LAUNCHERS[strategy]}", "--"]

@@ -462,7 +462,7 @@ def _(fit: Fit) -> Seen:
     STEPS,
     "the same in several epochs",
     holds=DIFFERS,
-    note="the generator goes on; fit begins each evaluation with its first two batches again",
+    note="the generator continues; fit begins each evaluation with its first two batches again",
 )
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, validation_data=batches(), validation_steps=3)
@@ -658,7 +658,7 @@ def _(fit: Fit) -> Seen:
     return [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), names, model.loss, model.compiled]
 
 
-@behavior(MODEL, "the model's own fit afterwards goes on from there")
+@behavior(MODEL, "the model's own fit afterwards resumes from there")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)

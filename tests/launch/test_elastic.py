@@ -271,7 +271,7 @@ time.sleep(100)  # it imports TensorFlow, say, and SIGTERM ends it
     (stays,) = (host for host in HOSTS if (elastic.directory / f"rank0.{host}").exists())
     elastic.set_hosts(stays)
     assert elastic.end() == 0, elastic.output()
-    assert "has no worker any more; the run goes on elsewhere" in elastic.output()
+    assert "has no worker any more; the run continues elsewhere" in elastic.output()
     assert elastic.marks("start-2") == [f"start-2.{stays}"]
 
 

@@ -67,7 +67,9 @@ def test_who_fails_again_and_again_is_left_out_and_taken_in_behind_a_new_step() 
     assert restarts.after(Failure(KILLED, 2, 10)).left_out == frozenset()
     assert restarts.after(lost).left_out == frozenset()
     assert restarts.after(lost).left_out == {2}
-    assert restarts.after(Failure(KILLED, 0, 20)).left_out == frozenset()  # it went on with two, and takes in the third
+    assert (
+        restarts.after(Failure(KILLED, 0, 20)).left_out == frozenset()
+    )  # it continued with two, and takes in the third
     assert restarts.after(lost).left_out == {2}  # which has one chance
     assert isinstance(restarts.after(Failure(KILLED, 0, None)), Again)
 

@@ -35,7 +35,7 @@ class FaultySyscalls(Syscalls):
 
     Args:
       stop_at: the boundary at which the fault comes; None for never, to count them.
-      error: raised once at that boundary, after which all goes on; None for a crash, after which nothing does.
+      error: raised once at that boundary, after which all continues; None for a crash, after which nothing does.
 
     Attributes:
       reached: the boundaries that were passed, and the one that was not.

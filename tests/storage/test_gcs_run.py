@@ -111,7 +111,7 @@ DIGITS = [
     "--gin_param=policy.CheckpointPolicy.every_steps = 1",
 ]
 WEIGHTS = "export/model.keras"
-KILLED_AT_COMMITS = (3, 14)  # of some 46; each start goes on from the last one
+KILLED_AT_COMMITS = (3, 14)  # of some 46; each start resumes from the last one
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     for commits in KILLED_AT_COMMITS:
         kill_after(commits, [*DIGITS, f"--run_dir={RUN}"])
     last = run_python([*DIGITS, f"--run_dir={RUN}"], cwd=REPOSITORY, timeout=300).check()
-    assert "Going on at step" in last.stdout
+    assert "Resuming at step" in last.stdout
     assert {asked.fault for asked in gcs.asked} >= {"status", "reset_upload", "lost_reply", "reset_download"}
 
     run = fetch(RUN, tmp_path / "run")

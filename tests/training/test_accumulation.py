@@ -1,4 +1,4 @@
-"""A run that goes on with fewer workers computes its batches in more slices."""
+"""A run that continues with fewer workers computes its batches in more slices."""
 
 from __future__ import annotations
 

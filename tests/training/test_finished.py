@@ -1,4 +1,4 @@
-"""A run directory belongs to one run: what a finished one says, how it goes on, and what is refused in it."""
+"""A run directory belongs to one run: what a finished one says, how it continues, and what is refused in it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(tmp_path: pathl
     assert more.result.resumed_from_step == 2 * STEPS_PER_EPOCH
     assert [(start["step"], start["lost_steps"]) for start in more.result.starts] == [(0, 0), (2 * STEPS_PER_EPOCH, 0)]
     (extended,) = more.events("extended")
-    assert "was finished at step 14. More is asked for, and it goes on." in extended["details"]["message"]
+    assert "was finished at step 14. More is asked for, and it resumes." in extended["details"]["message"]
 
 
 def test_a_run_that_goes_on_has_no_result_until_it_is_done(tmp_path: pathlib.Path) -> None:
@@ -67,7 +67,7 @@ def test_without_a_checkpoint_a_finished_run_cannot_go_on(tmp_path: pathlib.Path
     result = (tmp_path / "result.json").read_bytes()
     for checkpoint, why in (("off", "train.checkpoint is 'off'"), ("auto", "it kept no checkpoint")):
         refused = run(tmp_path, may_fail=True, **EXACT | {"epochs": 2, "checkpoint": checkpoint}).error
-        assert isinstance(refused, UserError) and f"It cannot go on to step 14, because {why}." in str(refused)
+        assert isinstance(refused, UserError) and f"It cannot continue to step 14, because {why}." in str(refused)
         assert "train.start_from = " in str(refused)
     run(tmp_path / "damaged", **EXACT | {"epochs": 1})
     for data in (tmp_path / "damaged" / "checkpoints").glob("*/data-*"):

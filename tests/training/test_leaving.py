@@ -70,7 +70,7 @@ def test_leaving_without_a_store_says_that_all_is_lost(tmp_path: pathlib.Path) -
         "steps is lost, and the same command begins anew."
     )
     (failed,) = [event for event in ended.events("checkpoint_failed") if event["step"] == 5]
-    assert "Training goes on" not in failed["details"]["message"]
+    assert "Training continues" not in failed["details"]["message"]
     assert not ended.events("preempted") and len(ended.events("left_unsaved")) == 1
     paused = run(without_a_store(tmp_path / "paused"), may_fail=True, **BASE | {"stop_after_epochs": 1})
     assert isinstance(paused.error, NotSavedError)

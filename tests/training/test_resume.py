@@ -1,4 +1,4 @@
-"""A run that ended before its time goes on where it was, and ends as if nothing had happened.
+"""A run that ended before its time continues where it was, and ends as if nothing had happened.
 
 Here it ends by an exception or a signal that a callback causes in this process; tests/crashes kills processes.
 """
@@ -78,7 +78,7 @@ def send(number: int) -> Callable[[], None]:
 
 
 def interrupted(directory: pathlib.Path, *ends: Once, **changes: Any) -> Trained:
-    """A run that ends before its time once for each of `ends`, and the one that goes on from there to the end."""
+    """A run that ends before its time once for each of `ends`, and the one that resumes from there to the end."""
     settings = BASE | changes
     for end in ends:
         ended = run(directory, may_fail=True, callbacks=[*memories(), end], **settings)
@@ -219,7 +219,7 @@ def test_a_second_signal_while_saving_tears_nothing(
 
     def is_told_after_another() -> bool:
         send(signal.SIGTERM)()  # one that comes just before the main thread waits is noted only after the wait
-        return "goes on doing so" in noticed.read_text()
+        return "continues doing so" in noticed.read_text()
 
     def write_with_a_signal(*args: Any, **kwargs: Any) -> Any:
         wait_until(is_told_after_another)

@@ -50,7 +50,7 @@ def test_asha_lets_about_a_third_of_each_rung_go_on_and_the_best_among_them() ->
     assert counts[0] == 27 and 9 <= counts[1] <= 14 and counts[1] // 3 <= counts[2] <= 6
     assert {epochs for rung, epochs, _ in done if rung == 2} == {9}
     parents = [parent for _, _, parent in done if parent is not None]
-    assert len(parents) == len(set(parents))  # nobody goes on twice
+    assert len(parents) == len(set(parents))  # nobody continues twice
     rates = {name: trial.hyperparameters.values["a.rate"] for name, trial in oracle.trials.items()}
     final = [name for name, trial in oracle.trials.items() if trial.hyperparameters.values[ROUND] == 2]
     assert max(rates[name] for name in final) == max(rates.values())

@@ -295,7 +295,7 @@ def test_a_sweep_whose_chief_is_killed_twice_equals_the_uninterrupted_one(
         chief.until(lambda: len(sweep.ends) == 4 and sweep.of("trial_started", trial="0004") and sweep.pid("0004"))
         chief.signal(signal.SIGTERM)
         assert chief.end() == 143
-        assert "The same command goes on" in chief.output
+        assert "The same command resumes" in chief.output
     assert not (sweep.directory / "result.json").exists()
     with running(command, log) as chief:
         assert chief.end() == 0, chief.output
@@ -442,7 +442,7 @@ def test_a_sweep_goes_on_after_the_fork_server_was_killed_and_after_ctrl_c(
         chief.until(lambda: pid_of("0001"))
         chief.signal(interrupt)
         assert chief.end() == (130 if interrupt == signal.SIGINT else 143)
-        assert "Left after the running trials had saved. The same command goes on from there." in chief.output
+        assert "Left after the running trials had saved. The same command resumes from there." in chief.output
     with running(command, log) as chief:
         assert chief.end() == 0, chief.output
     assert [(e["trial"], e["status"]) for e in sweep.ends] == [("0000", "done"), ("0001", "done")]

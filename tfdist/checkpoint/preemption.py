@@ -82,7 +82,9 @@ class Preemption:
             self._reason = reason
             self._notes.put(f"{_sentence(reason)}: saving at the end of this step, then leaving.{hint}")
         else:
-            self._notes.put(f"{_sentence(reason)}: this run is already about to save and leave, and goes on doing so.")
+            self._notes.put(
+                f"{_sentence(reason)}: this run is already about to save and leave, and continues doing so."
+            )
 
     def __enter__(self) -> Preemption:
         if threading.current_thread() is threading.main_thread():  # only there may Python set handlers

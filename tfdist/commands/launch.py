@@ -36,7 +36,7 @@ Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as worker
   {EXAMPLE}
 
 Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
-started again, and the run goes on from its newest checkpoint. The exit status is that of the last failure. SIGTERM,
+started again, and the run resumes from its newest checkpoint. The exit status is that of the last failure. SIGTERM,
 SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143, or 130 after Ctrl-C; the second
 Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
 was up.
@@ -67,7 +67,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "min_workers",
     None,
-    "go on with as few when one fails again and again without a new step; all without",
+    "continue with as few when one fails again and again without a new step; all without",
     lower_bound=1,
     flag_values=FLAGS,
 )
@@ -142,7 +142,7 @@ def _rules(options: flags.FlagValues) -> Rules:
     if least is not None and least > options.workers:
         raise UserError(f"--min_workers={least} is more than --workers={options.workers}. Write fewer.")
     if least is not None and not options.max_restarts:
-        raise UserError(f"--min_workers={least} says how many go on after a failure: write --max_restarts=N, too.")
+        raise UserError(f"--min_workers={least} says how many continue after a failure: write --max_restarts=N, too.")
     return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
 
 

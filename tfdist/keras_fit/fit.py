@@ -80,7 +80,7 @@ def fit(
       validation_steps: batches of an evaluation.
       validation_batch_size: None takes batch_size.
       validation_freq: evaluates after every so many epochs, or after those listed, counted from 1.
-      run_dir: where the run is kept. One that was killed goes on from there, and so does one with more `epochs` than
+      run_dir: where the run is kept. One that was killed resumes from there, and so does one with more `epochs` than
         before; one that has them all gives the model and the history that it ended with. None keeps nothing: every call
         trains on from where model and optimizer stand.
       strategy: who computes; None is that in whose scope the model was made, or one device.
@@ -218,7 +218,7 @@ def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
 
 
 def _seed(strategy: Strategy, is_kept: bool) -> int:
-    """0 for a run that may go on in another process; else drawn, and on every worker what the chief drew."""
+    """0 for a run that may continue in another process; else drawn, and on every worker what the chief drew."""
     strategy.check_alone()
     strategy.connect()
     return 0 if is_kept else int(strategy.from_chief([random.randint(0, MOST_SEED)])[0])

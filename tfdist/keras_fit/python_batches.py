@@ -177,7 +177,7 @@ class PythonBatches:
 def _ran_out(count: int, total: int | None) -> None:
     needed = f"{total:,} are needed" if total else "more are needed"
     raise UserError(
-        f"The generator ended after {count:,} batches, and {needed} (steps of an epoch × epochs). Let it go on without "
+        f"The generator ended after {count:,} batches, and {needed} (steps of an epoch × epochs). Let it run without "
         "end, or give fewer steps."
     )
 

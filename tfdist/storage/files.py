@@ -98,7 +98,7 @@ def write_new(path: StrPath, parts: Iterable[Buffer], *, crc32c: int | None = No
 
 
 def open_log(path: StrPath, *, flush_seconds: float = 30.0) -> LogSink:
-    """A log that goes on behind what the file holds.
+    """A log that continues behind what the file holds.
 
     On a local path every line is stored at once. On `gs://`, where objects cannot be appended to, the object is
     rewritten at most every `flush_seconds` and on `close`: close it in a `finally`.

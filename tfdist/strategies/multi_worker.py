@@ -150,7 +150,7 @@ class MultiWorker(Strategy):
 
 @contextlib.contextmanager
 def kept_sigterm_handler() -> Iterator[None]:
-    """Puts this process's SIGTERM handler back: TensorFlow replaces it by one that takes note and goes on.
+    """Puts this process's SIGTERM handler back: TensorFlow replaces it by one that takes note and continues.
 
     Without it a preempted or terminated worker would not end.
     """

@@ -1,7 +1,7 @@
 """Writes and reads result.json, the one file that says how a run ended.
 
 Invariant: the file is written last and whole or not at all, so that a program which finds it may believe it. The chief
-calls `write_result` at the end of `experiment.train`; whoever goes on in a run directory calls `read_result`.
+calls `write_result` at the end of `experiment.train`; whoever continues in a run directory calls `read_result`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunResult:
       best: `metric`, `value`, `epoch` (from 1) and `step` of the best evaluation, or of the best epoch where nothing
         is evaluated; None where there was none.
       resumed_from_step: None for a start that began the run.
-      starts: each start of the run with its `time`, the `step` that it went on from, and `lost_steps`: at least so many
+      starts: each start of the run with its `time`, the `step` that it resumed from, and `lost_steps`: at least so many
         had been done after that step before, and were done again.
       checkpoint_step: of the newest checkpoint; None where there is none.
       wall_seconds, examples_per_second: of this process.
@@ -94,7 +94,7 @@ def read_result(run: RunDirectory) -> dict[str, Any] | None:
     if isinstance(content, dict) and all(isinstance(content.get(name), int) for name in ("steps", "epochs")):
         return {**content, "mode": TRAIN}
     raise UserError(
-        f"{run.result} is not what a run writes at its end: it {_said(content)}. Remove it to go on with the run "
+        f"{run.result} is not what a run writes at its end: it {_said(content)}. Remove it to continue with the run "
         "in this directory, or give another --run_dir."
     )
 

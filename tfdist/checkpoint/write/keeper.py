@@ -171,7 +171,7 @@ class CheckpointKeeper:
         self._tell.warning(
             "checkpoint_failed",
             step=failure.step,
-            message=f"{message} Training goes on." if goes_on else message,
+            message=f"{message} Training continues." if goes_on else message,
             error=f"{type(error).__name__}: {error}",
         )
 

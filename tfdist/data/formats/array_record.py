@@ -1,6 +1,6 @@
 """Records of ArrayRecord files by their number: a run of neighbors is one read.
 
-The library's reader goes on to the next multiple of 4,096 bytes, so that small records read one by one cost several
+The library's reader continues to the next multiple of 4,096 bytes, so that small records read one by one cost several
 times their size; runs cost their size, and each file its own table of where records lie, some 6 bytes a record.
 """
 

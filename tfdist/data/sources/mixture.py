@@ -97,7 +97,7 @@ def _order_of(order: Order, index: int, share: float) -> Order:
 
 
 def _running_reader(source: Source, order: Order, structure: Any) -> Callable[[tf.Tensor], Any]:
-    """Reads the examples of a source at int64 [n] running positions, which go on from one of its epochs to the next."""
+    """Reads the examples of a source at int64 [n] running positions, which run on over its epochs."""
     read = source.reader(order)
 
     def read_one_epoch(positions: tf.Tensor, epoch: tf.Tensor) -> Any:

@@ -252,7 +252,7 @@ class DatasetFunction(StreamSource):
 
 class GivenDataset(DatasetFunction):
     """A dataset that a data function returned by itself. It cannot be made again, so the order of one that shuffles
-    goes on from stream to stream; `DatasetFunction.function = @…` makes it anew each time."""
+    continues from stream to stream; `DatasetFunction.function = @…` makes it anew each time."""
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         super().__init__(lambda: dataset)

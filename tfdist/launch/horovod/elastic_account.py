@@ -1,7 +1,7 @@
 """How often an elastic worker has failed, and when that is enough.
 
 Invariant: a run that comes to no new step ends, and a worker that keeps failing by itself is left out before, so that
-the others can go on. Holds no process; `elastic_worker.py` asks after each round.
+the others can continue. Holds no process; `elastic_worker.py` asks after each round.
 """
 
 from __future__ import annotations

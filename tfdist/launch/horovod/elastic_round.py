@@ -112,7 +112,7 @@ def run_round(
       driver: is asked whether the round is over.
       environment: of the child, but for the place.
       signals: that this process received; they are passed on.
-      hosts_changed: has the run leave, to go on with the hosts that are there now.
+      hosts_changed: has the run leave, to continue with the hosts that are there now.
       say: is told what is done and why.
       patience: with a child when the round is over for another worker.
       heartbeat_path: a file that does not exist yet, in which the child shows itself.
@@ -126,7 +126,7 @@ def run_round(
             was_told = True
         if hosts_changed.is_set() and not was_asked:
             was_asked = True
-            say(f"{place}: the hosts have changed. The run saves, and goes on with those that are there now.")
+            say(f"{place}: the hosts have changed. The run saves, and continues with those that are there now.")
             driver.tell(LEAVING)
             child.send(signal.SIGTERM)
         for number in ends.due(time.monotonic()):

@@ -5,7 +5,7 @@
 Horovod's own way is to set itself up again inside of a training that has lost a worker; but TensorFlow's step function
 and tfdist's strategies are set up once a process. So horovodrun starts this program in each slot. It imports no
 TensorFlow and stays for as long as the slot does; the training runs in a child of it, another one each round (see
-`elastic_driver.py`), and goes on from the newest checkpoint with as many workers as there are. `tfdist.main` becomes
+`elastic_driver.py`), and resumes from the newest checkpoint with as many workers as there are. `tfdist.main` becomes
 such a worker by itself where an elastic horovodrun has started it.
 
 Invariant: this process ends with 0 when the run is done or has no place for this slot any more; else with the status of
@@ -46,7 +46,7 @@ Runs `python -m tfdist.main ARGUMENTS` in a slot of an elastic horovodrun, again
 
   {EXAMPLE}
 
-When a worker is lost or the hosts change, the others start their process again and go on from the newest checkpoint.
+When a worker is lost or the hosts change, the others start their process again and resume from the newest checkpoint.
 """
 FLAGS = flags.FlagValues()
 command_line.define_seconds(
@@ -161,7 +161,7 @@ class ElasticWorker:
             if status is not None:
                 return status
             place = self._next_place(place, ending)
-        say(f"{self._driver.host} has no worker any more; the run goes on elsewhere.")
+        say(f"{self._driver.host} has no worker any more; the run continues elsewhere.")
         return EXIT_DONE
 
     def _final_status(self, place: Place, ending: Ending) -> int | None:
@@ -228,7 +228,7 @@ class ElasticWorker:
 
     def _next_place(self, place: Place, ending: Ending) -> Place | None:
         """This slot's place in the next round; None where it has none."""
-        said = "waiting for the others, to go on from the newest checkpoint."
+        said = "waiting for the others, to resume from the newest checkpoint."
         say(f"{place} ended with {describe(ending.status)}; {said}")
         self._hosts_changed.clear()  # before the driver deals the places: what it finds later is for the next round
         replies: queue.SimpleQueue[Place | PeerLostError | None] = queue.SimpleQueue()

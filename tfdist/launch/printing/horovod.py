@@ -2,7 +2,7 @@
 
 horovodrun ends with 1 whatever its workers' status was. So what the user has to mend is looked for before, by
 `--mode=validate`, and whatever fails later is tried again, from the newest checkpoint, on the hosts that are there
-then. Where the run is elastic, `elastic_worker.py` goes on with the others inside of one start.
+then. Where the run is elastic, `elastic_worker.py` continues with the others inside of one start.
 
 Invariant: the script starts horovodrun at most 1 + `restarts` times.
 """
@@ -22,7 +22,7 @@ def define_flags(values: flags.FlagValues) -> None:
     define_job(values)
     slots = "HOST:SLOTS,HOST:SLOTS; a slot is a process, one for each GPU"
     define_checked("hosts", checks.hosts, slots, values)
-    fewest = "goes on with so many; makes the run elastic"
+    fewest = "continues with so many; makes the run elastic"
     flags.DEFINE_integer("min_workers", None, fewest, lower_bound=1, flag_values=values)
     most = "the slots of --hosts without"
     flags.DEFINE_integer("max_workers", None, most, lower_bound=1, flag_values=values)

@@ -21,7 +21,7 @@ class Rules:
 
     Attributes:
       max_restarts: in all; 0 starts once.
-      min_workers: how many are enough to go on; None: all.
+      min_workers: how many are enough to continue; None: all.
       backoff_seconds: before the first restart; doubled after each that brought no new step.
       longest_backoff_seconds: at most.
     """
@@ -49,7 +49,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Go on `seconds` after the failure.
+    """Continue `seconds` after the failure.
 
     Attributes:
       number: of the restart, counted from 1.
@@ -113,7 +113,7 @@ class Restarts:
             return Enough(
                 "breaker_opened",
                 f"Not starting again: {self._fruitless} failures in a row brought no new step ({at}). What it is "
-                "stands above; the same command goes on once it is mended.",
+                "stands above; the same command resumes it once it is mended.",
             )
         self._number += 1
         self._left_out = self._choose(is_fruitful)

@@ -218,7 +218,7 @@ class _Watch:
         found = self.watcher.find(self._see(self.running), now)
         if found is None:
             if self.told:
-                self.say(f"{_listed(sorted(self.told))} went on.")
+                self.say(f"{_listed(sorted(self.told))} continued.")
                 self.told.clear()
             return
         if not {vital.worker for vital in found.suspects} & self.told:
@@ -307,7 +307,7 @@ class _Watch:
             self._kill([w for w in self.running if now >= self.ended_at + self._grace(w)])
 
     def _grace(self, worker: Worker) -> float:
-        """For how long to let a survivor of a failure go on."""
+        """For how long to let a survivor of a failure continue."""
         reading = heartbeat.read(worker.heartbeat)
         if reading is None or self.timed_out:
             return self.patience.grace_seconds

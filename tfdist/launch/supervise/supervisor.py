@@ -1,6 +1,6 @@
 """Starts the workers, and starts them again after a failure that another start may mend.
 
-Invariant: at any time there is one start at most; the next one begins when nothing of the last is left. A run goes on
+Invariant: at any time there is one start at most; the next one begins when nothing of the last is left. A run continues
 from its newest checkpoint by itself, so a start knows nothing of those before it.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 HOROVOD_MARKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 HOROVOD_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # of an srun; a batch script itself, which has SLURM_NTASKS too, is no task of it
-ALL_WORKERS_VARIABLE = "TFDIST_ALL_WORKERS"  # how many a run has; tfdist.launch sets it where it goes on with fewer
+ALL_WORKERS_VARIABLE = "TFDIST_ALL_WORKERS"  # how many a run has; tfdist.launch sets it where it resumes with fewer
 ELASTIC_CHILD_VARIABLE = "TFDIST_ELASTIC_CHILD"  # set in what an elastic worker starts, and so in what that starts
 TPU_MARKS = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR")
 

@@ -253,7 +253,7 @@ class _Meeting:
 
     def _why(self, peer: _Peer) -> str:
         waits_for = [self.cluster.task_name(index) for index in peer.waits_for]
-        return peer.trouble or (f"it waits for {' and '.join(waits_for)}" if waits_for else "it is about to go on")
+        return peer.trouble or (f"it waits for {' and '.join(waits_for)}" if waits_for else "it is about to continue")
 
     def _missing(self) -> str:
         me = self.cluster.task_name(self.cluster.worker_index)

@@ -52,7 +52,7 @@ class LengthSettings(Settings):
         may_change=True,
     )
     steps_per_epoch: int | None = setting(
-        "updates that count as an epoch; None is one pass over the training examples, and the passes go on through "
+        "updates that count as an epoch; None is one pass over the training examples, and the passes continue through "
         "such epochs",
         or_none(COUNT),
         None,

@@ -41,5 +41,5 @@ Votes = Callable[[], Vote]
 
 
 def no_votes() -> Vote:
-    """Of a worker that goes on to the end."""
+    """Of a worker that continues to the end."""
     return Vote()

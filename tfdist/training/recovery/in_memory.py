@@ -56,12 +56,12 @@ def open_memory(
       run: open.
       policy: of the run.
       identity: goes into each checkpoint.
-      step: where the run goes on; 0 at its beginning.
+      step: where the run resumes; 0 at its beginning.
       source: the directory that `newest` gave.
     """
     if policy.in_memory is None:
         if run.topology.is_chief and step:
-            forget(run.directory.memory)  # what an earlier start may have left there is older than what goes on here
+            forget(run.directory.memory)  # what an earlier start may have left there is older than what continues here
         yield None
         return
     schedule = Schedule(policy.in_memory, steps_per_epoch=None, step=step)

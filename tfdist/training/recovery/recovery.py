@@ -1,6 +1,6 @@
-"""How a run survives: when it saves, how it leaves when it has to, and where it goes on.
+"""How a run survives: when it saves, how it leaves when it has to, and where it resumes.
 
-Invariant: what is saved at a boundary brings a run back to exactly there, whatever strategy it goes on with. Every
+Invariant: what is saved at a boundary brings a run back to exactly there, whatever strategy it continues with. Every
 worker takes part in bringing the state together and in agreeing; the chief alone writes and reads. The loop talks to
 `Recovery`; experiment.py makes it.
 """
@@ -62,7 +62,7 @@ class Recovery:
       preemption: entered.
       memory: for checkpoints between those; None keeps none.
       exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
-      start_step: of the checkpoint that the run goes on from; None where it begins.
+      start_step: of the checkpoint that the run resumes from; None where it begins.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Recovery:
             self._memory.keeper.check()
 
     def save(self, position: Position, metrics: Mapping[str, float], *, must_store: bool = False) -> None:
-        """Copies the state, to be written while training goes on. A collective.
+        """Copies the state, to be written while training continues. A collective.
 
         Args:
           position: with the variables, all that there is to save.
@@ -164,7 +164,7 @@ class Recovery:
 
     @property
     def newest_step(self) -> int | None:
-        """The step that a start of this run would go on from, as the chief knows it; None: it would begin anew."""
+        """The step that a start of this run would resume from, as the chief knows it; None: it would begin anew."""
         keepers = [self._keeper, self._memory.keeper if self._memory is not None else None]
         steps = [self._start_step, *(keeper.last_committed_step for keeper in keepers if keeper is not None)]
         return max((step for step in steps if step is not None), default=None)
@@ -180,7 +180,7 @@ class Recovery:
             self._keeper.wait()
         is_chief = self._keeper is not None
         if self._strategy.any_worker(is_chief and self.newest_step != step):  # nobody goes before it is stored
-            lost = self._lost(step) if is_chief else "The chief's message says from where the same command goes on."
+            lost = self._lost(step) if is_chief else "The chief's message says from where the same command continues."
             raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save. {lost}")
 
     def _lost(self, step: int) -> str:
@@ -189,7 +189,7 @@ class Recovery:
             return f"There is no checkpoint: the work of all {step:,} steps is lost, and the same command begins anew."
         return (
             f"The newest checkpoint is of step {newest:,}: the work of the {step - newest:,} steps after it is lost, "
-            "and the same command goes on from there."
+            "and the same command resumes from there."
         )
 
     def leave(self, step: int) -> NoReturn:
@@ -197,17 +197,17 @@ class Recovery:
         reason = self._preemption.reason or "another worker has to leave"
         self.pause(step, because=reason)
         raise PreemptedError(
-            f"Left at step {step:,} after saving, because {reason}. The same command goes on from there.",
+            f"Left at step {step:,} after saving, because {reason}. The same command resumes from there.",
             exit_status=EXIT_INTERRUPTED if self._preemption.is_interrupt else self._exit_status,
         )
 
 
 class Opened(NamedTuple):
-    """How a start survives and where it goes on.
+    """How a start survives and where it resumes.
 
     Attributes:
       recovery: of the run; None saves nothing.
-      start: where it goes on, with the variables in place; None begins it.
+      start: where it resumes, with the variables in place; None begins it.
       lost_steps: how many steps after that are known to have been done before, on the chief.
     """
 

@@ -62,7 +62,7 @@ def check_start_from(path: str | None) -> None:
 
 @contextlib.contextmanager
 def open_recovery(training: Training) -> Iterator[Opened]:
-    """The recovery of a training that has not begun, and where it goes on.
+    """The recovery of a training that has not begun, and where it resumes.
 
     Raises:
       UserError: the checkpoint does not fit, or cannot be read.
@@ -74,11 +74,11 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     state = TrainingState(run.strategy, learner)
     start, source, lost = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "", 0)
     if start is None and run.place.extends:
-        raise UserError(f"{run.place.said} It cannot go on: none of its checkpoints is whole.")
+        raise UserError(f"{run.place.said} It cannot resume: none of its checkpoints is whole.")
     if start is None:
         lost = _begin_anew(run, keeps_checkpoints=policy is not None)
     if start is not None and run.place.extends and run.topology.is_chief:
-        run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it goes on.")
+        run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it resumes.")
         files.remove(run.directory.result)  # which a run has when it is done
     if start is None and settings.start_from is not None:
         _begin_with(run, learner, state, settings.start_from, partial=partial)
@@ -133,7 +133,7 @@ def _identity(run: Run) -> dict[str, object]:
 def _resumed(
     run: Run, state: TrainingState, policy: CheckpointPolicy, *, partial: bool
 ) -> tuple[Position | None, str, int]:
-    """Where the run goes on, if it does, and, on the chief, the directory of that checkpoint, and the steps lost."""
+    """Where the run continues, if it does, and, on the chief, the directory of that checkpoint, and the steps lost."""
     source, lost = run.directory.checkpoints, 0
 
     def read() -> State | None:
@@ -149,7 +149,7 @@ def _resumed(
         run.events.info(
             "resumed",
             step=start.step,
-            message=f"Going on at step {start.step:,}, from the checkpoint in {source}.{again}",
+            message=f"Resuming at step {start.step:,}, from the checkpoint in {source}.{again}",
             lost_steps=lost,
         )
     return start, source, lost

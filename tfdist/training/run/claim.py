@@ -27,7 +27,7 @@ class Place:
 
     Attributes:
       is_finished: whether it holds a result, and nothing is left to train.
-      extends: whether it holds the result of a shorter run, which goes on.
+      extends: whether it holds the result of a shorter run, which continues.
       said: on the chief, a sentence about that result.
       held: the lease, on the chief of a training; None elsewhere.
     """
@@ -55,8 +55,8 @@ class Claim:
     Attributes:
       settings: what is configured, by name.
       length: of the run; None never goes beyond a result.
-      keeps_checkpoints: whether it goes on from one.
-      accept_changes: goes on with a run although other things are trained now.
+      keeps_checkpoints: whether it resumes from one.
+      accept_changes: continues with a run although other things are trained now.
     """
 
     settings: Callable[[], Mapping[str, str]]
@@ -118,7 +118,7 @@ def _finished(directory: RunDirectory, result: Mapping[str, Any], claim: Claim) 
     """Whether more is asked for than the run with this result has done.
 
     Raises:
-      UserError: it is, and there is nothing to go on from.
+      UserError: it is, and there is nothing to resume from.
     """
     done, epochs = result["steps"], result["epochs"]
     steps_per_epoch = result.get("steps_per_epoch") or (epochs and done // epochs)
@@ -133,7 +133,7 @@ def _finished(directory: RunDirectory, result: Mapping[str, Any], claim: Claim) 
     if not claim.keeps_checkpoints or not list_paths(directory.checkpoints):
         why = "it kept no checkpoint" if claim.keeps_checkpoints else "train.checkpoint is 'off'"
         raise UserError(
-            f"{had}. It cannot go on to step {total:,}, because {why}. Give another --run_dir; "
+            f"{had}. It cannot continue to step {total:,}, because {why}. Give another --run_dir; "
             f"train.start_from = {directory.model!r} begins with its weights."
         )
     return Place(extends=True, said=f"The run in {directory.path} was finished at step {done:,}.")

@@ -1,4 +1,4 @@
-"""Whether a run directory holds the same experiment, so that a run may go on there.
+"""Whether a run directory holds the same experiment, so that a run may continue there.
 
 Invariant: what decides is the settings that say what is trained. Those that say who computes, for how long, and how it
 is saved and told may change from one start to the next.
@@ -51,7 +51,7 @@ def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str], 
     if lines:
         more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
         head = f"{directory.path} holds another experiment, {where}; its settings differ:"
-        change = ", or write train.accept_changes = True to go on from its newest checkpoint with these settings"
+        change = ", or write train.accept_changes = True to resume from its newest checkpoint with these settings"
         told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
         raise UserError(f"{told}\nGive another --run_dir{change if newest is not None else ''}.")
 

@@ -103,7 +103,7 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
     Args:
       request: from the command line.
       strategy: not connected yet.
-      mode: "train" begins a run or goes on with it; others add to what is there.
+      mode: "train" begins a run or continues with it; others add to what is there.
       claim: a training's.
 
     Raises:
@@ -168,7 +168,7 @@ def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
         return None
     return PeerLostError(
         f"Worker {topology.worker_index} lost the connection to another of the {topology.num_workers} workers "
-        f"({said!r}); this run cannot go on. The other workers' output says what happened. Start all workers again."
+        f"({said!r}); this run cannot continue. The other workers' output says what happened. Start all workers again."
     )
 
 

@@ -143,7 +143,7 @@ class TrainSettings(BatchSettings, LengthSettings):
         check_callbacks(self.callbacks)
         if self.stop_after_epochs is not None and self.policy is None:
             raise UserError(
-                "train.stop_after_epochs saves the run to go on later, and train.checkpoint is 'off'. Remove one."
+                "train.stop_after_epochs saves the run to be resumed later, and train.checkpoint is 'off'. Remove one."
             )
 
     @property

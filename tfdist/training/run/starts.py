@@ -1,6 +1,6 @@
-"""run.json: of which kind and of what settings a run is, and from where each of its starts went on.
+"""run.json: of which kind and of what settings a run is, and from where each of its starts continued.
 
-Invariant: written by the chief alone, once a start, when that has put in place what it goes on from.
+Invariant: written by the chief alone, once a start, when that has put in place what it resumes from.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def note_start(directory: RunDirectory, settings: Mapping[str, str], *, step: in
     Args:
       directory: of the run.
       settings: of this start.
-      step: where it goes on; 0 where it begins.
+      step: where it resumes; 0 where it begins.
       lost_steps: at least so many had been done after that step by starts before, and are done again.
     """
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

@@ -12,7 +12,7 @@ from tfdist.training.step.precision import LossScale
 def judge(
     *, step: int, steps: int, overflowed: int, loss_scale: LossScale | None, reporter: Reporter
 ) -> DivergedError | None:
-    """The error that a call of `steps`, of which `overflowed` were not finite, ends the run with; None if it goes on.
+    """The error that a call of `steps`, of which `overflowed` were not finite, ends the run with; None if it continues.
 
     With a loss scale such steps were skipped, which is told, and the scale is lower now.
     """

@@ -82,7 +82,7 @@ class TrainStep:
       local_gradients: one replica's forward and backward pass.
       metrics: the training metrics, read at the end of each call.
       term_names: the loss terms to report beside the total.
-      loss_scale: with float16; a step that overflows is then skipped and the next ones go on. Without it nothing waits
+      loss_scale: with float16; a step that overflows is then skipped and training continues. Without it nothing waits
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
       scale_factor: what `local_gradients` multiplies the loss with besides.

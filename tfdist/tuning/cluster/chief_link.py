@@ -118,7 +118,7 @@ class _Connection:
         self._tell(self, reason)
 
     def _meet(self, message: dict[str, Any]) -> None:
-        """Goes on with a chief that has the secret; what has not is refused."""
+        """Continues with a chief that has the secret; what has not is refused."""
         if message["kind"] == wire.REFUSED:
             self._tell(self, message)
             return

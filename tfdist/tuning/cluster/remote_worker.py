@@ -342,7 +342,7 @@ class RemoteWorker:
                 self._workers.stop(leased)
         if not self._workers.running and not (self._is_welcome and self._leased):
             self._leaving.leave_if_told(
-                "Left the sweep after its trials here had saved; other workers go on with them."
+                "Left the sweep after its trials here had saved; other workers continue with them."
             )
 
 

@@ -1,7 +1,7 @@
 """The chief of a sweep: hands values to free workers, tells the oracle how they went, and can be killed at any moment.
 
 Invariant: what the journal holds is all that a chief knows; one that is started again reads it, gives the oracle the
-same calls in the same order, and goes on with the trials that ran. A trial ends once. Nothing here trains or imports
+same calls in the same order, and continues with the trials that ran. A trial ends once. Nothing here trains or imports
 TensorFlow.
 """
 
@@ -142,7 +142,7 @@ class Chief:
                     self._process_ended(ended)
                 self._look_at_reports()
                 self._check_time()
-        self._leaving.leave_if_told("Left after the running trials had saved. The same command goes on from there.")
+        self._leaving.leave_if_told("Left after the running trials had saved. The same command resumes from there.")
 
     def claim(self, key: str, settings: TrialSettings, place: Place) -> Job | None:
         """Lets a worker keep what it was given before this chief was started; None where it does not count any more."""
@@ -193,7 +193,7 @@ class Chief:
         name, rung = event["trial"], event["rung"]
         known = self._trials.get(name)
         if known is not None and known.rung == rung and known.is_open:
-            return  # it went on after an interruption
+            return  # it continued after an interruption
         self._asking.ask_until(event["asked"])
         suggestion = self._asking.take()
         if suggestion is None:
@@ -249,7 +249,7 @@ class Chief:
             self._pending.extend(self._to_run(self._open(suggestion, self._plan.space.decoded(suggestion.values))))
 
     def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
-        """The trial that a suggestion begins or lets go on."""
+        """The trial that a suggestion begins or continues."""
         self._epochs_planned += self._cost(suggestion)
         trial = self._in_its_rung(suggestion, values, self._known(suggestion))
         self._trials[trial.name] = trial
@@ -257,7 +257,7 @@ class Chief:
         return trial
 
     def _known(self, suggestion: Suggestion) -> Trial | None:
-        """The trial that a suggestion lets go on."""
+        """The trial that a suggestion continues."""
         parent = suggestion.values.get(PARENT)
         return None if parent is None else self._trials[self._names[parent]]
 

@@ -56,7 +56,7 @@ class ForkServer:
         self._send({"prepare": dataclasses.asdict(start)})
 
     def build(self, start: Start) -> None:
-        """Has a prepared process go on to the first step of what will be started next, if memory is not short.
+        """Has a prepared process continue to the first step of what will be started next, if memory is not short.
 
         Only one is built: what was built before, and not started, is ended.
         """
@@ -77,7 +77,7 @@ class ForkServer:
             if not data:
                 raise TfdistError(
                     "The process that starts the trials was killed. What the trials saved is kept: the same command "
-                    "goes on from there."
+                    "resumes from there."
                 )
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:

@@ -48,5 +48,5 @@ class Interruptions:
                 f"The sweep makes no progress: {self._in_a_row} interruptions of trials in a row, without an "
                 f"evaluation or a newer checkpoint in between. The last, of {directory.path}: {why}. Find out who ends "
                 "these processes (a scheduler; the kernel, for want of memory), or let trials back up more often "
-                "(train.checkpoint). The same command goes on."
+                "(train.checkpoint). The same command resumes it."
             )

@@ -21,7 +21,7 @@ NAME = "sweep.jsonl"
 STARTED, ENDED = "sweep_started", "sweep_ended"
 TRIAL_KNOWN = "trial_known"  # finished in an earlier sweep
 TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED = "trial_started", "trial_reported", "trial_ended"
-INTERRUPTED = "interrupted"  # the one end that is none: the trial goes on later
+INTERRUPTED = "interrupted"  # the one end that is none: the trial continues later
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 

@@ -122,7 +122,7 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
             with contextlib.closing(open_table()) as table:
                 result = _run(plan, identity, oracle, role, setting, experiment, table, held.check, console.message)
         finally:
-            importing.join()  # imports must not go on while the interpreter ends
+            importing.join()  # imports must not continue while the interpreter ends
         _report(plan.run_dir, console)
         return result
     finally:
@@ -219,7 +219,7 @@ def _serve(
 
 
 def _tell(text: str) -> None:
-    """Says what goes on in the cluster; on standard error, which a live table leaves in order."""
+    """Says what happens in the cluster; on standard error, which a live table leaves in order."""
     print(text, file=sys.stderr, flush=True)
 
 

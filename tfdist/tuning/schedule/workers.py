@@ -176,7 +176,7 @@ class Workers(Generic[Each]):
             self._fork_server.prepare(start)  # for the next trial here
 
     def build(self, upcoming: Next) -> None:
-        """Has the process of what will be started next go on to its first step, while others train.
+        """Has the process of what will be started next continue to its first step, while others train.
 
         A place with GPUs of its own could not change them any more, and several processes find each other as they
         start: nothing is built for those.

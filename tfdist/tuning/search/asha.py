@@ -2,8 +2,8 @@
 
 Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), algorithm 2.
 
-Invariant: a rung's trials go on only from among its best `1 / factor`, each once; whoever asks never waits as long as
-new values may be tried. A trial that goes on is told as KerasTuner's Hyperband tells it, by `tuner/trial_id`,
+Invariant: only the best `1 / factor` of a rung's trials continue, each once; whoever asks never waits as long as
+new values may be tried. A trial that continues is told as KerasTuner's Hyperband tells it, by `tuner/trial_id`,
 `tuner/epochs` and `tuner/round`.
 """
 
@@ -23,7 +23,7 @@ class Asha(Journaled, keras_tuner.Oracle):
       num_trials: how many sets of values are tried.
       max_epochs: of the last rung.
       min_epochs: of the first.
-      factor: of the trials of a rung one in `factor` goes on, to `factor` times the epochs.
+      factor: of the trials of a rung one in `factor` continues, to `factor` times the epochs.
       arguments: of `keras_tuner.Oracle`.
     """
 
@@ -49,7 +49,7 @@ class Asha(Journaled, keras_tuner.Oracle):
         return {"status": "IDLE" if self.ongoing_trials else "STOPPED"}
 
     def _promotable(self) -> tuple[int, keras_tuner.engine.trial.Trial] | None:
-        """The best trial that may go on, and its rung; the highest rung first."""
+        """The best trial that may continue, and its rung; the highest rung first."""
         for rung in reversed(range(len(self._rungs) - 1)):
             ended = [self.trials[name] for name in self._rungs[rung]]
             ended = [trial for trial in ended if trial.status == "COMPLETED"]

@@ -100,13 +100,13 @@ class Bayesian:
 
 @dataclasses.dataclass(frozen=True)
 class Hyperband:
-    """Many short trainings, of which the best go on, in brackets that start more or fewer of them.
+    """Many short trainings, of which the best continue, in brackets that start more or fewer of them.
 
     Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18, 2018. The longest
     training is that of `train.epochs`.
 
     Attributes:
-      factor: of the trials of a rung one in `factor` goes on, for `factor` times the epochs.
+      factor: of the trials of a rung one in `factor` continues, for `factor` times the epochs.
       iterations: how often all brackets are gone through.
     """
 
@@ -140,13 +140,13 @@ class Hyperband:
 
 @dataclasses.dataclass(frozen=True)
 class Asha:
-    """Asynchronous successive halving: a free worker takes the best trial that may go on, or else starts a new one.
+    """Asynchronous successive halving: a free worker takes the best trial that may continue, or else starts a new one.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), algorithm 2. The
     longest training is that of `train.epochs`.
 
     Attributes:
-      factor: of the trials that reached a rung one in `factor` goes on, to `factor` times the epochs.
+      factor: of the trials that reached a rung one in `factor` continues, to `factor` times the epochs.
       min_epochs: of the first rung.
     """
 
