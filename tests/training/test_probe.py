@@ -14,6 +14,7 @@ from training.trainings import run
 
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.run.probe import quickest
+from tfdist.training.run.tuned import distinct_packings
 
 XLA_CASES: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -74,3 +75,10 @@ def test_what_cannot_be_compiled_is_not_chosen() -> None:
     choice, seconds = quickest(strategy, {"bad": refused, "good": good}, tf.ones(3), keep=[kept])
     assert choice == "good" and seconds["bad"] == float("inf")
     assert kept.numpy() == 1.0
+
+
+def test_a_packing_is_tried_only_where_it_packs_in_another_way() -> None:
+    candidates = (0, 1 << 20, 2 << 20, 4 << 20)
+    assert distinct_packings(candidates, 300_000) == distinct_packings(candidates, 1 << 20) == [0]
+    assert distinct_packings(candidates, 3 << 20) == [0, 1 << 20, 2 << 20]
+    assert distinct_packings(candidates, 100 << 20) == [*candidates]

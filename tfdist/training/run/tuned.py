@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -68,6 +68,11 @@ def choose_packing(
     candidates = strategy.packing_candidates()
     if not candidates or deterministic:
         return
+    num_bytes = sum(v.value.dtype.size * v.value.shape.num_elements() for v in learner.model.trainable_variables)
+    tried = distinct_packings(candidates, num_bytes)
+    if len(tried) == 1:
+        strategy.set_packing(tried[0])
+        return
 
     def with_packing(size: int) -> Callable[[dict[str, Any]], tf.Tensor]:
         def reduced(batch: dict[str, Any]) -> tf.Tensor:
@@ -76,10 +81,15 @@ def choose_packing(
 
         return reduced
 
-    variants = {size: with_packing(size) for size in candidates}
+    variants = {size: with_packing(size) for size in tried}
     choice, seconds = quickest(strategy, variants, next(batches()), keep=moving_variables(learner.model))
     strategy.set_packing(choice)
     tell("packing_chosen", message=f"bytes_per_pack {choice}: {_said(seconds)}", choice=choice, seconds=seconds)
+
+
+def distinct_packings(candidates: Sequence[int], num_bytes: int) -> list[int]:
+    """The candidates that pack gradients of `num_bytes` in different ways: all that hold them whole are as 0 is."""
+    return [0, *(size for size in candidates if 0 < size < num_bytes)]
 
 
 def _one_number(sums: LocalSums) -> tf.Tensor:
