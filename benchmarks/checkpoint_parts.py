@@ -23,7 +23,7 @@ from tfdist.checkpoint.format.entries import list_checkpoints
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.schedule import Schedule
-from tfdist.checkpoint.write.keeper import CheckpointKeeper
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.recovery.recovery import Position, Recovery, restored
 from tfdist.training.step.state import TrainingState
@@ -32,7 +32,7 @@ STEPS_BETWEEN = 2  # of training, before a stall is measured
 
 
 class Told:
-    """Takes the keeper's events; a warning would make the figures mean something else."""
+    """Takes the manager's events; a warning would make the figures mean something else."""
 
     def info(self, event: str, **details: Any) -> None:
         pass
@@ -50,13 +50,13 @@ class Subject:
         learner, self.train = tfdist_learner_and_training(self.strategy, heavy_mlp(batch))
         self.directory = directory
         self.state = TrainingState(self.strategy, learner)
-        self.keeper = CheckpointKeeper(
+        self.manager = CheckpointManager(
             directory, CheckpointPolicy(keep_last=1, on_error="stop"), identity={}, tell=Told()
         )
         self._recovery = Recovery(
             strategy=self.strategy,
             state=self.state,
-            keeper=self.keeper,
+            manager=self.manager,
             schedule=Schedule(CheckpointPolicy(), steps_per_epoch=1000),
             preemption=Preemption(tell=lambda message: None, metadata_address=None),
         )
@@ -64,7 +64,7 @@ class Subject:
         self._step = 0
         self.train(STEPS_BETWEEN)
         self.save()
-        self.keeper.wait()
+        self.manager.wait()
 
     def save(self) -> float:
         """What the loop waits for, in seconds."""
@@ -75,8 +75,8 @@ class Subject:
 
     @property
     def is_writing(self) -> bool:
-        self.keeper.check()
-        return self.keeper.last_committed_step != self._step
+        self.manager.check()
+        return self.manager.last_committed_step != self._step
 
 
 def stall(rounds: str) -> list[Figure]:
@@ -88,7 +88,7 @@ def stall(rounds: str) -> list[Figure]:
         def ours() -> float:
             subject.train(STEPS_BETWEEN)
             seconds = subject.save()
-            subject.keeper.wait()
+            subject.manager.wait()
             return seconds
 
         samples = interleaved([ours, keras_seconds], int(rounds))
@@ -170,7 +170,7 @@ def _while_writing(subject: Subject) -> list[float]:
             taken = _seconds(subject.train, 1)
             if subject.is_writing:
                 seconds.append(taken)
-    subject.keeper.wait()
+    subject.manager.wait()
     return seconds
 
 

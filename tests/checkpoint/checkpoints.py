@@ -11,7 +11,7 @@ import numpy as np
 from tfdist.checkpoint.format.entries import Entry
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import CheckpointKeeper
+from tfdist.checkpoint.write.manager import CheckpointManager
 
 IDENTITY = {"config": "0123abcd", "num_workers": 2}
 
@@ -37,7 +37,7 @@ class Listener:
 
 
 def state_of(step: int, *, num_items: int = 400) -> State:
-    """A state whose every number tells its step; of the usual size, it takes two files of `new_keeper`'s."""
+    """A state whose every number tells its step; of the usual size, it takes two files of `new_manager`'s."""
     tensors = {
         "model/kernel": np.full((num_items, 2), step, np.float32),
         "model/bias": np.arange(num_items, dtype=np.float64) + step,
@@ -46,19 +46,19 @@ def state_of(step: int, *, num_items: int = 400) -> State:
     return State(step, tensors, {"position": [1, step]})
 
 
-def new_keeper(directory: pathlib.Path, listener: Listener | None = None, **settings: Any) -> CheckpointKeeper:
-    """A keeper of small files, so that a state has several."""
+def new_manager(directory: pathlib.Path, listener: Listener | None = None, **settings: Any) -> CheckpointManager:
+    """A manager of small files, so that a state has several."""
     policy = CheckpointPolicy(**{"max_file_bytes": 4096, "compression": "none", **settings})
-    return CheckpointKeeper(str(directory), policy, identity=IDENTITY, tell=listener or Listener())
+    return CheckpointManager(str(directory), policy, identity=IDENTITY, tell=listener or Listener())
 
 
 def save_steps(directory: pathlib.Path, *steps: int, **settings: Any) -> None:
-    """Commits a checkpoint of each step, one after the other, by one keeper."""
-    keeper = new_keeper(directory, on_error="stop", **{"keep_last": 100, **settings})
+    """Commits a checkpoint of each step, one after the other, by one manager."""
+    manager = new_manager(directory, on_error="stop", **{"keep_last": 100, **settings})
     for step in steps:
-        keeper.save(state_of(step))
-        keeper.wait()
-    keeper.close()
+        manager.save(state_of(step))
+        manager.wait()
+    manager.close()
 
 
 def assert_same(restored: State, expected: State) -> None:

@@ -13,7 +13,7 @@ from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import CheckpointKeeper
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.commands import checkpoint as command
 from tfdist.storage import contents
 
@@ -33,7 +33,7 @@ def run_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     """A run with checkpoints of the steps 10, 20, 30 and 40, the best of which is 20."""
     run = tmp_path / "run"
     run.mkdir()
-    keeper = CheckpointKeeper(
+    manager = CheckpointManager(
         str(run / "checkpoints"),
         CheckpointPolicy(keep_last=9, max_file_bytes=4096, compression="none"),
         identity={"strategy": "one_device", "num_workers": 1},
@@ -41,9 +41,9 @@ def run_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     )
     for step, accuracy in ((10, 0.5), (20, 0.9), (30, 0.7), (40, 0.6)):
         tensors = {"kernel": np.full((32, 64), step, np.float32), "count": np.int64(step)}
-        keeper.save(State(step, tensors, {"epoch": step // 10, "order": list(range(200))}), metrics={"acc": accuracy})
-        keeper.wait()
-    keeper.close()
+        manager.save(State(step, tensors, {"epoch": step // 10, "order": list(range(200))}), metrics={"acc": accuracy})
+        manager.wait()
+    manager.close()
     return run
 
 

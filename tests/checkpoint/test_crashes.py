@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from checkpoint.checkpoints import Listener, assert_same, new_keeper, save_steps, state_of, steps
+from checkpoint.checkpoints import Listener, assert_same, new_manager, save_steps, state_of, steps
 from storage import faulty
 
 from tfdist.checkpoint import restore
@@ -19,11 +19,11 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(
     restored_steps: list[int] = []
 
     def save_two(index: int) -> None:
-        keeper = new_keeper(tmp_path / str(index), keep_last=keep_last, on_error="stop")
+        manager = new_manager(tmp_path / str(index), keep_last=keep_last, on_error="stop")
         for step in (2, 3):  # the first finds a leftover, the second has something to prune
-            keeper.save(state_of(step))
-            keeper.wait()
-        keeper.close()
+            manager.save(state_of(step))
+            manager.wait()
+        manager.close()
 
     def function(index: int) -> None:
         with faulty.installed(faulty.Syscalls()):
@@ -49,9 +49,9 @@ def test_a_removal_that_is_cut_off_leaves_the_whole_checkpoint_or_none(tmp_path:
     def function(index: int) -> None:
         with faulty.installed(faulty.Syscalls()):
             save_steps(tmp_path / str(index), 1, 2, 3)
-        keeper = new_keeper(tmp_path / str(index), keep_last=1, on_error="stop")
-        keeper.save(state_of(4))
-        keeper.close()
+        manager = new_manager(tmp_path / str(index), keep_last=1, on_error="stop")
+        manager.save(state_of(4))
+        manager.close()
 
     def check(index: int, crash: faulty.Boundary | None) -> None:
         directory = str(tmp_path / str(index))
@@ -68,10 +68,10 @@ def test_a_removal_that_is_cut_off_leaves_the_whole_checkpoint_or_none(tmp_path:
 
 def _train_on(directory: pathlib.Path, *, after: int) -> None:
     """The next start, which does the lost steps once more."""
-    keeper = new_keeper(directory, keep_last=1, on_error="stop")
+    manager = new_manager(directory, keep_last=1, on_error="stop")
     for step in range(after + 1, 5):
-        keeper.save(state_of(step))
-        keeper.wait()
-    keeper.close()
+        manager.save(state_of(step))
+        manager.wait()
+    manager.close()
     assert steps(list_checkpoints(str(directory))) == [4]
     assert [path.name for path in directory.iterdir()] == [pathlib.Path(list_checkpoints(str(directory))[0].path).name]

@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from checkpoint.checkpoints import Listener, assert_same, new_keeper
+from checkpoint.checkpoints import Listener, assert_same, new_manager
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
@@ -35,9 +35,9 @@ def test_a_compressed_checkpoint_takes_less_room_and_restores(
 ) -> None:
     weights = np.random.default_rng(0).normal(size=500_000).astype(np.float32)
     state = State(1, {"weights": weights}, {})
-    keeper = new_keeper(tmp_path, compression=compression, on_error="stop")
-    keeper.save(state)
-    keeper.close()
+    manager = new_manager(tmp_path, compression=compression, on_error="stop")
+    manager.save(state)
+    manager.close()
     (entry,) = list_checkpoints(str(tmp_path))
     assert entry.manifest.num_stored_bytes < 0.95 * weights.nbytes
     assert [(file.packing, file.name.endswith(".safetensors.blosc2")) for file in entry.manifest.files] == [
@@ -61,10 +61,10 @@ def test_what_does_not_shrink_is_stored_as_it_is_even_on_a_slow_store() -> None:
 
 def test_auto_decides_after_the_first_checkpoint(tmp_path: pathlib.Path) -> None:
     listener = Listener()
-    keeper = new_keeper(tmp_path, listener, compression="auto")
-    keeper.save(State(1, {"weights": np.zeros(MIB, np.float32)}, {}))
-    keeper.save(State(2, {"weights": np.zeros(MIB, np.float32)}, {}))
-    keeper.close()
+    manager = new_manager(tmp_path, listener, compression="auto")
+    manager.save(State(1, {"weights": np.zeros(MIB, np.float32)}, {}))
+    manager.save(State(2, {"weights": np.zeros(MIB, np.float32)}, {}))
+    manager.close()
     first, second = list_checkpoints(str(tmp_path))
     assert first.manifest.files[0].packing == "none"
     assert second.manifest.files[0].packing in packing.PACKINGS
@@ -76,7 +76,7 @@ def test_without_the_library_its_extra_is_named_and_auto_does_without(
 ) -> None:
     monkeypatch.setattr(packing, "is_installed", lambda: False)
     with pytest.raises(UserError, match=r"pip install 'tfdist\[compression\]'"):
-        new_keeper(tmp_path, compression="zstd")
+        new_manager(tmp_path, compression="zstd")
     data = memoryview(np.zeros(MIB, np.uint8))
     assert packing.choose(data, item_bytes=4, write_bytes_per_second=1000)[0] == packing.NONE
 

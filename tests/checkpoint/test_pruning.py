@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from checkpoint.checkpoints import Listener, new_keeper, state_of, steps
+from checkpoint.checkpoints import Listener, new_manager, state_of, steps
 from gcs.faults import Fault
 from gcs.server import GcsServer
 
@@ -15,32 +15,32 @@ DIRECTORY = "gs://bucket/run/checkpoints"
 
 def test_a_bucket_that_refuses_to_delete_holds_nothing_up_and_is_told_once(gcs: GcsServer) -> None:
     listener = Listener()
-    keeper = new_keeper(DIRECTORY, listener, keep_last=1)
+    manager = new_manager(DIRECTORY, listener, keep_last=1)
     gcs.faults.add(Fault("status", method="DELETE", count=None))
     begun = time.monotonic()
     for step in range(1, 6):
-        keeper.save(state_of(step))
-        keeper.wait()
+        manager.save(state_of(step))
+        manager.wait()
     assert time.monotonic() - begun < 40  # 60 s for each that is refused, if it were asked again as else
     assert steps(list_checkpoints(DIRECTORY)) == [1, 2, 3, 4, 5]
     warned = [event for event in listener.events("checkpoint_not_removed") if event[0] == "warning"]
     assert len(warned) == 1 and "this is said once" in warned[0][-1]
     gcs.faults.clear()
-    keeper.save(state_of(6))
-    keeper.close()
+    manager.save(state_of(6))
+    manager.close()
     assert steps(list_checkpoints(DIRECTORY)) == [6]
     assert not listener.events("checkpoint_failed")
 
 
 def test_a_save_that_waits_goes_before_what_is_to_be_removed(gcs: GcsServer) -> None:
-    keeper = new_keeper(DIRECTORY, Listener(), keep_last=1)
+    manager = new_manager(DIRECTORY, Listener(), keep_last=1)
     gcs.faults.add(Fault("status", method="DELETE", count=None))
     for step in (1, 2):  # the second finds out, while nothing waits
-        keeper.save(state_of(step))
-        keeper.wait()
+        manager.save(state_of(step))
+        manager.wait()
     asked = gcs.count("DELETE", "")
     for step in range(3, 12):
-        keeper.save(state_of(step))
-    keeper.close()
+        manager.save(state_of(step))
+    manager.close()
     assert gcs.count("DELETE", "") < 5 * asked  # not once for each of the nine
     assert steps(list_checkpoints(DIRECTORY)) == list(range(1, 12))

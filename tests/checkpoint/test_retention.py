@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from checkpoint.checkpoints import Listener, assert_same, new_keeper, save_steps, state_of, steps
+from checkpoint.checkpoints import Listener, assert_same, new_manager, save_steps, state_of, steps
 
 from tfdist.checkpoint import restore, retention
 from tfdist.checkpoint.catalog import list_checkpoints
@@ -68,11 +68,11 @@ def test_nothing_is_pruned_where_nothing_verifies(tmp_path: pathlib.Path) -> Non
     assert len(list_checkpoints(str(tmp_path))) == 3
 
 
-def test_the_keeper_prunes_after_each_commit_and_knows_what_earlier_runs_left(tmp_path: pathlib.Path) -> None:
+def test_the_manager_prunes_after_each_commit_and_knows_what_earlier_runs_left(tmp_path: pathlib.Path) -> None:
     settings = {"keep_last": 2, "keep_every_steps": 30, "keep_best": "val_loss"}
     for first in (10, 40):
-        keeper = new_keeper(tmp_path, on_error="stop", **settings)
+        manager = new_manager(tmp_path, on_error="stop", **settings)
         for step in range(first, first + 30, 10):
-            keeper.save(state_of(step), metrics={"val_loss": abs(step - 20)})
-        keeper.close()
+            manager.save(state_of(step), metrics={"val_loss": abs(step - 20)})
+        manager.close()
     assert steps(list_checkpoints(str(tmp_path))) == [20, 30, 50, 60]

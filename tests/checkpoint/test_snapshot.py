@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint.checkpoints import Listener, assert_same, new_keeper
+from checkpoint.checkpoints import Listener, assert_same, new_manager
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.state import State
@@ -29,9 +29,9 @@ def test_every_kind_of_variable_and_tensor_is_saved(tmp_path: pathlib.Path) -> N
         "number": np.float32(0.1),
     }
     expected = {name: np.asarray(getattr(tensor, "numpy", lambda t=tensor: t)()) for name, tensor in tensors.items()}
-    keeper = new_keeper(tmp_path, on_error="stop")
-    keeper.save(State(1, tensors, {}))
-    keeper.close()
+    manager = new_manager(tmp_path, on_error="stop")
+    manager.save(State(1, tensors, {}))
+    manager.close()
     assert_same(restore.newest(str(tmp_path), tell=Listener()), State(1, expected, {}))
 
 
@@ -39,11 +39,11 @@ def test_large_variables_are_copied_at_the_moment_of_save(tmp_path: pathlib.Path
     """Larger than a thread's piece, updated in place by training right after `save` returns."""
     first = np.random.default_rng(1).normal(size=3_000_001).astype(np.float32)
     variable = tf.Variable(first)
-    keeper = new_keeper(tmp_path, on_error="stop", keep_last=3)
+    manager = new_manager(tmp_path, on_error="stop", keep_last=3)
     for step in range(3):
-        keeper.save(State(step, {"weights": variable}, {}))
+        manager.save(State(step, {"weights": variable}, {}))
         variable.assign_add(tf.ones_like(variable))
-    keeper.close()
+    manager.close()
     expected = first
     for step in range(3):
         state = restore.newest(str(tmp_path), tell=Listener(), before_step=step + 1)

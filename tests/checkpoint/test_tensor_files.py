@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from checkpoint.checkpoints import Listener, assert_same, new_keeper
+from checkpoint.checkpoints import Listener, assert_same, new_manager
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
@@ -40,18 +40,18 @@ def tensors_of_all_kinds() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path: pathlib.Path, compression: str) -> None:
     state = State(1, tensors_of_all_kinds(), {})
-    keeper = new_keeper(tmp_path, compression=compression, on_error="stop")
-    keeper.save(state)
-    keeper.close()
+    manager = new_manager(tmp_path, compression=compression, on_error="stop")
+    manager.save(state)
+    manager.close()
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state)
 
 
 def test_arrays_that_do_not_lie_in_one_piece_or_are_of_the_other_byte_order_come_back(tmp_path: pathlib.Path) -> None:
     square = np.arange(12, dtype=np.float32).reshape(3, 4)
     odd = {"transposed": square.T, "strided": square[::2, 1::2], "swapped": square.astype(">f4")}
-    keeper = new_keeper(tmp_path, on_error="stop")
-    keeper.save(State(1, odd, {}))
-    keeper.close()
+    manager = new_manager(tmp_path, on_error="stop")
+    manager.save(State(1, odd, {}))
+    manager.close()
     restored = restore.newest(str(tmp_path), tell=Listener()).tensors
     for name, array in odd.items():
         np.testing.assert_array_equal(restored[name], array)
@@ -59,18 +59,18 @@ def test_arrays_that_do_not_lie_in_one_piece_or_are_of_the_other_byte_order_come
 
 def test_a_state_without_tensors_is_a_checkpoint(tmp_path: pathlib.Path) -> None:
     state = State(3, {}, {"position": 3})
-    keeper = new_keeper(tmp_path, on_error="stop")
-    keeper.save(state)
-    keeper.close()
+    manager = new_manager(tmp_path, on_error="stop")
+    manager.save(state)
+    manager.close()
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state)
 
 
 def test_the_safetensors_library_reads_the_files(tmp_path: pathlib.Path) -> None:
     # the library's NumPy side knows neither the 8-bit floats nor complex numbers
     tensors = {name: array for name, array in tensors_of_all_kinds().items() if not name.startswith(("float8", "comp"))}
-    keeper = new_keeper(tmp_path, on_error="stop")
-    keeper.save(State(1, tensors, {}))
-    keeper.close()
+    manager = new_manager(tmp_path, on_error="stop")
+    manager.save(State(1, tensors, {}))
+    manager.close()
     found = {}
     for file in pathlib.Path(list_checkpoints(str(tmp_path))[0].path).glob("*.safetensors"):
         found |= safetensors.numpy.load_file(file)

@@ -7,7 +7,7 @@ import threading
 import time
 
 import numpy as np
-from checkpoint.checkpoints import Listener, new_keeper
+from checkpoint.checkpoints import Listener, new_manager
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.state import State
@@ -54,11 +54,11 @@ def test_a_rest_ends_when_somebody_waits() -> None:
     assert not thread.is_alive()
 
 
-def test_a_keeper_that_is_closed_does_not_wait_for_rests(tmp_path: pathlib.Path) -> None:
+def test_a_manager_that_is_closed_does_not_wait_for_rests(tmp_path: pathlib.Path) -> None:
     state = State(1, {"weights": np.random.default_rng(0).normal(size=4_000_000)}, {})
-    keeper = new_keeper(tmp_path, on_error="stop", max_file_bytes=2**26)
-    keeper._thread._throttle._share = 1e-6
-    keeper.save(state)
-    keeper.close()
+    manager = new_manager(tmp_path, on_error="stop", max_file_bytes=2**26)
+    manager._thread._throttle._share = 1e-6
+    manager.save(state)
+    manager.close()
     restored = restore.newest(str(tmp_path), tell=Listener())
     np.testing.assert_array_equal(restored.tensors["weights"], state.tensors["weights"])

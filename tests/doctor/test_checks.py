@@ -21,7 +21,7 @@ import support
 from tfdist.config import loading
 from tfdist.doctor import facts, findings, machine, meeting, network, versions
 from tfdist.doctor.findings import Finding
-from tfdist.strategies.cluster.cluster import Cluster
+from tfdist.strategies.cluster.tf_config import Cluster
 
 FITTING = {
     "tensorflow": "2.21.0",

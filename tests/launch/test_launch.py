@@ -19,7 +19,7 @@ from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, b
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch.horovod.horovod import command_line, find_horovodrun
 from tfdist.launch.plan import Plan
-from tfdist.launch.supervise.supervision import Ending, blame
+from tfdist.launch.supervise.watch import Ending, blame
 
 
 def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:

@@ -23,7 +23,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2Jo
 from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import slurm_worker
 from tfdist.launch.printing import command
-from tfdist.strategies.cluster.cluster import read_tf_config
+from tfdist.strategies.cluster.tf_config import read_tf_config
 
 KUBERNETES = "1.33"
 DIGITS = "--gin_file=configs/experiments/digits.gin"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfdist.errors import UserError
-from tfdist.strategies.cluster.cluster import read_tf_config, split_address
+from tfdist.strategies.cluster.tf_config import read_tf_config, split_address
 
 TWO = {"worker": ["host0:2222", "host1:2222"]}
 FIRST = {"type": "worker", "index": 0}

@@ -12,8 +12,8 @@ import pytest
 from launch.programs import Run
 
 from tfdist.errors import UserError
-from tfdist.strategies.cluster.cluster import read_tf_config
 from tfdist.strategies.cluster.liveness import HEARTBEAT_SECONDS, LOCAL_HEARTBEAT_SECONDS
+from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.strategies.multi_worker import MultiWorker
 
 STOPS = """

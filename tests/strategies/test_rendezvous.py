@@ -23,10 +23,10 @@ DEADLINE_SECONDS = 40.0
 WORKER = """
 import os, sys
 from tfdist import errors
-from tfdist.strategies.cluster import cluster, rendezvous
+from tfdist.strategies.cluster import rendezvous, tf_config
 try:
     rendezvous.rendezvous(
-        cluster.read_tf_config(os.environ),
+        tf_config.read_tf_config(os.environ),
         timeout_seconds=float(sys.argv[1]),
         on_wait=lambda message: print(message, flush=True),
         name_patience_seconds=1.0,

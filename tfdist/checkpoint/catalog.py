@@ -1,7 +1,7 @@
 """Lists, verifies and removes the checkpoints of a run directory.
 
 Invariant: the manifest goes first when a checkpoint is removed, so that half of one does not exist; a directory without
-one is a leftover. The keeper and `python -m tfdist.checkpoint` use this.
+one is a leftover. The manager and `python -m tfdist.checkpoint` use this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When a run saves, what it keeps and how it writes: the settings of `train.checkpoint`.
 
 Invariant: a policy that exists is consistent; whatever cannot be meant is a UserError when it is made. A gin file
-names it (`train.checkpoint = @CheckpointPolicy()`); the keeper, the schedule and the catalog read it.
+names it (`train.checkpoint = @CheckpointPolicy()`); the manager, the schedule and the catalog read it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one checkpoint holds: the tensors and values that bring a run back to its exact next step.
 
 Invariant: a state that was restored is whole and verified, and says in `manifest` where it comes from. The training
-loop makes one for `CheckpointKeeper.save`; `restore` gives one back.
+loop makes one for `CheckpointManager.save`; `restore` gives one back.
 """
 
 from __future__ import annotations

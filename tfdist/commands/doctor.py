@@ -27,7 +27,7 @@ from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
 from tfdist.doctor.machine import check_machine
 from tfdist.errors import UserError
 from tfdist.strategies.cluster import environment as marks
-from tfdist.strategies.cluster.cluster import Cluster, read_tf_config
+from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
 
 ABOUT = """\
 python -m tfdist.doctor [FLAGS]

@@ -22,8 +22,8 @@ from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals, leave_signals_alone
-from tfdist.launch.supervise.supervision import Patience
 from tfdist.launch.supervise.supervisor import supervise
+from tfdist.launch.supervise.watch import Patience
 from tfdist.telemetry.console.terminal_width import columns_of
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}

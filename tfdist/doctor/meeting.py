@@ -18,7 +18,7 @@ from typing import Any
 from tfdist.doctor.facts import are_facts
 from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
 from tfdist.strategies.cluster import hello
-from tfdist.strategies.cluster.cluster import Cluster, is_loopback, split_address
+from tfdist.strategies.cluster.tf_config import Cluster, is_loopback, split_address
 from tfdist.telemetry.json_text import from_json
 
 GROUP = "workers"

@@ -16,7 +16,7 @@ from tfdist.launch import local
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import Output
-from tfdist.strategies.cluster.cluster import read_tf_config
+from tfdist.strategies.cluster.tf_config import read_tf_config
 
 
 def worker_index(environment: Mapping[str, str]) -> int:

@@ -2,7 +2,7 @@
 
 Invariant: a worker leads a process group of its own, and when it is reaped nothing of that group is left.
 
-Used by `local.py` and `horovod.py`; `supervision.py` sees only the `Worker` protocol.
+Used by `local.py` and `horovod.py`; `watch.py` sees only the `Worker` protocol.
 """
 
 from __future__ import annotations

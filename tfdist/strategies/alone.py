@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from tfdist.errors import UserError
 from tfdist.strategies.cluster import environment
-from tfdist.strategies.cluster.cluster import VARIABLE as TF_CONFIG
-from tfdist.strategies.cluster.cluster import read_tf_config
+from tfdist.strategies.cluster.tf_config import VARIABLE as TF_CONFIG
+from tfdist.strategies.cluster.tf_config import read_tf_config
 
 _HOROVOD_START = (
     "`python -m tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or "

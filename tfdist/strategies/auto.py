@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
-from tfdist.strategies.cluster.cluster import read_tf_config
+from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout, check_seconds
 from tfdist.strategies.cluster import environment
-from tfdist.strategies.cluster.cluster import Cluster, read_tf_config
 from tfdist.strategies.cluster.liveness import (
     HEARTBEAT_SECONDS,
     LOCAL_HEARTBEAT_SECONDS,
@@ -21,6 +20,7 @@ from tfdist.strategies.cluster.liveness import (
     watch_for_deaths,
 )
 from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
+from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
 from tfdist.telemetry import heartbeat
 
 MEBIBYTE = 2**20

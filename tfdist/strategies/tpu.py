@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Notify, Strategy, Topology
-from tfdist.strategies.cluster.cluster import split_address
+from tfdist.strategies.cluster.tf_config import split_address
 
 ANSWER_SECONDS = 10.0
 

@@ -23,7 +23,7 @@ from tfdist.checkpoint.fit.keras_fit import Place, RunningFit
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import CheckpointKeeper
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.storage import files
 
@@ -62,7 +62,7 @@ class FitSession:
         self._steps_before = 0 if self._restored is None else self._restored.step  # batches of earlier processes
         self._saved = 0  # as `_fit.trained` counts
         self._metrics_of_epoch: dict[str, Any] | None = None  # while an evaluation uses their variables
-        self._keeper = CheckpointKeeper(
+        self._manager = CheckpointManager(
             settings.backup_dir,
             CheckpointPolicy(keep_last=2 if settings.double_checkpoint else 1, on_error="stop"),
             identity={"made_by": MAKER, "keras": keras.__version__, "tensorflow": tf.__version__},
@@ -165,7 +165,7 @@ class FitSession:
     def end(self) -> None:
         """Leaves no checkpoint behind, if that was asked for."""
         self._preemption.__exit__(None, None, None)
-        self._keeper.close()
+        self._manager.close()
         if self._settings.delete_checkpoint:
             for entry in catalog.list_checkpoints(self._settings.backup_dir):
                 catalog.remove(entry.path)
@@ -174,10 +174,10 @@ class FitSession:
     def abandon(self) -> None:
         """After a `fit` that raised."""
         self._preemption.__exit__(None, None, None)
-        self._keeper.close()
+        self._manager.close()
 
     def _save_if_due(self, place: Place, logs: Mapping[str, Any] | None = None, *, may_leave: bool = True) -> None:
-        self._keeper.check()
+        self._manager.check()
         leaving = self._preemption.reason is not None and may_leave
         every = self._settings.every_batches
         unsaved = self._fit.trained - self._saved
@@ -199,14 +199,14 @@ class FitSession:
             "finished": any(getattr(each, "stopped_epoch", 0) for each in self._others),  # an EarlyStopping
         }
         metrics = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
-        self._keeper.save(State(self._steps_before + self._fit.trained, tensors | arrays, values), metrics=metrics)
+        self._manager.save(State(self._steps_before + self._fit.trained, tensors | arrays, values), metrics=metrics)
         self._saved = self._fit.trained
 
     def _metric_values(self) -> dict[str, np.ndarray]:
         return {name: np.array(each) for name, each in _tensors(_metric_variables(self._model)).items()}
 
     def _leave(self) -> NoReturn:
-        self._keeper.close()
+        self._manager.close()
         self._preemption.__exit__(None, None, None)
         batches = self._steps_before + self._saved
         self._say.text(

@@ -43,7 +43,7 @@ class StoredFile:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself. `created` is ISO 8601 in UTC; the rest as `CheckpointKeeper` was given it."""
+    """What a checkpoint says of itself. `created` is ISO 8601 in UTC; the rest as `CheckpointManager` was given it."""
 
     step: int
     created: str

@@ -1,7 +1,7 @@
 """Copies tensors into host memory that was allocated before, laid out as the files that will hold it.
 
 Invariant: when `HostBuffer.fill` returns, nothing of the sources is held any more: a view of a variable that stays
-alive makes its next update copy it. There are two buffers at most. The keeper owns a `BufferPool`.
+alive makes its next update copy it. There are two buffers at most. The manager owns a `BufferPool`.
 """
 
 from __future__ import annotations

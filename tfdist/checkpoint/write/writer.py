@@ -1,7 +1,7 @@
 """Writes one checkpoint: data files first, the manifest last.
 
 Invariant: until the manifest is stored the checkpoint does not exist; what fails before leaves nothing that a later
-attempt would meet. The keeper's thread calls this, with a snapshot that nobody changes meanwhile.
+attempt would meet. The manager's thread calls this, with a snapshot that nobody changes meanwhile.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariant: one snapshot is written at a time, in the order of `put`; every error becomes a `Failure` in `news`, in
 order, and none ends the thread. Once the directory was lost to another run nothing is written or removed any more.
-The keeper owns one.
+The manager owns one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WriterThread:
     """Writes, commits and prunes.
 
     Arguments:
-      directory, policy, identity, still_ours: as the keeper's.
+      directory, policy, identity, still_ours: as the manager's.
       give_back: takes a buffer when it was written, or has failed to be.
       pack_as: the packing; None to measure on the first checkpoint whether one pays.
     """

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.leaving import CALLS
+from tfdist.data.pipeline.shutdown import CALLS
 from tfdist.errors import TfdistError, UserError
 
 _LOCK = threading.Lock()

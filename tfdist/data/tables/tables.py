@@ -25,7 +25,7 @@ from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.order.block_order import BlockOrder
 from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.kept_fit import read_kept
+from tfdist.data.sources.fitted_values import read_kept
 from tfdist.data.sources.record_source import numbers_of_blocks
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.tables.csv_files import CsvFile, CsvFormat

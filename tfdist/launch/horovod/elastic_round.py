@@ -21,7 +21,7 @@ from tfdist.errors import EXIT_DONE, EXIT_PREEMPTED
 from tfdist.launch.horovod.elastic_driver import Driver, Place
 from tfdist.launch.processes import bound_to_parent, has_ended, send_to_group, shell_status
 from tfdist.launch.supervise.hangs import STARTUP
-from tfdist.launch.supervise.supervision import SYMPTOMS
+from tfdist.launch.supervise.watch import SYMPTOMS
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.heartbeat import Reading
 

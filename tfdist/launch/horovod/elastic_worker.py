@@ -36,7 +36,7 @@ from tfdist.launch.horovod.elastic_driver import EXAMPLE, Driver, Place
 from tfdist.launch.horovod.elastic_round import DONE, FAILED, OVER, POLL_SECONDS, STOP, Ending, Patience, run_round
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.supervise.journal import Journal
-from tfdist.launch.supervise.supervision import OWN_DOING, SYMPTOMS, describe
+from tfdist.launch.supervise.watch import OWN_DOING, SYMPTOMS, describe
 from tfdist.strategies.cluster.environment import ELASTIC_CHILD_VARIABLE
 
 DESCRIPTION = f"""\

@@ -2,7 +2,7 @@
 
 Invariant: a handler notes and returns; nothing is interrupted and nothing raised, so a signal cannot strike at a bad
 moment. Only a third Ctrl-C is the kernel's, for a launcher that is stuck: the workers die with it. Called by
-`__main__.py` before its imports; `supervision.py` and `supervisor.py` act on what was noted.
+`__main__.py` before its imports; `watch.py` and `supervisor.py` act on what was noted.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.journal import Journal
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
-from tfdist.launch.supervise.supervision import (
+from tfdist.launch.supervise.watch import (
     ENDED_AS_ASKED,
     EXIT_TIMED_OUT,
     OWN_DOING,

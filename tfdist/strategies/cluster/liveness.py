@@ -21,7 +21,7 @@ from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import Coordin
 from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
-from tfdist.strategies.cluster.cluster import Cluster
+from tfdist.strategies.cluster.tf_config import Cluster
 
 HEARTBEAT_SECONDS = 10.0  # TensorFlow's own default
 LOCAL_HEARTBEAT_SECONDS = 3600.0

@@ -25,7 +25,7 @@ from typing import Any
 
 from tfdist.errors import PeerLostError, UserError
 from tfdist.strategies.cluster import hello
-from tfdist.strategies.cluster.cluster import Cluster, split_address
+from tfdist.strategies.cluster.tf_config import Cluster, split_address
 
 ASK_SECONDS = 0.1  # between two questions to a peer, in a cluster of up to 16
 ANSWER_SECONDS = 5.0  # for one question and its answer

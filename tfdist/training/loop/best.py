@@ -13,7 +13,7 @@ from typing import Any
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.telemetry.metric_direction import larger_is_better
-from tfdist.training.loop.reported import VALIDATION, Reported, not_reported
+from tfdist.training.loop.reported_metrics import VALIDATION, Reported, not_reported
 from tfdist.training.run.settings import TrainSettings
 
 KEEP_BEST = f"{CheckpointPolicy.NAME}.keep_best is"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import keras
 
 from tfdist.errors import UserError
-from tfdist.training.loop.reported import Reported
+from tfdist.training.loop.reported_metrics import Reported
 
 _SETTERS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
 

@@ -14,7 +14,7 @@ from tfdist.checkpoint import restore
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import CheckpointKeeper
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.memory import MemoryPlace, OnlyWarnings, forget
 from tfdist.errors import PreemptedError
 from tfdist.training.recovery.recovery import Memory
@@ -72,19 +72,19 @@ def open_memory(
     if (found := place.find()) not in (None, source):
         forget(run.directory.memory, found)
     directory = place.open()
-    keeper = CheckpointKeeper(
+    manager = CheckpointManager(
         directory, policy.in_memory, identity=identity, tell=OnlyWarnings(run.events), still_ours=run.place.check
     )
     frees = True
     try:
-        yield Memory(keeper, schedule)
+        yield Memory(manager, schedule)
     except PreemptedError:
         raise
     except BaseException:
         frees = False
         raise
     finally:
-        keeper.close()
+        manager.close()
         if frees:
             forget(run.directory.memory, directory)
 

@@ -21,7 +21,7 @@ from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import CheckpointKeeper
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
@@ -45,9 +45,9 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Checkpoints in the memory of the chief's machine; `keeper` as `Recovery`'s."""
+    """Checkpoints in the memory of the chief's machine; `manager` as `Recovery`'s."""
 
-    keeper: CheckpointKeeper | None
+    manager: CheckpointManager | None
     schedule: Schedule
 
 
@@ -57,7 +57,7 @@ class Recovery:
     Args:
       strategy: connected.
       state: of the run.
-      keeper: on the chief; None on other workers.
+      manager: on the chief; None on other workers.
       schedule: when checkpoints are due; only the chief's clock counts.
       preemption: entered.
       memory: for checkpoints between those; None keeps none.
@@ -70,7 +70,7 @@ class Recovery:
         *,
         strategy: Strategy,
         state: TrainingState,
-        keeper: CheckpointKeeper | None,
+        manager: CheckpointManager | None,
         schedule: Schedule,
         preemption: Preemption,
         memory: Memory | None = None,
@@ -79,7 +79,7 @@ class Recovery:
     ) -> None:
         self._strategy = strategy
         self._state = state
-        self._keeper = keeper
+        self._manager = manager
         self._schedule = schedule
         self._preemption = preemption
         self._memory = memory
@@ -90,10 +90,10 @@ class Recovery:
     def prepare(self) -> None:
         """Allocates the memory that saving takes. A collective."""
         tensors = self._state.tensors()
-        if self._keeper is not None:
-            self._keeper.prepare(tensors)
-        if self._memory is not None and self._memory.keeper is not None:
-            self._memory.keeper.prepare(tensors)
+        if self._manager is not None:
+            self._manager.prepare(tensors)
+        if self._memory is not None and self._memory.manager is not None:
+            self._memory.manager.prepare(tensors)
 
     def begin(self) -> None:
         """The time to the next checkpoint counts from now on, not from when the run was built."""
@@ -112,14 +112,14 @@ class Recovery:
         leave = self._preemption.reason is not None
         now = time.monotonic()
         due = self._schedule.due(step, now) or (self._memory is not None and self._memory.schedule.due(step, now))
-        return Vote(leave, save=self._keeper is not None and due)
+        return Vote(leave, save=self._manager is not None and due)
 
     def check(self) -> None:
         """Surfaces what became of earlier checkpoints."""
-        if self._keeper is not None:
-            self._keeper.check()
-        if self._memory is not None and self._memory.keeper is not None:
-            self._memory.keeper.check()
+        if self._manager is not None:
+            self._manager.check()
+        if self._memory is not None and self._memory.manager is not None:
+            self._memory.manager.check()
 
     def save(self, position: Position, metrics: Mapping[str, float], *, must_store: bool = False) -> None:
         """Copies the state, to be written while training continues. A collective.
@@ -133,7 +133,7 @@ class Recovery:
         heartbeat.beat(heartbeat.SAVING)
         tensors = self._state.tensors()
         stores = must_store or self._memory is None or self._schedule.due(position.step, begun)
-        if self._keeper is not None:
+        if self._manager is not None:
             drawn, arrays = read_generators()
             values = {**position.values, RANDOM: drawn}
             tensors |= {**position.arrays, **arrays}
@@ -148,15 +148,15 @@ class Recovery:
         heartbeat.beat(heartbeat.BETWEEN)
 
     def _keep(self, state: State, metrics: Mapping[str, float], *, stores: bool) -> None:
-        """Hands the state to the keepers, on the chief."""
+        """Hands the state to the managers, on the chief."""
         if stores:
-            assert self._keeper is not None
-            self._keeper.save(state, metrics=metrics)
-            if self._keeper.write_seconds is not None:
-                self._schedule.written(self._keeper.write_seconds)
+            assert self._manager is not None
+            self._manager.save(state, metrics=metrics)
+            if self._manager.write_seconds is not None:
+                self._schedule.written(self._manager.write_seconds)
         if self._memory is not None and self._memory.schedule.due(state.step, time.monotonic()):
-            assert self._memory.keeper is not None
-            self._memory.keeper.save(state)
+            assert self._memory.manager is not None
+            self._memory.manager.save(state)
 
     def has_saved(self, step: int) -> bool:
         """Whether the last checkpoint is of this step, and for sure in the run directory."""
@@ -165,8 +165,8 @@ class Recovery:
     @property
     def newest_step(self) -> int | None:
         """The step that a start of this run would resume from, as the chief knows it; None: it would begin anew."""
-        keepers = [self._keeper, self._memory.keeper if self._memory is not None else None]
-        steps = [self._start_step, *(keeper.last_committed_step for keeper in keepers if keeper is not None)]
+        managers = [self._manager, self._memory.manager if self._memory is not None else None]
+        steps = [self._start_step, *(manager.last_committed_step for manager in managers if manager is not None)]
         return max((step for step in steps if step is not None), default=None)
 
     def pause(self, step: int, *, because: str) -> None:
@@ -176,9 +176,9 @@ class Recovery:
           NotSavedError: the state of `step`, which was given to `save`, could not be written; on every worker.
         """
         heartbeat.beat(heartbeat.SAVING)
-        if self._keeper is not None:
-            self._keeper.wait()
-        is_chief = self._keeper is not None
+        if self._manager is not None:
+            self._manager.wait()
+        is_chief = self._manager is not None
         if self._strategy.any_worker(is_chief and self.newest_step != step):  # nobody goes before it is stored
             lost = self._lost(step) if is_chief else "The chief's message says from where the same command continues."
             raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save. {lost}")

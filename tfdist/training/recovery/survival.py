@@ -1,4 +1,4 @@
-"""Opens what lets a run survive: the newest checkpoint restored, the keeper of the next ones, signals noted.
+"""Opens what lets a run survive: the newest checkpoint restored, the manager of the next ones, signals noted.
 
 Invariant: whatever ends the training, what was saved before is stored before the process leaves.
 """
@@ -21,7 +21,7 @@ from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.preemption import SIGNALS, Preemption
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.keeper import CheckpointKeeper
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
@@ -91,16 +91,16 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         memory = stack.enter_context(
             open_memory(run, policy, identity=_identity(run), step=start.step if start else 0, source=source)
         )
-        keeper = None
+        manager = None
         if run.topology.is_chief:
-            keeper = CheckpointKeeper(
+            manager = CheckpointManager(
                 run.directory.checkpoints,
                 policy,
                 identity=_identity(run),
                 tell=run.events,
                 still_ours=run.place.check,
             )
-            stack.callback(keeper.close)
+            stack.callback(manager.close)
         preemption = Preemption(
             tell=lambda message: run.events.warning("preemption_noticed", message=message),
             metadata_address=find_address(environment.metadata_address(environment.current())),
@@ -110,7 +110,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         recovery = Recovery(
             strategy=run.strategy,
             state=state,
-            keeper=keeper,
+            manager=manager,
             schedule=Schedule(policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0),
             preemption=stack.enter_context(preemption),
             memory=memory,

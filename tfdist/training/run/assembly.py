@@ -36,7 +36,7 @@ from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, c
 from tfdist.training.loop.loop import Loop
 from tfdist.training.loop.monitors import check_monitors
 from tfdist.training.loop.outcome import Outcome
-from tfdist.training.loop.reported import OBJECTIVE, reported_by
+from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by
 from tfdist.training.loop.votes import no_votes
 from tfdist.training.recovery.recovery import Opened, Recovery, restored
 from tfdist.training.recovery.weights import Found, find

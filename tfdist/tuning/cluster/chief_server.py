@@ -26,7 +26,7 @@ import grpc.aio
 
 from tfdist.errors import UserError
 from tfdist.strategies.cluster import hello
-from tfdist.strategies.cluster.cluster import split_address
+from tfdist.strategies.cluster.tf_config import split_address
 from tfdist.tuning.cluster import handshake, wire
 
 FAREWELL_SECONDS = 0.8  # for the last messages to arrive

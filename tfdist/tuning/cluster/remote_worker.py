@@ -26,7 +26,7 @@ from tfdist.tuning.cluster import wire
 from tfdist.tuning.cluster.chief_link import ChiefLink
 from tfdist.tuning.cluster.role import Role
 from tfdist.tuning.report.words import count_text
-from tfdist.tuning.schedule.leaving import Leaving
+from tfdist.tuning.schedule.signals import Leaving
 from tfdist.tuning.schedule.waking import open_waking
 from tfdist.tuning.schedule.workers import Ended, Workers, key_of
 from tfdist.tuning.search.space import Space

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist.errors import UserError
-from tfdist.strategies.cluster import cluster, environment
+from tfdist.strategies.cluster import environment, tf_config
 
 TUNER_ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
 CHIEF = "chief"
 LOOPBACK = "127.0.0.1"
 SECRET, SECRET_FILE = "TFDIST_SWEEP_SECRET", "TFDIST_SWEEP_SECRET_FILE"
 LEAST_SECRET = 16  # characters
-VARIABLES = (TUNER_ID, IP, PORT, SECRET, SECRET_FILE, cluster.VARIABLE)
+VARIABLES = (TUNER_ID, IP, PORT, SECRET, SECRET_FILE, tf_config.VARIABLE)
 _MAKE_SECRET = "python -c 'import secrets; print(secrets.token_hex(32))' > FILE"
 _EXAMPLE = f"{TUNER_ID}=chief {IP}=10.0.0.1 {PORT}=8000, and on the workers {TUNER_ID}=tuner0 and so on"
 
@@ -57,7 +57,7 @@ def find_role(variables: Mapping[str, str]) -> Role | None:
             f"{mark} is set, so this is one of several processes of Horovod's. A sweep starts those of its trials "
             "itself: start --mode=tune without horovodrun and write tune.workers_per_trial = 2."
         )
-    member = cluster.read_tf_config(variables)
+    member = tf_config.read_tf_config(variables)
     by_config = member if member is not None and member.num_workers > 1 else None
     names = [name for name in (TUNER_ID, IP, PORT) if variables.get(name)]
     if not names:
@@ -70,9 +70,9 @@ def find_role(variables: Mapping[str, str]) -> Role | None:
     return _with_secret(_of_variables(variables), variables)
 
 
-def _of_cluster(member: cluster.Cluster) -> Role:
+def _of_cluster(member: tf_config.Cluster) -> Role:
     name = f"{member.task_name(member.worker_index)} of TF_CONFIG"
-    return Role(_named(name), member.workers[0], cluster.VARIABLE, is_chief=member.is_chief, trains=True)
+    return Role(_named(name), member.workers[0], tf_config.VARIABLE, is_chief=member.is_chief, trains=True)
 
 
 def _of_variables(variables: Mapping[str, str]) -> Role:
@@ -86,7 +86,7 @@ def _of_variables(variables: Mapping[str, str]) -> Role:
         )
     host = given[IP] or LOOPBACK
     address = f"[{host}]:{given[PORT]}" if host.count(":") > 1 and not host.startswith("[") else f"{host}:{given[PORT]}"
-    if mistake := cluster.address_mistake(address):
+    if mistake := tf_config.address_mistake(address):
         raise UserError(f"{IP} and {PORT} make no address: {mistake}\n  Received: {given[IP]!r} and {given[PORT]!r}")
     is_chief = CHIEF in given[TUNER_ID]
     return Role(_named(given[TUNER_ID]), address, IP, is_chief=is_chief, trains=not is_chief)
@@ -108,7 +108,7 @@ def _with_secret(role: Role, variables: Mapping[str, str]) -> Role:
             f"{source} holds {len(secret)} characters; a sweep's secret has at least {LEAST_SECRET}. Make one with: "
             f"{_MAKE_SECRET}"
         )
-    if not secret and not cluster.is_loopback(cluster.split_address(role.address)[0]):
+    if not secret and not tf_config.is_loopback(tf_config.split_address(role.address)[0]):
         raise UserError(
             f"The chief of the sweep is to be reached at {role.address} ({role.source}), where others can reach it "
             f"too, and there is no secret. Make one with: {_MAKE_SECRET}, and set {SECRET_FILE}=FILE for the chief "

@@ -22,7 +22,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.interruptions import Interruptions
 from tfdist.tuning.schedule.journal import Journal
-from tfdist.tuning.schedule.leaving import Leaving
+from tfdist.tuning.schedule.signals import Leaving
 from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
 from tfdist.tuning.schedule.workers import Ended, Job, Next, Place, Workers
 from tfdist.tuning.search import hypermodel

@@ -23,7 +23,7 @@ from tfdist.launch.horovod import horovod
 from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.processes import Worker, has_ended, shell_status
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
-from tfdist.launch.supervise.supervision import describe, watch
+from tfdist.launch.supervise.watch import describe, watch
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 from tfdist.tuning.schedule.devices import GPU_VARIABLE, shares

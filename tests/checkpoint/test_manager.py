@@ -1,4 +1,4 @@
-"""The keeper against real files: round trips, errors of the store, two buffers, two savers."""
+"""The manager against real files: round trips, errors of the store, two buffers, two savers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from checkpoint.checkpoints import IDENTITY, Listener, assert_same, new_keeper, save_steps, state_of, steps
+from checkpoint.checkpoints import IDENTITY, Listener, assert_same, new_manager, save_steps, state_of, steps
 from storage import faulty
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints, verify
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write import keeper as keeper_module
-from tfdist.checkpoint.write.keeper import CheckpointKeeper
+from tfdist.checkpoint.write import manager as manager_module
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.syscalls import Syscalls
@@ -38,33 +38,33 @@ class Gate(Syscalls):
 
 
 def test_what_was_saved_is_restored_with_its_manifest(tmp_path: pathlib.Path) -> None:
-    keeper = new_keeper(tmp_path)
-    stalled = keeper.save(state_of(7), metrics={"val_loss": 0.5, "odd": float("nan")})
-    keeper.close()
+    manager = new_manager(tmp_path)
+    stalled = manager.save(state_of(7), metrics={"val_loss": 0.5, "odd": float("nan")})
+    manager.close()
     restored = restore.newest(str(tmp_path), tell=Listener())
     assert_same(restored, state_of(7))
     assert restored.manifest.identity == IDENTITY
     assert restored.manifest.metrics["val_loss"] == 0.5
     assert np.isnan(restored.manifest.metrics["odd"])
     assert restored.manifest.created.endswith("+00:00")
-    assert (keeper.last_saved_step, keeper.last_committed_step) == (7, 7)
-    assert keeper.stall_seconds == stalled > 0
-    assert keeper.write_seconds > 0
+    assert (manager.last_saved_step, manager.last_committed_step) == (7, 7)
+    assert manager.stall_seconds == stalled > 0
+    assert manager.write_seconds > 0
 
 
 def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.Path) -> None:
     state = state_of(1)
     state.values["sums"] = [1.0]
-    gate, keeper = Gate(), new_keeper(tmp_path)
+    gate, manager = Gate(), new_manager(tmp_path)
     with faulty.installed(gate):
-        keeper.save(state)
+        manager.save(state)
         state.values["sums"][0] = 99.0
         for tensor in state.tensors.values():
             if tensor.ndim:
                 tensor[...] = 99
-        keeper.save(State(2, state.tensors, {}))
+        manager.save(State(2, state.tensors, {}))
         gate.opened.set()
-        keeper.close()
+        manager.close()
     first, second = list_checkpoints(str(tmp_path))
     expected = state_of(1)
     assert_same(restore.load(first.path), State(1, expected.tensors, {**expected.values, "sums": [1.0]}))
@@ -75,21 +75,21 @@ def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.P
 def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so_if_that_is_long(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, told_from_seconds: float, warned: list[object]
 ) -> None:
-    monkeypatch.setattr(keeper_module, "TOLD_WAIT_SECONDS", told_from_seconds)
+    monkeypatch.setattr(manager_module, "TOLD_WAIT_SECONDS", told_from_seconds)
     listener, gate = Listener(), Gate()
-    keeper = new_keeper(tmp_path, listener, keep_last=3)
+    manager = new_manager(tmp_path, listener, keep_last=3)
     with faulty.installed(gate):
-        keeper.save(state_of(1))
-        keeper.save(state_of(2))
+        manager.save(state_of(1))
+        manager.save(state_of(2))
         assert gate.reached.wait(60)
         assert not listener.events("checkpoint_waited")
-        third = threading.Thread(target=keeper.save, args=[state_of(3)])
+        third = threading.Thread(target=manager.save, args=[state_of(3)])
         third.start()
-        while not keeper._buffers._changed._waiters:  # until it waits for a buffer
+        while not manager._buffers._changed._waiters:  # until it waits for a buffer
             assert third.is_alive()
         gate.opened.set()
         third.join(60)
-        keeper.close()
+        manager.close()
     assert [(event[0], event[2]) for event in listener.events("checkpoint_waited")] == warned
     for entry in list_checkpoints(str(tmp_path)):
         assert_same(restore.load(entry.path), state_of(entry.step))
@@ -102,10 +102,10 @@ def test_a_store_that_takes_several_files_at_once_gets_them(
     """What is done for gs://, on a local directory: uploads by threads, and reads into memory instead of a mapping."""
     monkeypatch.setattr(files, "is_remote", lambda path: True)
     states = [State(step, {f"t{n}": np.full(1000, n + step) for n in range(20)}, {}) for step in (1, 2)]
-    keeper = new_keeper(tmp_path, compression=compression, on_error="stop")
+    manager = new_manager(tmp_path, compression=compression, on_error="stop")
     for state in states:
-        keeper.save(state)
-    keeper.close()
+        manager.save(state)
+    manager.close()
     for entry, state in zip(list_checkpoints(str(tmp_path)), states, strict=True):
         assert len(entry.manifest.files) == 20
         assert_same(restore.load(entry.path), state)
@@ -123,21 +123,21 @@ def test_one_of_several_uploads_that_fails_fails_the_checkpoint(
     monkeypatch.setattr(files, "is_remote", lambda path: True)
     save_steps(tmp_path, 1, 2)
     listener = Listener()
-    keeper = new_keeper(tmp_path, listener)
+    manager = new_manager(tmp_path, listener)
     with faulty.installed(Refusing()):
-        keeper.save(State(3, {f"t{n}": np.zeros(1000) for n in range(20)}, {}))
-        keeper.close()
+        manager.save(State(3, {f"t{n}": np.zeros(1000) for n in range(20)}, {}))
+        manager.close()
     assert "The checkpoint of step 3 failed" in listener.warnings[0]
     assert "Quota exceeded" in listener.warnings[0]
     assert steps(list_checkpoints(str(tmp_path))) == [1, 2]
 
 
 def test_tensors_may_change_their_shapes_between_saves(tmp_path: pathlib.Path) -> None:
-    keeper = new_keeper(tmp_path, keep_last=4)
+    manager = new_manager(tmp_path, keep_last=4)
     states = [state_of(step, num_items=num_items) for step, num_items in ((1, 50), (2, 60), (3, 50), (4, 0))]
     for state in states:
-        keeper.save(state)
-    keeper.close()
+        manager.save(state)
+    manager.close()
     for entry, state in zip(list_checkpoints(str(tmp_path)), states, strict=True):
         assert_same(restore.load(entry.path), state)
 
@@ -145,22 +145,22 @@ def test_tensors_may_change_their_shapes_between_saves(tmp_path: pathlib.Path) -
 def test_a_disk_that_is_full_costs_a_checkpoint_and_nothing_else(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1)
     listener = Listener()
-    keeper = new_keeper(tmp_path, listener)
-    keeper.wait()
+    manager = new_manager(tmp_path, listener)
+    manager.wait()
     full = faulty.FaultySyscalls(12, error=OSError(errno.ENOSPC, "No space left on device"))
     with faulty.installed(full):
-        keeper.save(state_of(2))
-        keeper.wait()
+        manager.save(state_of(2))
+        manager.wait()
     assert full.stopped
     assert len(listener.warnings) == 1
     assert "The checkpoint of step 2 failed" in listener.warnings[0]
     assert "No space left on device" in listener.warnings[0]
     assert steps(list_checkpoints(str(tmp_path))) == [1]  # not even a directory of the second
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
-    keeper.save(state_of(3))  # with room again
-    keeper.close()
+    manager.save(state_of(3))  # with room again
+    manager.close()
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(3))
-    assert keeper.last_committed_step == 3
+    assert manager.last_committed_step == 3
 
 
 def test_a_file_size_limit_of_the_system_is_survived(tmp_path: pathlib.Path, run_python: Callable) -> None:
@@ -171,13 +171,13 @@ def test_a_file_size_limit_of_the_system_is_survived(tmp_path: pathlib.Path, run
         textwrap.dedent("""
         import pathlib, resource, signal, sys
         sys.path.insert(0, sys.argv[2])
-        from checkpoint.checkpoints import Listener, new_keeper, state_of
+        from checkpoint.checkpoints import Listener, new_manager, state_of
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
         listener = Listener()
-        keeper = new_keeper(pathlib.Path(sys.argv[1]), listener)
-        keeper.save(state_of(2, num_items=450))
-        keeper.close()
+        manager = new_manager(pathlib.Path(sys.argv[1]), listener)
+        manager.save(state_of(2, num_items=450))
+        manager.close()
         print(listener.warnings)
         """)
     )
@@ -201,35 +201,35 @@ def test_a_read_only_directory_is_told_once_a_save(tmp_path: pathlib.Path, name:
     listener = Listener()
     save_steps(tmp_path, 1)
     with faulty.installed(ReadOnly()):
-        keeper = new_keeper(tmp_path, listener)
+        manager = new_manager(tmp_path, listener)
         for step in (2, 3):
-            keeper.save(state_of(step))
-            keeper.wait()
-        keeper.close()
+            manager.save(state_of(step))
+            manager.wait()
+        manager.close()
     assert ["Read-only file system" in warning for warning in listener.warnings] == [True, True]
-    assert keeper.last_committed_step is None
+    assert manager.last_committed_step is None
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
 
 
 def test_a_failed_checkpoint_stops_the_training_that_asked_for_it(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    keeper = new_keeper(tmp_path / "file", on_error="stop")
+    manager = new_manager(tmp_path / "file", on_error="stop")
     with pytest.raises(UserError, match=r"Looking for earlier checkpoints failed in .*on_error = 'continue'"):
-        keeper.wait()
-    keeper.save(state_of(1))
+        manager.wait()
+    manager.save(state_of(1))
     with pytest.raises(UserError, match="The checkpoint of step 1 failed"):
-        keeper.close()
-    keeper.close()
+        manager.close()
+    manager.close()
 
 
 def test_what_no_checkpoint_can_hold_is_the_users_error_at_once(tmp_path: pathlib.Path) -> None:
-    keeper = new_keeper(tmp_path)
+    manager = new_manager(tmp_path)
     with pytest.raises(UserError, match=r"cannot keep values\.callbacks\[0\]\.set: it is a set"):
-        keeper.save(State(1, {}, {"callbacks": [{"set": {1}}]}))
+        manager.save(State(1, {}, {"callbacks": [{"set": {1}}]}))
     with pytest.raises(UserError, match="cannot keep the tensor 'words' of type object"):
-        keeper.save(State(1, {"words": np.array(["a"], object)}, {}))
-    keeper.save(state_of(2))
-    keeper.close()
+        manager.save(State(1, {"words": np.array(["a"], object)}, {}))
+    manager.save(state_of(2))
+    manager.close()
     assert steps(list_checkpoints(str(tmp_path))) == [2]
 
 
@@ -243,28 +243,28 @@ def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_
 
     listener = Listener()
     policy = CheckpointPolicy(keep_last=2)
-    keeper = CheckpointKeeper(str(tmp_path), policy, identity={}, tell=listener, still_ours=still_ours)
-    keeper.save(state_of(3))
-    keeper.wait()
+    manager = CheckpointManager(str(tmp_path), policy, identity={}, tell=listener, still_ours=still_ours)
+    manager.save(state_of(3))
+    manager.wait()
     is_ours[0] = False
-    keeper.save(state_of(4))
-    for surfacing in (keeper.wait, keeper.check, lambda: keeper.save(state_of(5))):
+    manager.save(state_of(4))
+    for surfacing in (manager.wait, manager.check, lambda: manager.save(state_of(5))):
         with pytest.raises(UserError, match="another run has taken"):
             surfacing()
-    keeper.close()
+    manager.close()
     assert steps(list_checkpoints(str(tmp_path))) == [2, 3]
 
 
 def test_two_savers_on_one_directory_leave_only_whole_checkpoints(tmp_path: pathlib.Path) -> None:
     """The lease keeps a second run out; if it fails to, both lose at most their own checkpoints."""
-    keepers = [new_keeper(tmp_path, keep_last=3, on_error="stop") for _ in range(2)]
-    for keeper in keepers:
-        keeper.wait()
+    managers = [new_manager(tmp_path, keep_last=3, on_error="stop") for _ in range(2)]
+    for manager in managers:
+        manager.wait()
     for step in range(1, 21):
-        for keeper in keepers:
-            keeper.save(state_of(step))
-    for keeper in keepers:
-        keeper.close()
+        for manager in managers:
+            manager.save(state_of(step))
+    for manager in managers:
+        manager.close()
     entries = list_checkpoints(str(tmp_path))
     assert steps(entries) == [18, 18, 19, 19, 20, 20]
     assert [verify(entry) for entry in entries] == [None] * 6
@@ -279,8 +279,8 @@ def test_leftovers_of_a_crash_are_removed_at_the_start(tmp_path: pathlib.Path) -
     (torn / "data-00001-of-00002.safetensors").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("of the user")
     listener = Listener()
-    keeper = new_keeper(tmp_path, listener)
-    keeper.close()
+    manager = new_manager(tmp_path, listener)
+    manager.close()
     assert not torn.exists()
     assert (tmp_path / "notes.txt").exists()
     assert steps(list_checkpoints(str(tmp_path))) == [1]
@@ -300,15 +300,15 @@ def test_what_cannot_be_removed_is_told_and_tried_again(tmp_path: pathlib.Path) 
 
     keeping = Keeping()
     with faulty.installed(keeping):
-        keeper = new_keeper(tmp_path, listener, keep_last=1, on_error="stop")
+        manager = new_manager(tmp_path, listener, keep_last=1, on_error="stop")
         for step in (1, 2):
-            keeper.save(state_of(step))
-            keeper.wait()
+            manager.save(state_of(step))
+            manager.wait()
         assert "could not be removed: [Errno 13] Permission denied" in listener.warnings[0]
         assert len(list_checkpoints(str(tmp_path))) == 2
         keeping.refuses = False
-        keeper.save(state_of(3))
-        keeper.close()
+        manager.save(state_of(3))
+        manager.close()
     assert steps(list_checkpoints(str(tmp_path))) == [3]
 
 
@@ -317,9 +317,9 @@ def test_going_back_abandons_the_checkpoints_ahead(tmp_path: pathlib.Path) -> No
     save_steps(tmp_path, 10, 20, 30)
     assert restore.newest(str(tmp_path), tell=Listener(), before_step=20).step == 10
     listener = Listener()
-    keeper = new_keeper(tmp_path, listener, keep_last=5)
-    keeper.save(state_of(20))
-    keeper.close()
+    manager = new_manager(tmp_path, listener, keep_last=5)
+    manager.save(state_of(20))
+    manager.close()
     assert steps(list_checkpoints(str(tmp_path))) == [10, 20]
     assert listener.events("checkpoints_superseded")
 
@@ -333,11 +333,11 @@ def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path
             raise answer
 
     gate = Gate()
-    keeper = CheckpointKeeper(str(tmp_path), CheckpointPolicy(), identity={}, tell=Listener(), still_ours=still_ours)
+    manager = CheckpointManager(str(tmp_path), CheckpointPolicy(), identity={}, tell=Listener(), still_ours=still_ours)
     with faulty.installed(gate):
-        keeper.save(state_of(1))
-        keeper.save(state_of(2))
+        manager.save(state_of(1))
+        manager.save(state_of(2))
         gate.opened.set()
         with pytest.raises(UserError, match="another run has taken"):
-            keeper.close()
+            manager.close()
     assert list_checkpoints(str(tmp_path)) == []

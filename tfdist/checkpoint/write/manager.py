@@ -1,7 +1,7 @@
 """Keeps a run's checkpoints: copies the state at once, and leaves writing, committing and pruning to a thread.
 
 Invariant: a checkpoint is committed whole or does not exist, and training waits for one copy in memory, nothing more,
-unless both buffers are still being written. The training loop owns one keeper and talks to it between steps.
+unless both buffers are still being written. The training loop owns one manager and talks to it between steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread
 from tfdist.errors import UserError
 
 
-class CheckpointKeeper:
+class CheckpointManager:
     """The checkpoints of one run, in one directory.
 
     Arguments:
@@ -33,12 +33,12 @@ class CheckpointKeeper:
 
     Example:
 
-        keeper = CheckpointKeeper(run.directory.checkpoints, policy, identity={"config": digest}, tell=events)
+        manager = CheckpointManager(run.directory.checkpoints, policy, identity={"config": digest}, tell=events)
         try:
-            stalled = keeper.save(State(step, variables, values), metrics={"val_loss": 0.3})  # between two steps
-            keeper.check()  # at every boundary
+            stalled = manager.save(State(step, variables, values), metrics={"val_loss": 0.3})  # between two steps
+            manager.check()  # at every boundary
         finally:
-            keeper.close()
+            manager.close()
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CheckpointKeeper:
         """
         self.check()
         if self._thread.is_closed:
-            raise RuntimeError("the keeper is closed")
+            raise RuntimeError("the manager is closed")
         begun = time.perf_counter()
         values = manifests.to_plain(state.values, "values")
         scores = {name: float(value) for name, value in (metrics or {}).items()}
@@ -141,7 +141,7 @@ class CheckpointKeeper:
 
     @property
     def last_committed_step(self) -> int | None:
-        """The step of the last checkpoint that this keeper committed."""
+        """The step of the last checkpoint that this manager committed."""
         return self._thread.last_committed_step
 
     @property
