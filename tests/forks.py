@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,6 +44,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 ROOM = 1 << 16  # bytes for what /proc shows of a process: as much as the server was started with
 BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import forks; forks.main()"  # leaves __main__ to the forks
 _Popen = subprocess.Popen
+_lock = threading.Lock()
 _server: socket.socket | None = None
 _server_environment: dict[str, str] = {}
 
@@ -93,22 +95,34 @@ def _clean() -> dict[str, str]:
 
 
 def _fork_elsewhere(job: dict[str, Any], descriptors: Sequence[int]) -> int:
-    global _server, _server_environment
-    if _server is None:
-        _server_environment = _clean()
-        _server, theirs = socket.socketpair()
-        # What the server forks twice over becomes this process's child.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        with theirs:
-            _Popen(
-                [sys.executable, "-c", BEGIN, str(Path(__file__).parent), str(theirs.fileno()), " " * ROOM],
-                env=_server_environment | {"ROOM": " " * ROOM},
-                pass_fds=[theirs.fileno()],
-            )
-    line = json.dumps(job).encode()
-    socket.send_fds(_server, [len(line).to_bytes(8, "big")], list(descriptors))
-    _server.sendall(line)
-    return int.from_bytes(_received(_server, 8), "big")
+    """The pid of a new child of this process that does the job."""
+    global _server
+    with _lock:
+        if _server is None:
+            _server = _start_server()
+        line = json.dumps(job).encode()
+        try:
+            socket.send_fds(_server, [len(line).to_bytes(8, "big")], list(descriptors))
+            _server.sendall(line)
+            return int.from_bytes(_received(_server, 8), "big")
+        except (EOFError, ConnectionError):
+            _server = None  # the next process gets another server
+            raise
+
+
+def _start_server() -> socket.socket:
+    global _server_environment
+    _server_environment = _clean()
+    ours, theirs = socket.socketpair()
+    # What the server forks twice over becomes this process's child.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with theirs:
+        _Popen(
+            [sys.executable, "-c", BEGIN, str(Path(__file__).parent), str(theirs.fileno()), " " * ROOM],
+            env=_server_environment | {"ROOM": " " * ROOM},
+            pass_fds=[theirs.fileno()],
+        )
+    return ours
 
 
 def _received(connection: socket.socket, count: int) -> bytes:
