@@ -135,8 +135,6 @@ def test_a_mistake_in_its_own_arguments_is_one_message(
 
 
 def test_its_help_needs_no_tensorflow(run_python: Callable[..., support.Finished]) -> None:
-    program = (
-        "import sys; from tfdist.commands import doctor\ntry: __main__.main(['--help'])\nexcept SystemExit: pass\n"
-    )
+    program = "import sys; from tfdist.commands import doctor\ntry: doctor.main(['--help'])\nexcept SystemExit: pass\n"
     finished = run_python(["-c", program + "assert 'tensorflow' not in sys.modules and 'gin' not in sys.modules"])
     assert "--peer_seconds" in finished.check().stdout
