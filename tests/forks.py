@@ -37,7 +37,10 @@ MODULES = (
     "keras_fit.callback_cases",
 )
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
-READ_LATE = ("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_", "no_proxy")
+READ_LATE = (
+    *("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_", "no_proxy"),
+    "PYTEST_",  # another one in each test
+)
 CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
 LAUNCHER = "tfdist.launch"
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
