@@ -38,7 +38,8 @@ MODULES = (
 )
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
 READ_LATE = (
-    *("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_", "no_proxy"),
+    *("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_"),
+    *("no_proxy", "NO_PROXY"),
     "PYTEST_",  # another one in each test
 )
 CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
