@@ -48,10 +48,17 @@ def digits(count: int = BATCH_SIZE * BATCHES) -> tuple[np.ndarray, np.ndarray]:
     return (images[:count] / 16).astype(np.float32), labels[:count]
 
 
+def without_autotune() -> tf.data.Options:
+    """With it, the end of an iterator waits for the thread that tunes, which sleeps for up to a minute."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
+
+
 def data(kind: str) -> dict[str, Any]:
     """What `fit` gets, in a dataset of each kind that it treats in its own way."""
     examples = tf.data.Dataset.from_tensor_slices(digits())
-    shuffled = examples.shuffle(500, seed=3)
+    shuffled = examples.shuffle(500, seed=3).with_options(without_autotune())
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         images, labels = digits()

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pytest
 import support
+import tensorflow as tf
 
 import tfdist
 from tfdist.checkpoint import catalog
@@ -26,6 +27,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import fit_digits
 
 PROGRAM = pathlib.Path(fit_digits.__file__)
+
+
+@pytest.fixture(autouse=True)
+def arrays_without_autotune(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `fit_digits.without_autotune`, in the pipelines that Keras makes of arrays."""
+    with_options = tf.data.Dataset.with_options
+
+    def without_autotune(dataset: tf.data.Dataset, options: tf.data.Options, name: str | None = None) -> Any:
+        return with_options(with_options(dataset, options, name), fit_digits.without_autotune())
+
+    monkeypatch.setattr(tf.data.Dataset, "with_options", without_autotune)
 
 
 class InterruptedError_(Exception):
