@@ -277,7 +277,7 @@ def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
         "training/step.py": "def run(environ: dict) -> None:\n    environ.get('A')",
         "data/batches.py": "from tfdist.strategies.base import Topology\nimport ginger",
         "strategies/base.py": "from tfdist.errors import UserError",
-        "strategies/cluster/cluster.py": "import os\nos.environ['TF_CONFIG']",
+        "strategies/cluster/tf_config.py": "import os\nos.environ['TF_CONFIG']",
         "strategies/horovod.py": "def f():\n    import horovod.tensorflow",
         "launch/local.py": "import os\nfrom tfdist.strategies.cluster.tf_config import x\nos.getenv('A')",
         "errors.py": "",

@@ -43,22 +43,25 @@ def build_model(*, steps_per_execution: int = 1) -> keras.Model:
     return model
 
 
+_WITH_OPTIONS = tf.data.Dataset.with_options
+
+
 def digits(count: int = BATCH_SIZE * BATCHES) -> tuple[np.ndarray, np.ndarray]:
     images, labels = load_digits(return_X_y=True)
     return (images[:count] / 16).astype(np.float32), labels[:count]
 
 
-def without_autotune() -> tf.data.Options:
-    """With it, the end of an iterator waits for the thread that tunes, which sleeps for up to a minute."""
-    options = tf.data.Options()
+def without_autotune(dataset: tf.data.Dataset, options: tf.data.Options | None = None) -> tf.data.Dataset:
+    """In place of `with_options`: with autotuning, an iterator ends when a thread that sleeps up to a minute has."""
+    options = options or tf.data.Options()
     options.autotune.enabled = False
-    return options
+    return _WITH_OPTIONS(dataset, options)
 
 
 def data(kind: str) -> dict[str, Any]:
     """What `fit` gets, in a dataset of each kind that it treats in its own way."""
     examples = tf.data.Dataset.from_tensor_slices(digits())
-    shuffled = examples.shuffle(500, seed=3).with_options(without_autotune())
+    shuffled = without_autotune(examples.shuffle(500, seed=3))
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         images, labels = digits()
@@ -130,6 +133,7 @@ def main(result: str, backup_dir: str, kind: str) -> None:
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
         scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope
+    tf.data.Dataset.with_options = without_autotune  # for the pipelines that Keras makes of arrays
     tf.config.experimental.enable_op_determinism()
     callbacks = [Told()] + ([tfdist.BackupAndRestore(backup_dir, save_freq=1)] if backup_dir else [])
     variables, history = train(kind, callbacks, epochs=6, scope=scope)

@@ -30,14 +30,8 @@ PROGRAM = pathlib.Path(fit_digits.__file__)
 
 
 @pytest.fixture(autouse=True)
-def arrays_without_autotune(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `fit_digits.without_autotune`, in the pipelines that Keras makes of arrays."""
-    with_options = tf.data.Dataset.with_options
-
-    def without_autotune(dataset: tf.data.Dataset, options: tf.data.Options, name: str | None = None) -> Any:
-        return with_options(with_options(dataset, options, name), fit_digits.without_autotune())
-
-    monkeypatch.setattr(tf.data.Dataset, "with_options", without_autotune)
+def without_autotune(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.data.Dataset, "with_options", fit_digits.without_autotune)
 
 
 class InterruptedError_(Exception):
