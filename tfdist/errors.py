@@ -19,6 +19,7 @@ EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 3
 EXIT_PEER_LOST = 4
 EXIT_NOT_SAVED = 5
+EXIT_IN_USE = 6
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_NO_READER = 141  # 128 + SIGPIPE
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
@@ -51,6 +52,12 @@ class UserError(TfdistError):
     """Something that the user wrote or set is wrong."""
 
     exit_status = EXIT_USER_ERROR
+
+
+class InUseError(UserError):
+    """Another live process holds the directory: the same command works when that has ended."""
+
+    exit_status = EXIT_IN_USE
 
 
 class DivergedError(TfdistError):

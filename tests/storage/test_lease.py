@@ -20,7 +20,7 @@ from gcs.faults import Fault
 from gcs.server import GcsServer
 from support import clean_environment
 
-from tfdist.errors import UserError
+from tfdist.errors import EXIT_IN_USE, UserError
 from tfdist.storage import files, lease
 
 HOLD = """
@@ -71,6 +71,7 @@ def test_a_second_live_run_is_refused_and_told_who_is_there(root: str) -> None:
             take(root)
         assert f"host {socket.gethostname()}, process {first.pid}, since 20" in str(raised.value)
         assert "give another --run_dir" in str(raised.value)
+        assert raised.value.exit_status == EXIT_IN_USE
         first.stdin.write("\n")
         first.stdin.flush()
         assert first.stdout.readline() == "released\n"

@@ -12,6 +12,7 @@ import pytest
 from tuning.sweeps import arguments
 
 from tfdist import main as command
+from tfdist.errors import EXIT_IN_USE
 from tfdist.storage import lease
 
 RATE = "keras.optimizers.SGD.learning_rate"
@@ -123,7 +124,7 @@ def test_a_directory_that_another_sweep_uses_is_refused(
         status, said = answer("tune.max_trials = 3", mode="tune")
     finally:
         held.release()
-    assert status == 2 and "is in use by a sweep" in said, said
+    assert status == EXIT_IN_USE and "is in use by a sweep" in said, said
 
 
 @pytest.mark.parametrize("held", ["result.json", "run.json", "metrics.jsonl"])

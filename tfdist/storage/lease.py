@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import InUseError, is_whole_number
 from tfdist.storage import files
 
 NAME = ".lease"
@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-class LeaseLostError(UserError):
+class LeaseLostError(InUseError):
     """Another run has taken the directory."""
 
 
@@ -110,7 +110,7 @@ def acquire(
         process is gone.
 
     Raises:
-      UserError: another live run has it.
+      InUseError: another live run has it.
       OSError: the store failed.
     """
     path = files.join(directory, NAME)
@@ -126,7 +126,7 @@ def acquire(
             return lease
         left = deadline - time.monotonic()
         if left <= 0:
-            raise UserError(
+            raise InUseError(
                 f"{os.fspath(directory)} is in use by {take.other}. Wait for its end, or give another --run_dir."
             )
         if not told:

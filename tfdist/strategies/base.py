@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import EXIT_DONE, UserError
 from tfdist.strategies.sparse import without_repeats
 
 Notify = Callable[[str], None]
@@ -242,7 +242,7 @@ class Strategy(abc.ABC):
           failed: begins the message where it raised OSError, "The checkpoints cannot be read".
 
         Raises:
-          UserError: on every worker, where it raised that or OSError.
+          UserError: on every worker, with the same exit status, where it raised that or OSError.
         """
         given, problem = None, None
         if self.topology.is_chief:
@@ -250,9 +250,12 @@ class Strategy(abc.ABC):
                 given = act()
             except (UserError, OSError) as error:
                 problem = error if isinstance(error, UserError) else UserError(f"{failed}: {error}")
-        if self.any_worker(problem is not None):
-            raise problem or UserError(f"{failed}: the chief's message says why.")
-        return given
+        status = int(self.from_chief([0 if problem is None else problem.exit_status])[0])
+        if status == EXIT_DONE:
+            return given
+        error = problem or UserError(f"{failed}: the chief's message says why.")
+        error.exit_status = status
+        raise error
 
     def from_chief(self, values: Sequence[float]) -> np.ndarray:
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""

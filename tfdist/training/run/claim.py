@@ -87,7 +87,8 @@ def take_place(
       notify: takes what the user should know while waiting.
 
     Raises:
-      UserError: it cannot be written, another run has it, or it holds something else; on every worker.
+      UserError: it cannot be written, or it holds something else; on every worker.
+      InUseError: another live run has it; on the chief, and UserError with its exit status on the others.
     """
 
     def take() -> Place:

@@ -23,13 +23,15 @@ from tfdist.launch.horovod import horovod
 from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.processes import Worker, has_ended, shell_status
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
-from tfdist.launch.supervise.watch import describe, watch
+from tfdist.launch.supervise.watch import watch
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
+from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.tuning.schedule.devices import GPU_VARIABLE, shares
 from tfdist.tuning.schedule.forks import die_with, forked
 
 TF_CONFIG, HOROVOD = "tf_config", "horovod"
+_CAUSE = "failed_worker"  # in the record that ends the log
 _DRAIN_SECONDS = 5.0
 Run = Callable[[Sequence[str]], int]
 
@@ -67,18 +69,18 @@ def run(become: Run, arguments: Sequence[str], *, count: int, launcher: str) -> 
         output.say(f"error: {error}")
         return error.exit_status
     if outcome.worker is not None:
-        output.say(f"worker {outcome.worker} ended with {describe(outcome.status)}")
+        print(to_json({_CAUSE: outcome.worker, "status": outcome.status}), flush=True)
     return outcome.status
 
 
 def cause_of(log: str) -> str:
-    """Of what several processes wrote, what the one wrote whose end was the cause; else all."""
-    lines = log.splitlines()
-    for line in reversed(lines):
-        if line.startswith("[launch] worker ") and " ended with status " in line:
-            prefix = f"[worker {line.split()[2]}] "
-            return "\n".join(each.removeprefix(prefix) for each in lines if each.startswith(prefix))
-    return "\n".join(line.removeprefix("[launch] ") for line in lines)
+    """What the process wrote whose end was the cause, by the record that ends the log of several; without one, all."""
+    *lines, last = log.splitlines() or [""]
+    try:
+        prefix = f"[worker {from_json(last)[_CAUSE]}] "
+    except (ValueError, KeyError, TypeError):
+        return "\n".join(line.removeprefix("[launch] ") for line in [*lines, last])
+    return "\n".join(line.removeprefix(prefix) for line in lines if line.startswith(prefix))
 
 
 def _horovod_plan(arguments: Sequence[str], count: int) -> Plan:

@@ -16,6 +16,7 @@ from tfdist.errors import (
     EXIT_BUG,
     EXIT_DIVERGED,
     EXIT_DONE,
+    EXIT_IN_USE,
     EXIT_INTERRUPTED,
     EXIT_NOT_SAVED,
     EXIT_PEER_LOST,
@@ -45,7 +46,6 @@ _INTERRUPTIONS = (
     EXIT_KILLED,
 )
 _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
-_IN_USE = "is in use by a training"  # as storage/lease.py says it
 _SHOWN_BYTES = 1 << 14
 
 
@@ -151,7 +151,7 @@ class SeedRun:
                 self.status, self.message = INFEASIBLE, f"{objective.name} is {self.objective} at the end"
         elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(log)):
             self.status, self.message = INFEASIBLE, last_words(log)
-        elif status == EXIT_USER_ERROR and _IN_USE in last_words(log):
+        elif status == EXIT_IN_USE:
             self.message = "a process of a worker that was lost still trains it"
             return False
         elif status in (EXIT_BUG, EXIT_USER_ERROR):
