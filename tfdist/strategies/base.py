@@ -253,9 +253,9 @@ class Strategy(abc.ABC):
         status = int(self.from_chief([0 if problem is None else problem.exit_status])[0])
         if status == EXIT_DONE:
             return given
-        error = problem or UserError(f"{failed}: the chief's message says why.")
-        error.exit_status = status
-        raise error
+        problem = problem or UserError(f"{failed}: the chief's message says why.")
+        problem.exit_status = status
+        raise problem
 
     def from_chief(self, values: Sequence[float]) -> np.ndarray:
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""
