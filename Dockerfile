@@ -9,6 +9,8 @@
 FROM python:3.11-slim-bookworm
 
 ARG ACCELERATOR=cpu
+# More of pyproject.toml's extras, such as ray,tuner.
+ARG EXTRAS=""
 
 ENV PYTHONUNBUFFERED=1 \
     PIP_NO_CACHE_DIR=1 \
@@ -26,7 +28,7 @@ RUN set -eu; \
         tpu) more="libtpu" ;; \
         *) echo "ACCELERATOR is cpu, gpu or tpu; received '$ACCELERATOR'" >&2; exit 2 ;; \
     esac; \
-    pip install --editable '.[compression,examples,gcs,tables]' $more; \
+    pip install --editable ".[compression,examples,gcs,tables${EXTRAS:+,$EXTRAS}]" $more; \
     useradd --create-home --uid=1000 tfdist; \
     python -m compileall -q tfdist
 

@@ -384,7 +384,7 @@ ENVIRONMENT = {
     "COLUMNS": ("1", "a", "0"),
     "STORAGE_EMULATOR_HOST": ("", "x", "http://127.0.0.1:1"),
     "KERASTUNER_TUNER_ID": ("", "chief"),
-    "KERASTUNER_ORACLE_PORT": ("x",),
+    "RAY_ADDRESS": ("x",),
 }
 
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfdist import main
-from tfdist.tuning.schedule.forks import die_with
+from tfdist.tuning.places.forks import die_with
 
 POLL_SECONDS = 0.01
 

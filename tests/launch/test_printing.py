@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,6 +82,67 @@ MPI_JOB = {
         },
     },
 }
+POD_TEMPLATE = {"type": "object", "additionalProperties": False, "required": ["spec"]} | {
+    "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}}
+}
+START_PARAMS = {"type": "object", "additionalProperties": {"type": "string"}}
+# What v1 of rayjobs.ray.io (KubeRay 1.5) has and a run may want, its pod templates aside.
+RAY_JOB = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "ray.io/v1"},
+        "kind": {"const": "RayJob"},
+        "metadata": {"type": "object"},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["entrypoint", "rayClusterSpec"],
+            "properties": {
+                "entrypoint": {"type": "string"},
+                "activeDeadlineSeconds": COUNT,
+                "backoffLimit": COUNT,
+                "shutdownAfterJobFinishes": {"type": "boolean"},
+                "submissionMode": {"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+                "ttlSecondsAfterFinished": COUNT,
+                "rayClusterSpec": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["headGroupSpec"],
+                    "properties": {
+                        "rayVersion": {"type": "string"},
+                        "authOptions": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {"mode": {"enum": ["disabled", "token"]}, "secretName": {"type": "string"}},
+                        },
+                        "headGroupSpec": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "required": ["template"],
+                            "properties": {"rayStartParams": START_PARAMS, "template": POD_TEMPLATE},
+                        },
+                        "workerGroupSpecs": {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "required": ["groupName", "template"],
+                                "properties": {
+                                    "groupName": {"type": "string"},
+                                    **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), COUNT),
+                                    "rayStartParams": START_PARAMS,
+                                    "template": POD_TEMPLATE,
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
 
 
 def printed(scheduler: str, *options: str, run_dir: str = "gs://bucket/run") -> str:
@@ -113,6 +176,14 @@ def check_job_set(found: dict[str, Any]) -> None:
         kubernetes_validate.validate(job, KUBERNETES, strict=True)
 
 
+def check_ray_job(found: dict[str, Any]) -> None:
+    jsonschema.validate(found, RAY_JOB)
+    cluster = found["spec"]["rayClusterSpec"]
+    for each in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": each["template"]["spec"]}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
 def check_mpi_job(found: dict[str, Any]) -> None:
     jsonschema.validate(found, MPI_JOB)
     for each in found["spec"]["mpiReplicaSpecs"].values():
@@ -140,6 +211,28 @@ def test_an_mpi_job_fits_the_published_schemas(options: list[str]) -> None:
     launcher = found["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     processes = found["spec"]["slotsPerWorker"] * found["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
     assert launcher["command"][launcher["command"].index("-np") + 1] == str(processes)
+
+
+@pytest.mark.parametrize("options", [[], ["--workers=2"], EVERYTHING])
+def test_a_ray_job_fits_its_schema_and_wants_a_token(options: list[str]) -> None:
+    found = yaml.safe_load(printed("kuberay", "--image=registry/tfdist:1", *options))
+    check_ray_job(found)
+    cluster = found["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["rayVersion"] == importlib.metadata.version("ray")
+    (workers,) = cluster["workerGroupSpecs"]
+    assert f"--workers={workers['replicas']} " in found["spec"]["entrypoint"]
+
+
+def test_a_sweep_on_ray_is_led_by_one_process() -> None:
+    options = ["--print=kuberay", "--image=registry/tfdist:1", "--workers=3", "--gpus=1", "--"]
+    text = command.printed([*options, DIGITS, "--run_dir=gs://bucket/run", "--mode=tune"])
+    words = shlex.split(yaml.safe_load(text)["spec"]["entrypoint"])
+    assert words[:3] == ["python", "-m", "tfdist.main"]
+    assert words[-2:] == [
+        "--gin_param=tune.executor = @executor.Ray(cpus=1, gpus=1)",
+        "--gin_param=tune.num_workers = 3",
+    ]
 
 
 def test_the_schemas_find_mistakes() -> None:
@@ -272,6 +365,7 @@ SCRIPTS = {
     "slurm": ["--time=1:00:00", "--workers=2", "--gpus=8", "--setup=module load cuda", "--partition=gpu"],
     "tpu_vm": ["--zone=us-central2-b", "--accelerator=v5litepod-8", "--spot", "--secret_env=A_KEY=a", "--env=B=c d"],
     "horovod": ["--hosts=a:2,b:2", "--min_workers=2"],
+    "ray_slurm": ["--workers=2", "--gpus=4", "--time=1:00:00", "--setup=module load cuda"],
 }
 
 
@@ -355,6 +449,30 @@ def test_an_sbatch_script_trains_is_preempted_and_goes_on(tmp_path: pathlib.Path
     assert (result["num_workers"], result["epochs"], result["strategy"]) == (2, 40, "multi_worker"), second.outputs()
     assert result["resumed_from_step"]
     assert (stubs / "requeued").read_text() == f"{os.getpid()}\n"
+
+
+# Runs what a step of Slurm would, on this machine, whose nodes have addresses of loopback.
+RAY_SRUN = 'while [[ "$1" == --* ]]; do shift; done; exec "$@"'
+RAY_SCONTROL = SCONTROL.replace("localhost", "127.0.0.2").replace("127.0.0.1", "127.0.0.3")
+
+
+@pytest.mark.slow
+def test_a_script_for_ray_on_slurm_trains_is_preempted_and_goes_on(tmp_path: pathlib.Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = ["--print=ray_slurm", "--workers=2", "--time=1:00:00", "--save_seconds=60", "--", DIGITS]
+    text = command.printed([*arguments, f"--run_dir={run_dir}", "--gin_param=train.epochs = 40"])
+    stubs = write_stubs(tmp_path, srun=RAY_SRUN, scontrol=RAY_SCONTROL)
+    signalled = text.replace(
+        "trap ", f"(until [[ -s {run_dir}/metrics.jsonl ]]; do sleep 0.1; done; kill -USR1 $$) &\ntrap "
+    )
+    first = run_script(signalled, stubs, tmp_path)
+    assert first.status == EXIT_PREEMPTED, first.outputs()
+    assert (stubs / "requeued").read_text() == f"{os.getpid()}\n"
+    second = run_script(text, stubs, tmp_path, SLURM_RESTART_COUNT="1").check()
+    result = json.loads((run_dir / "result.json").read_text())
+    assert (result["num_workers"], result["epochs"], result["strategy"]) == (2, 40, "multi_worker"), second.outputs()
+    assert result["resumed_from_step"]
+    assert "worker 1 on 127.0.0.3" in second.stderr, second.outputs()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import forks
@@ -41,7 +41,12 @@ class Launched:
 
 
 def train(
-    run_dir: pathlib.Path, strategy: str, *params: str, options: tuple[str, ...] = (), workers: int = 2
+    run_dir: pathlib.Path,
+    strategy: str,
+    *params: str,
+    options: tuple[str, ...] = (),
+    workers: int = 2,
+    variables: Mapping[str, str] = {},
 ) -> Launched:
     """Trains to the end, or until it ends otherwise; faults are those of `plan_faults`."""
     files = [EXPERIMENT, f"configs/strategies/{strategy}.gin"]
@@ -55,7 +60,7 @@ def train(
     with run_dir.with_suffix(".output").open("w+", errors="replace") as output:
         process = forks.Popen(
             [sys.executable, "-m", *module, *given, f"--run_dir={run_dir}"],
-            env=environment() | {support.MARK: mark} | faults,
+            env=environment() | {support.MARK: mark} | faults | dict(variables),
             cwd=support.REPOSITORY,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,4 +1,4 @@
-"""`python -m tfdist.launch --workers=2 -- --gin_file=…`: the command on N processes of this machine.
+"""`python -m tfdist.launch --workers=2 -- --gin_file=…`: the command on N processes, here or on Ray.
 
 Invariant: the exit status is that of the run: 0 when every worker ended with 0, else that of the worker whose failure
 was the cause. Importing this module imports no TensorFlow.
@@ -7,6 +7,7 @@ was the cause. Importing this module imports no TensorFlow.
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -18,20 +19,24 @@ from tfdist.launch import host, local
 from tfdist.launch.horovod import horovod
 from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.printing import command as printing
+from tfdist.launch.ray import ray
+from tfdist.launch.ray.cluster import PLACEMENTS, Resources
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals, leave_signals_alone
-from tfdist.launch.supervise.supervisor import supervise
+from tfdist.launch.supervise.supervisor import Start, supervise
 from tfdist.launch.supervise.watch import Patience
 from tfdist.telemetry.console.terminal_width import columns_of
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
+ON_RAY = ("ray", "ray_horovod")
 EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
 DESCRIPTION = f"""\
 python -m tfdist.launch --workers=N [FLAGS] -- ARGUMENTS OF tfdist.main
 
-Runs `python -m tfdist.main ARGUMENTS` in N processes on this machine, as workers of one run.
+Runs `python -m tfdist.main ARGUMENTS` in N processes, as workers of one run: on this machine, or with --launcher=ray
+on the nodes of a Ray cluster, each with its --cpus, --gpus and --memory_gb.
 
   {EXAMPLE}
 
@@ -41,17 +46,30 @@ SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 
 Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
 was up.
 
-With --print=slurm, kubernetes, tpu_vm or horovod nothing is run: what that scheduler runs is printed. Its flags are
-others: --print=slurm --help lists them.
+With --print=slurm, kubernetes, tpu_vm, horovod, kuberay or ray_slurm nothing is run: what that scheduler runs is
+printed. Its flags are others: --print=slurm --help lists them.
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("workers", None, "how many processes", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_enum(
     "launcher",
     "tf_config",
-    list(LAUNCHERS),
+    [*LAUNCHERS, *ON_RAY],
     "how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy) or horovodrun; host starts the one "
-    "worker that TF_CONFIG names, for the same command on each host",
+    "worker that TF_CONFIG names, for the same command on each host; ray starts them on a Ray cluster, through "
+    "TF_CONFIG, ray_horovod as Horovod's",
+    flag_values=FLAGS,
+)
+flags.DEFINE_float("cpus", Resources.cpus, "that Ray sets aside for each worker", lower_bound=0, flag_values=FLAGS)
+flags.DEFINE_float(
+    "gpus", Resources.gpus, "that Ray gives each worker; 0.5 shares one", lower_bound=0, flag_values=FLAGS
+)
+flags.DEFINE_float("memory_gb", None, "that Ray sets aside for each worker", lower_bound=0, flag_values=FLAGS)
+flags.DEFINE_enum(
+    "placement",
+    Resources.placement,
+    PLACEMENTS,
+    "how Ray places the workers: on few nodes or on many; strict: on one node, or on one each",
     flag_values=FLAGS,
 )
 flags.DEFINE_bool("pin_cpus", False, "give each worker its own share of the CPUs", flag_values=FLAGS)
@@ -98,8 +116,8 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
             leave_signals_alone()
             print(printing.printed(arguments), end="", flush=True)
             return EXIT_DONE
-        plan, launcher, patience, rules = parse(arguments)
-        return supervise(plan, LAUNCHERS[launcher], output, signals=signals, patience=patience, rules=rules)
+        plan, start, patience, rules = parse(arguments)
+        return supervise(plan, start, output, signals=signals, patience=patience, rules=rules)
     except TfdistError as error:
         output.say(str(error))
         return error.exit_status
@@ -107,8 +125,8 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         ignore_signals()
 
 
-def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
-    """The plan, the launcher's name, the patience and the rules for restarts that the arguments ask for.
+def parse(arguments: Sequence[str]) -> tuple[Plan, Start, Patience, Rules]:
+    """The plan, the launcher, the patience and the rules for restarts that the arguments ask for.
 
     Raises:
       UserError: they cannot be understood.
@@ -134,7 +152,28 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, str, Patience, Rules]:
         deadlines=Deadlines(options.start_deadline_seconds, options.deadline_seconds),
         ends_hangs=options.max_restarts > 0 or options.deadline_seconds is not None,
     )
-    return plan, options.launcher, patience, _rules(options)
+    return plan, _launcher(options), patience, _rules(options)
+
+
+def _launcher(options: flags.FlagValues) -> Start:
+    if options.launcher not in ON_RAY:
+        for name in ("cpus", "gpus", "memory_gb", "placement"):
+            if options[name].present:
+                raise UserError(f"--{name} is Ray's: write --launcher=ray, too, or leave it out.")
+        return LAUNCHERS[options.launcher]
+    if options.pin_cpus:
+        raise UserError(
+            f"--pin_cpus is for the workers of this machine. Leave it out with --launcher={options.launcher}."
+        )
+    resources = Resources(options.cpus, options.gpus, options.memory_gb, options.placement)
+    if mistake := resources.mistake():
+        raise UserError(f"--{mistake}.")
+    return functools.partial(
+        ray.start,
+        resources=resources,
+        is_horovod=options.launcher == "ray_horovod",
+        may_shrink=options.min_workers is not None,
+    )
 
 
 def _rules(options: flags.FlagValues) -> Rules:

@@ -63,11 +63,11 @@ def tf_config(addresses: Sequence[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
 
 
-def reserve_port() -> socket.socket:
-    """A socket that keeps a free port for a worker that listens with SO_REUSEADDR."""
+def reserve_port(host: str = HOST) -> socket.socket:
+    """A socket that keeps a free port of `host` for a worker that listens with SO_REUSEADDR."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((HOST, 0))
+    sock.bind((host, 0))
     return sock
 
 

@@ -2,7 +2,7 @@
 
 Invariant: a worker leads a process group of its own, and when it is reaped nothing of that group is left.
 
-Used by `local.py` and `horovod.py`; `watch.py` sees only the `Worker` protocol.
+Used by `local.py`, `horovod.py` and, on a node of Ray, `worker_host.py`; `watch.py` sees only the `Worker` protocol.
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ class Worker(Protocol):
     def pid(self) -> int | None:
         """Of the process itself; None before it is started."""
 
+    @property
+    def state(self) -> str:
+        """The letter of proc(5) for the process; empty where there is none."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return ""
+
     def poll(self) -> int | None:
         """The exit status as a shell would give it (128 + N for signal N); None while it runs."""
 
@@ -37,7 +45,7 @@ class Worker(Protocol):
         """Signals the worker; SIGKILL goes to its whole process group. Does nothing when it has ended."""
 
 
-class Process:
+class Process(Worker):
     """A worker that is a child of this process."""
 
     def __init__(

@@ -208,6 +208,15 @@ def read(path: Path) -> Reading | None:
     )
 
 
+def shifted(record: bytes, seconds: float) -> bytes:
+    """The content of a heartbeat's file with its moment so much later: by the clock of another machine."""
+    if len(record) < _RECORD.size:
+        return record
+    values = list(_RECORD.unpack(record[: _RECORD.size]))
+    values[4] += seconds
+    return _RECORD.pack(*values)
+
+
 def read_facts(path: Path) -> dict[str, Any]:
     """What the worker told; nothing where that cannot be read."""
     try:

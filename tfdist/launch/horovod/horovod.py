@@ -34,7 +34,7 @@ _TIMEOUT_VARIABLE, _SILENCE_SECONDS = "HOROVOD_GLOO_TIMEOUT_SECONDS", 3600
 _RANK_PREFIX = re.compile(rb"\[(?:\d+,)?(\d+)\]<(?:stdout|stderr)>:")  # "[1]<stdout>:" of Gloo, "[1,1]<…>:" of MPI
 
 
-class HorovodWorker:
+class HorovodWorker(Worker):
     """A rank, as `horovod_worker.py` reports it. Ends with horovodrun's status if that ends before it reported."""
 
     def __init__(self, index: int, directory: Path, horovodrun: Process) -> None:

@@ -12,9 +12,16 @@ from collections.abc import Sequence
 from tfdist import command_line
 from tfdist.command_line import flags, split_at_dashes
 from tfdist.errors import UserError, suggest
-from tfdist.launch.printing import horovod, kubernetes, slurm, tpu_vm
+from tfdist.launch.printing import horovod, kuberay, kubernetes, ray_slurm, slurm, tpu_vm
 
-SCHEDULERS = {"slurm": slurm, "kubernetes": kubernetes, "tpu_vm": tpu_vm, "horovod": horovod}
+SCHEDULERS = {
+    "slurm": slurm,
+    "kubernetes": kubernetes,
+    "tpu_vm": tpu_vm,
+    "horovod": horovod,
+    "kuberay": kuberay,
+    "ray_slurm": ray_slurm,
+}
 EXAMPLE = (
     "python -m tfdist.launch --print=slurm --workers=2 --time=24:00:00 -- "
     "--gin_file=configs/experiments/digits.gin --run_dir=runs/digits"

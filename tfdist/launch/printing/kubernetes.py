@@ -22,15 +22,20 @@ from tfdist.launch.printing.templates import fill
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    define_job(values, memory=checks.kubernetes_memory)
-    define_checked("image", checks.image, "with tag or digest; Dockerfile makes one", values, required=True)
+    define_pods(values)
     launchers = ["tf_config", "horovod"]
     flags.DEFINE_enum("launcher", "tf_config", launchers, "a JobSet, or an MPIJob", flag_values=values)
+    flags.DEFINE_integer("port", 2222, "of every worker", lower_bound=1024, upper_bound=65535, flag_values=values)
+
+
+def define_pods(values: flags.FlagValues) -> None:
+    """Defines the flags of a job whose workers are pods."""
+    define_job(values, memory=checks.kubernetes_memory)
+    define_checked("image", checks.image, "with tag or digest; Dockerfile makes one", values, required=True)
     define_checked("namespace", checks.name, "where the job is made", values)
     names = "as GKE names it: nvidia-l4, …, or a TPU: v5litepod-8, …"
     define_checked("accelerator", accelerators.gpu_or_tpu, names, values)
     flags.DEFINE_bool("spot", False, "on GKE's spot machines", flag_values=values)
-    flags.DEFINE_integer("port", 2222, "of every worker", lower_bound=1024, upper_bound=65535, flag_values=values)
     define_checked("time", checks.duration, "limit of the whole run, such as 6h", values)
     define_checked("shared_memory", checks.kubernetes_memory, "size of /dev/shm", values, default="2Gi")
     account = "Kubernetes' own, such as one bound to a Google account"
@@ -44,8 +49,23 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
     job = read_job(options, arguments)
+    values = values_of_pods(options, job)
+    if options.accelerator in accelerators.SLICES and (
+        job.num_workers > 1 or job.gpus or options.launcher == "horovod"
+    ):
+        raise UserError(
+            "A TPU slice is one worker: leave --workers, --gpus and --launcher out with "
+            f"--accelerator={options.accelerator}."
+        )
+    if options.launcher == "horovod":
+        return fill("mpijob.yaml", **values, processes=max(1, job.gpus), mpirun=_mpirun(options, job))
+    return fill("jobset.yaml", **values, place=_tf_config(options, job))
+
+
+def values_of_pods(options: flags.FlagValues, job: Job) -> dict[str, Any]:
+    """What the templates are told; raises UserError where the options do not fit together."""
     _check(options, job)
-    values: dict[str, Any] = {
+    return {
         "options": options,
         "job": job,
         "seconds": _seconds(options.time) if options.time else None,
@@ -53,9 +73,6 @@ def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
         "selector": _node_selector(options),
         "tolerations": _tolerations(options, job),
     }
-    if options.launcher == "horovod":
-        return fill("mpijob.yaml", **values, processes=max(1, job.gpus), mpirun=_mpirun(options, job))
-    return fill("jobset.yaml", **values, place=_tf_config(options, job))
 
 
 def _check(options: flags.FlagValues, job: Job) -> None:
@@ -68,11 +85,6 @@ def _check(options: flags.FlagValues, job: Job) -> None:
         slice_ = accelerators.SLICES[options.accelerator]
         if slice_.node_label is None:
             raise UserError(f"--accelerator={options.accelerator}: GKE has no such nodes. Try --print=tpu_vm.")
-        if job.num_workers > 1 or job.gpus or options.launcher == "horovod":
-            raise UserError(
-                "A TPU slice is one worker: leave --workers, --gpus and --launcher out with "
-                f"--accelerator={options.accelerator}."
-            )
     elif options.accelerator and not job.gpus:
         raise UserError(f"--accelerator={options.accelerator} needs --gpus=N: how many for each worker?")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 from tfdist.launch.processes import Worker
 from tfdist.telemetry import heartbeat
@@ -61,13 +60,4 @@ def look(workers: Sequence[Worker]) -> list[Vital]:
 
 
 def _look(worker: Worker) -> Vital:
-    pid = worker.pid
-    return Vital(worker.index, pid, "" if pid is None else process_state(pid), heartbeat.read(worker.heartbeat))
-
-
-def process_state(pid: int) -> str:
-    """The letter of proc(5) for a process; empty where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    return Vital(worker.index, worker.pid, worker.state, heartbeat.read(worker.heartbeat))

@@ -1,0 +1,110 @@
+"""Runs that the launcher ray starts on a real Ray cluster: supervised as on one machine, whatever of it is lost."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import ray_cluster
+import support
+from crashes.runs import Run, differences
+from launch.test_recovery import details, plan_faults, train, undisturbed  # noqa: F401
+from ray_cluster import RayCluster
+
+pytestmark = pytest.mark.slow
+
+LAUNCHERS = {"multi_worker": "ray", "horovod": "ray_horovod"}
+TOKEN = secrets.token_hex(32)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    path = os.pathsep.join([str(support.REPOSITORY / "tests"), str(support.REPOSITORY)])
+    with ray_cluster.running(3, variables={"PYTHONPATH": path}) as cluster:
+        yield cluster
+
+
+def launch(*arguments: str, variables: Mapping[str, str]) -> support.Finished:
+    command = [sys.executable, "-m", "tfdist.launch", *arguments]
+    environment = support.clean_environment() | ray_cluster.SETTINGS | dict(variables)
+    return support.run_command(command, env=environment, timeout=120, cwd=support.REPOSITORY)
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_workers_that_are_lost_cost_no_more_than_time(
+    tmp_path: pathlib.Path,
+    undisturbed: Callable[..., Run],  # noqa: F811
+    cluster: RayCluster,
+    strategy: str,
+) -> None:
+    run = Run(tmp_path / "run")
+    plan_faults(run.directory, ("killed", 1, 8), ("stopped", 0, 14), ("blocked", 1, 27))
+    options = (f"--launcher={LAUNCHERS[strategy]}", "--placement=spread", "--max_restarts=9", "--deadline_seconds=5")
+    done = train(run.directory, strategy, options=options, variables=cluster.variables)
+    assert done.status == 0, done.output
+    assert differences(run, undisturbed(2)) == []
+    assert [(event["place"], event["status"]) for event in details(run, "worker_failed")] == [(1, 137)]
+    assert [event["place"] for event in details(run, "worker_hung")] == [0, 1], done.output
+    assert done.said("hangs: it is stopped, as by SIGSTOP") and done.said(
+        "faulty.py"
+    )  # in the stacks of who is blocked
+    assert len(done.said("Ray placed worker 0 on 127.0.0.")) == 4
+
+
+def test_a_killed_node_costs_no_more_than_time(
+    tmp_path: pathlib.Path,
+    undisturbed: Callable[..., Run],  # noqa: F811
+    cluster: RayCluster,
+) -> None:
+    run = Run(tmp_path / "run")
+    plan_faults(run.directory, ("stopped", 1, 14))
+    output = run.directory.with_suffix(".output")
+    killed = []
+
+    def kill_a_node() -> None:
+        support.wait_until(lambda: (run.directory.with_suffix(".faults") / "taken0").exists(), seconds=120)
+        placed = next(line for line in output.read_text().splitlines() if "Ray placed" in line)
+        killed.append(placed.rstrip(".").rpartition(" ")[2])
+        cluster.remove(killed[0])
+        cluster.add()
+
+    killing = threading.Thread(target=kill_a_node)
+    killing.start()
+    options = ("--launcher=ray", "--placement=strict_spread", "--max_restarts=3")
+    done = train(run.directory, "multi_worker", options=options, variables=cluster.variables)
+    killing.join()
+    assert done.status == 0, done.output
+    assert killed and done.said("worker 1 was lost: The actor died"), done.output
+    assert differences(run, undisturbed(2)) == []
+
+
+def test_nobody_without_the_token_gets_anywhere() -> None:
+    asked = ("--launcher=ray", "--workers=1", "--module=this", "--", "x")
+    with ray_cluster.running(1, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}) as cluster:
+        let_in = launch(*asked, variables=cluster.variables | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
+        assert "[worker 0] The Zen of Python" in let_in.check().stdout
+        other = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        for variables in (other, {"RAY_AUTH_MODE": "disabled"}):
+            kept_out = launch(*asked, variables=cluster.variables | variables)
+            assert kept_out.status == 2, kept_out.outputs()
+            assert "cannot join a Ray cluster" in kept_out.stderr and "Zen" not in kept_out.stdout
+            assert "Traceback" not in kept_out.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workers=1", "--gpus=1"), "--gpus is Ray's: write --launcher=ray"),
+        (("--workers=1", "--launcher=ray", "--gpus=1.5"), "--gpus above 1 must be a whole number"),
+        (("--workers=1", "--launcher=ray", "--pin_cpus"), "--pin_cpus is for the workers of this machine"),
+        (("--workers=1", "--launcher=ray"), "cannot join a Ray cluster (RAY_ADDRESS is 127.0.0.9:1)"),
+    ],
+)
+def test_a_mistake_is_one_message(arguments: tuple[str, ...], message: str) -> None:
+    done = launch(*arguments, "--", "x", variables={"RAY_ADDRESS": "127.0.0.9:1"})
+    assert done.status == 2 and message in done.stderr and "Traceback" not in done.stderr, done.outputs()

@@ -1,0 +1,149 @@
+"""The connection to a Ray cluster, and what is asked of it for one process.
+
+Invariant: a cluster is joined, never started: `RAY_ADDRESS` names it, or it is the one of this machine. Ray is imported
+here and below alone, when it is wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfdist.errors import UserError, missing_extra
+from tfdist.strategies.cluster import environment
+from tfdist.strategies.cluster.tf_config import split_address
+
+ADDRESS = "RAY_ADDRESS"
+PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")  # Ray's strategies of a placement group
+_GIB = 1 << 30
+_ANSWER_SECONDS = 10.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What Ray sets aside for one process.
+
+    Attributes:
+      cpus: may be a fraction, as may `gpus`.
+      memory_gb: in GiB; None sets none aside.
+      placement: of several processes, one of `PLACEMENTS`.
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_gb: float | None = None
+    placement: str = "pack"
+
+    def mistake(self) -> str | None:
+        """What is wrong with it, as "NAME must be …; received VALUE"; None where nothing is."""
+        for name, value in (("cpus", self.cpus), ("gpus", self.gpus), ("memory_gb", self.memory_gb or 0.0)):
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                return f"{name} must be a number of at least 0; received {value!r}"
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            return f"gpus above 1 must be a whole number, since Ray shares single GPUs only; received {self.gpus!r}"
+        if self.placement not in PLACEMENTS:
+            return f"placement must be one of {', '.join(PLACEMENTS)}; received {self.placement!r}"
+        return None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As an actor takes them."""
+        memory = {} if self.memory_gb is None else {"memory": int(self.memory_gb * _GIB)}
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus} | memory
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """As a placement group takes them."""
+        memory = {} if self.memory_gb is None else {"memory": float(int(self.memory_gb * _GIB))}
+        wanted = {"CPU": self.cpus, "GPU": self.gpus} | memory
+        return {name: value for name, value in wanted.items() if value} or {"CPU": 0.001}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{value:g} {name}" for name, value in _in_words(self.bundle).items())
+
+
+@contextlib.contextmanager
+def connected(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
+    """The module `ray`, connected to the cluster.
+
+    Args:
+      purpose: begins a message, "A sweep on Ray".
+      working_dir: a directory that Ray copies to every node, as the working directory of what runs there.
+
+    Called by the main thread, whose handlers of signals stay as they are.
+
+    Raises:
+      UserError: Ray is not installed, or no cluster can be reached.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise missing_extra("ray", "ray", purpose) from error
+    address = environment.current().get(ADDRESS, "")
+    if address.startswith("ray://"):
+        raise UserError(
+            f"{ADDRESS} is {address}, that of a Ray client. {purpose} runs on a node of the cluster: set {ADDRESS} to "
+            "the head's HOST:6379, or use `ray job submit`."
+        )
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        if address and not address.startswith("http"):
+            socket.create_connection(
+                split_address(address), _ANSWER_SECONDS
+            ).close()  # Ray itself would end the process
+        ray.init(
+            address="auto" if address.startswith("http") or not address else address,
+            runtime_env={"working_dir": working_dir} if working_dir else None,
+            log_to_driver=False,
+            configure_logging=True,
+            logging_level=logging.ERROR,
+        )
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise UserError(
+            f"{purpose} cannot join a Ray cluster ({ADDRESS} is {address or 'not set'}): {_first_line(error)} Start "
+            "one with `ray start --head`, or set RAY_ADDRESS to its head's HOST:6379."
+        ) from error
+    for number, handler in handlers.items():  # Ray took them, to end the process
+        signal.signal(number, handler)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def room(ray: Any) -> str:
+    """What the living nodes have, as a clause; for messages about a place that does not come."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    total: dict[str, float] = {}
+    for node in nodes:
+        for name, value in node["Resources"].items():
+            if name in ("CPU", "GPU", "memory"):
+                total[name] = total.get(name, 0.0) + value
+    has = ", ".join(f"{value:g} {name}" for name, value in _in_words(total).items())
+    return f"the cluster has {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with {has or 'nothing'} in all"
+
+
+def _in_words(resources: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "GiB memory" if name == "memory" else name: round(value / _GIB, 1) if name == "memory" else value
+        for name, value in sorted(resources.items())
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return text[0] if text[0].endswith(".") else f"{text[0]}."
+
+
+def reason(error: BaseException) -> str:
+    """Why an actor is gone, in few words."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("The actor")), lines[0] if lines else type(error).__name__)
+    return told.partition(" Node Id:")[0].rstrip(".")

@@ -1,0 +1,268 @@
+"""The launcher ray: the workers are processes of a Ray cluster, each under an actor on the node where Ray put it.
+
+Ray places them (a placement group) and says which node is gone; the rest is as for workers of this machine: what an
+actor shows of its process is written to files here, where the supervision looks.
+
+Invariant: nothing is left of the actors and their processes when `start` ends, or when this process does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import EXIT_BUG, TfdistError
+from tfdist.launch import local
+from tfdist.launch.horovod.ray_rendezvous import rendezvous
+from tfdist.launch.plan import Plan
+from tfdist.launch.processes import Worker
+from tfdist.launch.ray import cluster
+from tfdist.launch.ray.cluster import Resources
+from tfdist.launch.ray.worker_host import Seen, WorkerHost
+from tfdist.launch.supervise.output import STDERR, STDOUT, Output
+from tfdist.telemetry import heartbeat
+
+LOOK_SECONDS = 0.25
+ASK_SECONDS = 0.5
+FIRST_WORD_SECONDS, NEXT_WORD_SECONDS = 10.0, 60.0  # that Ray has no place yet
+PLACE_SECONDS = 30.0  # after which a run that may continue with fewer workers does
+_DRAIN_SECONDS = 5.0
+_CALLS_AT_ONCE = 4  # of one actor
+_LOST = 128 + signal.SIGKILL
+
+
+class RayWorker(Worker):
+    """A worker as its actor shows it; before it is placed it only runs, and any signal ends it."""
+
+    def __init__(self, index: int, directory: Path, output: Output) -> None:
+        self.index = index
+        self.heartbeat = directory / f"{index}.heartbeat"
+        self._output = output
+        self._pid: int | None = None
+        self._state = ""
+        self._status: int | None = None
+        self._actor: Any = None
+        self._lock = threading.Lock()
+        pipes = {stream: os.pipe() for stream in (STDOUT, STDERR)}
+        self._writing = {stream: writing for stream, (_, writing) in pipes.items()}
+        for stream, (reading, _) in pipes.items():
+            output.follow(os.fdopen(reading, "rb", buffering=0), stream, functools.partial(_labeled, index))
+
+    @property
+    def pid(self) -> int | None:
+        return self._pid
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def send(self, signal_number: int) -> None:
+        with self._lock:
+            if self._actor is None:
+                if self._status is None and signal_number in (signal.SIGTERM, signal.SIGKILL):
+                    self._end(128 + signal_number)
+            elif self._status is None:
+                self._actor.send.remote(signal_number)
+
+    def begin(self, actor: Any) -> bool:
+        """Whether the actor may start the process: nobody has ended it before."""
+        with self._lock:
+            if self._status is None:
+                self._actor = actor
+            return self._status is None
+
+    def follow(self, ray: Any) -> None:
+        """Takes what the actor shows until the process ends, or the actor is lost."""
+        assert self._actor is not None
+        try:
+            while self._status is None:
+                self._take(ray.get(self._actor.look.remote(LOOK_SECONDS)))
+        except ray.exceptions.RayError as error:
+            self.fail(f"worker {self.index} was lost: {cluster.reason(error)}")
+
+    def fail(self, why: str, status: int = _LOST) -> None:
+        """Ends it from here."""
+        with self._lock:
+            if self._status is None:
+                self._output.say(why)
+                self._end(status)
+
+    def _take(self, seen: Seen) -> None:
+        for stream, data in seen.written:
+            _write_all(self._writing[stream], data)
+        for ending, content in seen.shown.items():
+            if not ending:
+                content = heartbeat.shifted(content, time.monotonic() - seen.now)
+            part = self.heartbeat.with_name(f"{self.heartbeat.name}.part")
+            part.write_bytes(content)
+            part.replace(self.heartbeat.with_name(self.heartbeat.name + ending))
+        self._pid, self._state = seen.pid, seen.state
+        if seen.status is not None:
+            with self._lock:
+                self._end(seen.status)
+
+    def _end(self, status: int) -> None:
+        for writing in self._writing.values():
+            os.close(writing)
+        self._writing.clear()
+        self._status = status
+
+
+@contextlib.contextmanager
+def start(
+    plan: Plan, output: Output, *, resources: Resources, is_horovod: bool = False, may_shrink: bool = False
+) -> Iterator[Sequence[Worker]]:
+    """Starts the workers; none is left when the context ends, whatever ends it.
+
+    They are there at once, to be watched and signalled, while Ray looks for their places.
+
+    Args:
+      resources: of each.
+      is_horovod: they find each other as Horovod's processes; else through TF_CONFIG.
+      may_shrink: fails the last worker when Ray has no place for all of them, so that the rest may go without it.
+
+    Raises:
+      UserError: no cluster can be reached, or Horovod is not installed.
+    """
+    with contextlib.ExitStack() as at_end:
+        ray = at_end.enter_context(cluster.connected("A run on Ray"))
+        directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
+        meeting = at_end.enter_context(rendezvous(ray.util.get_node_ip_address())) if is_horovod else None
+        workers = [RayWorker(plan.first_index + number, directory, output) for number in range(len(plan.places))]
+        at_end.callback(output.drain, _DRAIN_SECONDS)
+        starting = _Starting(ray, plan, workers, resources, meeting, output.say, may_shrink=may_shrink)
+        at_end.callback(starting.end)
+        starting.thread.start()
+        yield workers
+
+
+class _Starting:
+    """Places the workers, starts them, and follows each on a thread of its own."""
+
+    def __init__(
+        self,
+        ray: Any,
+        plan: Plan,
+        workers: Sequence[RayWorker],
+        resources: Resources,
+        meeting: Callable[[Sequence[str]], list[dict[str, str]]] | None,
+        say: Callable[[str], None],
+        *,
+        may_shrink: bool,
+    ) -> None:
+        self._ray, self._plan, self._workers, self._resources = ray, plan, workers, resources
+        self._meeting, self._say, self._may_shrink = meeting, say, may_shrink
+        self._begun = time.monotonic()
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._followers: list[threading.Thread] = []
+        self.thread = threading.Thread(target=self._run, name="tfdist-ray", daemon=True)
+
+    def end(self) -> None:
+        """Ends what there is of the workers."""
+        for worker in self._workers:
+            worker.send(signal.SIGKILL)
+        self.thread.join()
+        for actor in self._actors:
+            self._ray.kill(actor)
+        for follower in self._followers:
+            follower.join()
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
+
+    def _run(self) -> None:
+        try:
+            if self._find_places():
+                self._start()
+        except (self._ray.exceptions.RayError, TfdistError) as error:
+            for worker in self._workers:
+                worker.fail(f"worker {worker.index} could not be started: {error}")
+        except Exception as error:
+            for worker in self._workers:
+                worker.fail(f"worker {worker.index} could not be started: {error!r}", EXIT_BUG)
+            raise
+
+    @property
+    def _is_wanted(self) -> bool:
+        return all(worker.poll() is None for worker in self._workers)
+
+    def _find_places(self) -> bool:
+        """Whether all have a place, as Ray found it; waits as long as they are wanted."""
+        resources, count = self._resources, len(self._workers)
+        strategy = resources.placement.upper()
+        self._group = self._ray.util.placement_group([resources.bundle] * count, strategy=strategy)
+        told = self._begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
+        while self._is_wanted:
+            if self._group.wait(ASK_SECONDS):
+                return True
+            now = time.monotonic()
+            if self._may_shrink and now - self._begun > PLACE_SECONDS:
+                last = self._workers[-1]
+                last.fail(f"worker {last.index}: Ray has had no place for it for {PLACE_SECONDS:g} s")
+            elif now - told >= NEXT_WORD_SECONDS:
+                told = now
+                self._say(f"Waiting for Ray to place {count} × {resources}; {cluster.room(self._ray)}.")
+        return False
+
+    def _start(self) -> None:
+        ray, plan = self._ray, self._plan
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        kind = ray.remote(WorkerHost)
+        self._actors = [
+            kind.options(
+                **self._resources.options,
+                max_concurrency=_CALLS_AT_ONCE,
+                scheduling_strategy=strategy(placement_group=self._group, placement_group_bundle_index=number),
+            ).remote(os.getcwd())
+            for number in range(len(self._workers))
+        ]
+        nodes = ray.get([actor.__ray_call__.remote(_node_address) for actor in self._actors])
+        order = sorted(range(len(nodes)), key=nodes.__getitem__)  # the workers of a node have numbers side by side
+        actors = [self._actors[number] for number in order]
+        addresses = ray.get([actor.meet.remote(nodes[n]) for actor, n in zip(actors, order, strict=True)])
+        begin_in = None if plan.begin_at is None else max(0.0, plan.begin_at - time.monotonic())
+        for number, (worker, actor) in enumerate(zip(self._workers, actors, strict=True)):
+            if self._meeting is None:
+                found = {"TF_CONFIG": local.tf_config(addresses, number)}
+            else:
+                found = self._meeting([nodes[n] for n in order])[number]
+            variables = _passed_on(plan) | plan.own_variables(worker.index) | found
+            if worker.begin(actor):
+                ray.get(actor.start.remote(worker.index, plan.command[1:], variables, begin_in))
+                follower = threading.Thread(target=worker.follow, args=(ray,), daemon=True)
+                self._followers.append(follower)
+                follower.start()
+        hosts = ", ".join(f"worker {w.index} on {nodes[n]}" for w, n in zip(self._workers, order, strict=True))
+        self._say(f"Ray placed {hosts}.")
+
+
+def _passed_on(plan: Plan) -> dict[str, str]:
+    """Of the launcher's environment what is its own doing; all else is the node's."""
+    names = [name for name in plan.environment if name.startswith("TFDIST_")]
+    return {name: plan.environment[name] for name in names}
+
+
+def _node_address(_: object) -> str:
+    import ray
+
+    return ray.util.get_node_ip_address()
+
+
+def _labeled(index: int, line: bytes) -> list[tuple[int, bytes]]:
+    return [(index, line)]
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,115 @@
+"""One worker of a run, on the node where Ray put it: an actor that starts the process, shows it, and signals it.
+
+Invariant: the process does not outlive the actor, which does not outlive the launcher that made it. What the process
+writes is handed out once, in its order; its end is told when all of that was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from tfdist.launch import local
+from tfdist.launch.plan import worker_environment
+from tfdist.launch.processes import Process
+from tfdist.launch.supervise.output import STDERR, STDOUT
+from tfdist.telemetry import heartbeat
+
+_DRAIN_SECONDS = 5.0
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A worker's process at one moment.
+
+    Attributes:
+      status: as a shell gives it; None while it runs.
+      state: the letter of proc(5).
+      written: what it wrote since, each with its stream.
+      shown: the contents of its heartbeat's files by the ends of their names.
+      now: `time.monotonic` of this node.
+    """
+
+    status: int | None
+    pid: int | None
+    state: str
+    written: list[tuple[int, bytes]]
+    shown: dict[str, bytes]
+    now: float
+
+
+class WorkerHost:
+    """The actor. Methods are called from several threads.
+
+    Args:
+      directory: where the launcher was started; the process starts there if this node has it.
+    """
+
+    def __init__(self, directory: str) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
+        self._files = tempfile.TemporaryDirectory(prefix="tfdist-worker-")
+        self._heartbeat = Path(self._files.name) / "heartbeat"
+        self._news = threading.Condition()
+        self._written: list[tuple[int, bytes]] = []
+        self._readers: list[threading.Thread] = []
+        self._process: Process | None = None
+        self._port: socket.socket | None = None
+
+    def meet(self, address: str) -> str:
+        """A free address of this node, kept for the process; `address` is the node's own."""
+        self._port = local.reserve_port(address)
+        return f"{address}:{self._port.getsockname()[1]}"
+
+    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str], begin_in: float | None) -> None:
+        """Starts the process: this node's Python with these arguments."""
+        own = dict(variables) | {heartbeat.VARIABLE: str(self._heartbeat)}
+        if begin_in is not None:
+            own[heartbeat.BEGIN_VARIABLE] = repr(time.monotonic() + begin_in)
+        command = [sys.executable, *arguments]
+        self._process = Process(index, command, worker_environment(os.environ) | own, heartbeat=self._heartbeat)
+        for pipe, stream in zip(self._process.pipes, (STDOUT, STDERR), strict=True):
+            reader = threading.Thread(target=self._read, args=(pipe, stream), daemon=True)
+            self._readers.append(reader)
+            reader.start()
+
+    def look(self, seconds: float) -> Seen:
+        """What is new; waits so long for something to be."""
+        assert self._process is not None
+        with self._news:
+            if not self._written and self._process.poll() is None:
+                self._news.wait(seconds)
+        status = self._process.poll()
+        if status is not None:
+            for reader in self._readers:
+                reader.join(_DRAIN_SECONDS)
+        with self._news:
+            written, self._written = self._written, []
+        shown = {}
+        for path in self._heartbeat.parent.iterdir():
+            if not path.name.endswith(".part"):
+                shown[path.name.removeprefix(self._heartbeat.name)] = path.read_bytes()
+        return Seen(status, self._process.pid, self._process.state, written, shown, time.monotonic())
+
+    def send(self, signal_number: int) -> None:
+        """Signals the process."""
+        if self._process is not None:
+            self._process.send(signal_number)
+
+    def _read(self, pipe: IO[bytes], stream: int) -> None:
+        while chunk := os.read(pipe.fileno(), _CHUNK_BYTES):
+            with self._news:
+                self._written.append((stream, chunk))
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
