@@ -43,6 +43,7 @@ ONLY_IMPORTERS = {
     "gin": {"config"},
     "horovod": {"strategies.horovod", "launch.horovod"},
     "keras_tuner": {"tuning"},
+    "ray": {"launch.ray", "tuning.places.ray_place"},
 }
 # strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.
 ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster"}

@@ -271,7 +271,7 @@ def open_fork_server() -> Any:
     """The process that starts the trials of a sweep."""
     from tensorflow.python.eager import context
 
-    from tfdist.tuning.schedule import fork_server
+    from tfdist.tuning.places import fork_server
 
     if context.context()._context_handle is not None:  # this process has computed, as a notebook may have
         return fork_server.start_fork_server(
@@ -283,7 +283,7 @@ def open_fork_server() -> Any:
 
 def serve_sweep(descriptor: int, chief: int) -> NoReturn:
     """Is the fork server of a process that could not fork it, at the other end of a socket."""
-    from tfdist.tuning.schedule import fork_server
+    from tfdist.tuning.places import fork_server
 
     load_roots(verbose=False)
     import_summaries()

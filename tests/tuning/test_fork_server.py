@@ -17,8 +17,8 @@ import time
 
 import psutil
 
-from tfdist.tuning.schedule.fork_server import open_fork_server
-from tfdist.tuning.schedule.standby import Start
+from tfdist.tuning.places.fork_server import open_fork_server
+from tfdist.tuning.places.standby import Start
 
 RUN_DIR = sys.argv[1]
 CPUS = sorted(os.sched_getaffinity(0))
@@ -176,7 +176,7 @@ def test_a_trial_is_built_ahead_and_begins_when_it_is_started(
 def test_nothing_is_built_ahead_where_memory_is_short(
     tmp_path: pathlib.Path, run_python: Callable[..., support.Finished]
 ) -> None:
-    short = "import tfdist.tuning.schedule.fork_server as server\nserver.available_bytes = lambda: 1 << 20\n"
+    short = "import tfdist.tuning.places.fork_server as server\nserver.available_bytes = lambda: 1 << 20\n"
     finished = run_python(["-c", short + COMMON + UNBUILT, tmp_path]).check()
     told = json.loads(finished.stdout.splitlines()[-1])
     assert told["ends"] == {"first": 3, "second": 3}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import socket
 import sys
 from collections.abc import Callable, Iterator
 
@@ -100,19 +99,27 @@ def test_what_is_wrong_is_one_message_and_status_2(
     assert expected in said and "Traceback" not in said
 
 
-def test_an_address_that_is_taken_is_refused(
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("KERASTUNER_TUNER_ID", "chief"),
+        ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'),
+    ],
+)
+def test_one_of_several_processes_is_told_how_a_sweep_has_several_machines(
+    answer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    status, said = answer("tune.max_trials = 3", mode="tune")
+    assert status == 2 and f"{name} is set" in said and "write tune.executor = @executor.Ray()" in said, said
+
+
+def test_a_sweep_under_horovodrun_is_refused(
     answer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("KERASTUNER_TUNER_ID", "chief")
-        monkeypatch.setenv("KERASTUNER_ORACLE_PORT", str(port))
-        status, said = answer("tune.max_trials = 3", mode="tune")
-    assert status == 2 and f"cannot listen at 127.0.0.1:{port}" in said and "already in use" in said, said
-    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "192.0.2.1")  # of RFC 5737, nobody's
-    monkeypatch.setenv("TFDIST_SWEEP_SECRET", "a secret of this test")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     status, said = answer("tune.max_trials = 3", mode="tune")
-    assert status == 2 and "it is no address of this machine" in said, said
+    assert status == 2 and "tune.workers_per_trial" in said, said
 
 
 def test_a_directory_that_another_sweep_uses_is_refused(

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, SECONDS, SEED, SWITCH, Check, checked_later, made, or_none
 from tfdist.settings.declaration import Settings, setting
+from tfdist.tuning.places.executor import EXECUTORS, Local, Ray
 from tfdist.tuning.search.search import SEARCHES, Grid, Search
 from tfdist.tuning.search.space import Parameter
 
@@ -63,10 +64,18 @@ class TuneSettings(Settings):
         None,
         unit="seconds",
     )
-    num_workers: int = setting(
-        "trials at once on each machine, which share its processors and GPUs", COUNT, 1, unit="trials"
+    executor: Local | Ray = setting(
+        "where trials run: the processes of this machine, or a Ray cluster",
+        made(EXECUTORS, "@executor.Local() or @executor.Ray()"),
+        Local(),
     )
-    workers_per_trial: int = setting("of each trial, on one machine", COUNT, 1, unit="processes")
+    num_workers: int = setting(
+        "trials at once, which share the processors and GPUs of this machine, or get theirs from Ray",
+        COUNT,
+        1,
+        unit="trials",
+    )
+    workers_per_trial: int = setting("of each trial", COUNT, 1, unit="processes")
     seeds_per_trial: int = setting(
         "trainings of each set of values, with `train.seed` and the numbers after it; the mean counts", COUNT, 1
     )
@@ -78,18 +87,6 @@ class TuneSettings(Settings):
     )
     seed: int = setting("of the search", SEED, 0)
     max_failures: int = setting("so many trials in a row that fail by a bug of tfdist end the sweep", COUNT, 3)
-    lease_seconds: float = setting(
-        "in a cluster, after so long without a word from a worker its trials are queued again",
-        SECONDS,
-        30.0,
-        unit="seconds",
-    )
-    peer_timeout_seconds: float = setting(
-        "how long a worker of a cluster looks for the chief, at the start and when it was lost",
-        SECONDS,
-        600.0,
-        unit="seconds",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

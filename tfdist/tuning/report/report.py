@@ -114,11 +114,12 @@ def trials_csv(sweep: Sweep) -> str:
     paths += list({path: None for trial in sweep.trials for path in trial.values if path not in paths})
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(["trial", "status", "objective", "rung", "epochs", "seconds", *paths, "message"])
+    node = ["node"] * any(trial.host for trial in sweep.trials)
+    writer.writerow(["trial", "status", "objective", "rung", "epochs", "seconds", *node, *paths, "message"])
     for trial in sweep.trials:
         objective = "" if trial.objective is None else repr(trial.objective)
         values = [trial.values.get(path, "") for path in paths]
-        figures = [objective, trial.rung, trial.epochs, trial.seconds]
+        figures = [objective, trial.rung, trial.epochs, trial.seconds, *([trial.host or ""] if node else [])]
         writer.writerow([trial.name, trial.status, *figures, *values, trial.message])
     return text.getvalue()
 

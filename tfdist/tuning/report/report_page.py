@@ -169,6 +169,7 @@ def _trials(sweep: Sweep, link: Callable[[str], str]) -> str:
     numeric = {path: all(_is_number(t.values[path]) for t in sweep.trials if path in t.values) for path in paths}
     heads = [("trial", "", False), ("state", "", False), (sweep.objective, "", True)]
     heads += [("rung", "", True), ("epochs", "", True), ("seconds", "", True)]
+    heads += [("node", "", False)] * any(trial.host for trial in sweep.trials)
     heads += [(names[path], path, numeric[path]) for path in paths] + [("message", "", False)]
     ranked = sweep.ranked
     columns = [name for name, _, _ in heads]
@@ -200,6 +201,7 @@ def _row(
         _cell(str(trial.epochs), trial.epochs),
         _cell(f"{trial.seconds:.0f}", trial.seconds),
     ]
+    cells += [_cell(trial.host or "")] * any(each.host for each in sweep.trials)
     for path in paths:
         value = trial.values.get(path)
         text = value_text(value, most=40) if path in trial.values else ""

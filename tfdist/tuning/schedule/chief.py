@@ -14,26 +14,22 @@ import os
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.places.places import Ended, Executor, Next, name_of
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.interruptions import Interruptions
 from tfdist.tuning.schedule.journal import Journal
 from tfdist.tuning.schedule.signals import Leaving
 from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
-from tfdist.tuning.schedule.workers import Ended, Job, Next, Place, Workers
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.asking import Asking, Suggestion
 from tfdist.tuning.search.objective import Objective
 from tfdist.tuning.search.search import Search
 from tfdist.tuning.search.space import Space
-from tfdist.tuning.search.trial_settings import TrialSettings
-
-if TYPE_CHECKING:
-    from tfdist.tuning.cluster.fleet import Fleet
 
 POLL_SECONDS = 0.1
 REMOTE_POLL_SECONDS = 5.0
@@ -49,7 +45,6 @@ class Plan:
       seed: `train.seed`; the trial's further seeds are the numbers behind it.
       max_trials, max_epochs, max_seconds: the budgets; None: without.
       max_failures: failed trials in a row that end the sweep.
-      lease_seconds: how long a worker of another machine may still train what it was given before the chief was killed.
     """
 
     run_dir: str
@@ -63,7 +58,14 @@ class Plan:
     max_seconds: float | None
     seeds_per_trial: int
     max_failures: int
-    lease_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """The run of one seed of a trial."""
+
+    trial: Trial
+    run: SeedRun
 
 
 class Chief:
@@ -73,10 +75,9 @@ class Chief:
       plan: what is to be done.
       asking: the oracle.
       journal: of the run directory.
-      workers: where trials run.
+      executor: where trials run.
       woken: a file descriptor that becomes readable when the oracle has something new.
       on_wait: called some times a second while nothing happens.
-      notify: takes what the user should know.
     """
 
     def __init__(
@@ -84,21 +85,18 @@ class Chief:
         plan: Plan,
         asking: Asking,
         journal: Journal,
-        workers: Workers[Job] | Fleet,
+        executor: Executor,
         woken: int,
         on_wait: Callable[[], None] = lambda: None,
-        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._plan = plan
         self._asking = asking
         self._journal = journal
-        self._workers = workers
+        self._executor = executor
         self._woken = woken
         self._on_wait = on_wait
-        self._notify = notify
-        self._pending: collections.deque[Job] = collections.deque()
-        self._reserved: list[Job] = []  # for the workers that may still have them
-        self._reserved_until = 0.0
+        self._pending: collections.deque[_Job] = collections.deque()
+        self._running: dict[str, _Job] = {}  # by the names of the run directories
         self._trials: dict[str, Trial] = {}
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
         self._epochs_planned = 0
@@ -135,25 +133,14 @@ class Chief:
             while True:
                 self._fill()
                 self._build_ahead()
-                if not self._workers.running and not self._is_more_to_come():
+                if not self._running and not self._is_more_to_come():
                     break
                 self._wait()
-                for ended in self._workers.ended():
+                for ended in self._executor.ended():
                     self._process_ended(ended)
                 self._look_at_reports()
                 self._check_time()
         self._leaving.leave_if_told("Left after the running trials had saved. The same command resumes from there.")
-
-    def claim(self, key: str, settings: TrialSettings, place: Place) -> Job | None:
-        """Lets a worker keep what it was given before this chief was started; None where it does not count any more."""
-        for queue in (self._reserved, self._pending):
-            for job in queue:
-                same = job.key == key and job.settings.equals(settings)
-                if same and self._is_to_run(job) and not self._is_closing:
-                    queue.remove(job)
-                    self._write_start(job.trial, place)
-                    return job
-        return None
 
     # What was before
 
@@ -163,12 +150,10 @@ class Chief:
             if kind == journals.TRIAL_STARTED:
                 self._replay_start(event)
                 self._trials[name].is_told = True
-                self._trials[name].host = event.get("host") or self._trials[name].host
             elif kind == journals.TRIAL_REPORTED:
                 self._replay_report(event)
             elif kind == journals.TRIAL_ENDED and event["status"] == journals.INTERRUPTED:
                 self._trials[name].is_told = False
-                self._trials[name].host = self._host_still(self._trials[name])
             elif kind == journals.TRIAL_ENDED:
                 self._asking.ask_until(event["asked"])
                 trial = self._trials[name]
@@ -183,11 +168,7 @@ class Chief:
             if trial.is_open:
                 if trial.is_told:
                     self._write_end(trial, journals.INTERRUPTED, None, "the sweep was interrupted")
-                (self._reserved if trial.host is not None else self._pending).extend(self._to_run(trial))
-        self._reserved_until = time.monotonic() + self._plan.lease_seconds
-        if self._reserved:
-            names = ", ".join(dict.fromkeys(job.trial.name for job in self._reserved))
-            self._notify(f"trial {names}: kept {self._plan.lease_seconds:g} s for the workers that may still train it")
+                self._pending.extend(self._to_run(trial))
 
     def _replay_start(self, event: Mapping[str, Any]) -> None:
         name, rung = event["trial"], event["rung"]
@@ -220,21 +201,18 @@ class Chief:
     def _is_more_to_come(self) -> bool:
         if self._is_closing:
             return False
-        return bool(self._pending or self._reserved) or not self._asking.is_over
+        return bool(self._pending) or not self._asking.is_over
 
     def _fill(self) -> None:
-        if self._reserved and time.monotonic() > self._reserved_until:
-            self._pending.extendleft(reversed(self._reserved))
-            self._reserved = []
         while not self._is_closing:
             ahead = self._plan.search.asks_ahead
             if not self._pending:
-                self._asking.want(self._workers.num_free + ahead)
-            if not self._workers.num_free or (job := self._next_job()) is None:
+                self._asking.want(self._executor.num_free + ahead)
+            if not self._executor.num_free or (job := self._next_job()) is None:
                 return
             self._start(job)
 
-    def _next_job(self) -> Job | None:
+    def _next_job(self) -> _Job | None:
         while True:
             while self._pending:
                 job = self._pending.popleft()
@@ -289,13 +267,13 @@ class Chief:
             known = copy.deepcopy(self._known(suggestion))
             values = self._plan.space.decoded(suggestion.values)
             is_new, job = known is None, self._to_run(self._in_its_rung(suggestion, values, known))[0]
-        self._workers.build(Next(job.directory, self._parameters(job), is_new))
+        self._executor.build(Next(job.run.directory, self._parameters(job), is_new))
 
     def _directory(self, name: str, index: int) -> RunDirectory:
         return RunDirectory(files.join(self._plan.run_dir, "trials", f"{name}-seed-{index}" if index else name))
 
-    def _to_run(self, trial: Trial) -> list[Job]:
-        return [Job(trial, run) for run in trial.runs if run.status is None]
+    def _to_run(self, trial: Trial) -> list[_Job]:
+        return [_Job(trial, run) for run in trial.runs if run.status is None]
 
     def _cost(self, suggestion: Suggestion) -> int:
         """The epochs that a suggestion takes."""
@@ -306,32 +284,33 @@ class Chief:
         limit = self._plan.max_epochs
         return limit is None or self._epochs_planned + self._cost(suggestion) <= limit
 
-    def _is_to_run(self, job: Job) -> bool:
+    def _is_to_run(self, job: _Job) -> bool:
         return job.trial.is_open and job.run.status is None
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: _Job) -> None:
         trial = job.trial
         if job.run.stop_asked and job.run.reports:  # the oracle had said so before the chief was killed
             job.run.status, job.run.objective = STOPPED, job.run.reports[max(job.run.reports)].objective
             self._conclude(trial)
             return
-        self._write_start(trial, self._workers.next_free)
-        self._workers.start(job, self._parameters(job))
+        self._write_start(trial)
+        self._running[name_of(job.run.directory)] = job
+        self._executor.start(job.run.directory, self._parameters(job))
 
-    def _host_still(self, trial: Trial) -> str | None:
-        """Of a trial one run of which is interrupted: where another may still be."""
-        return trial.host if len(trial.runs) > 1 else None
-
-    def _parameters(self, job: Job) -> list[str]:
+    def _parameters(self, job: _Job) -> list[str]:
         """The gin statements that tell this run from others."""
-        return job.settings.statements(self._plan.space, seed=self._plan.seed)
+        made = self._plan.space.statements(job.trial.values)
+        if job.run.seed != self._plan.seed:
+            made.append(f"train.seed = {job.run.seed}")
+        if job.trial.is_partial:
+            made.append(f"train.stop_after_epochs = {job.trial.epochs}")
+        return made
 
-    def _write_start(self, trial: Trial, place: Place) -> None:
-        is_known = trial.is_told and (place.host is None or trial.host is not None)
-        trial.worker, trial.host = place.number, place.host or self._host_still(trial)
-        if is_known:
+    def _write_start(self, trial: Trial) -> None:
+        if trial.is_told:
             return
-        trial.is_told = True
+        place = self._executor.next_free
+        trial.is_told, trial.worker = True, place.number
         self._journal.write(
             journals.TRIAL_STARTED,
             trial=trial.name,
@@ -346,21 +325,22 @@ class Chief:
     # What comes back
 
     def _wait(self) -> None:
-        ready = select.select([self._workers, self._woken], [], [], POLL_SECONDS)[0]
+        ready = select.select([self._executor.fileno(), self._woken], [], [], POLL_SECONDS)[0]
         if self._woken in ready:
             os.read(self._woken, 1 << 12)
         self._on_wait()
 
     def _process_ended(self, ended: Ended) -> None:
-        run, trial = ended.job.run, ended.job.trial
+        job = self._running.pop(ended.name)
+        run, trial = job.run, job.trial
         trial.active_seconds += ended.seconds
-        self._take_reports(ended.job, anew=True)
+        self._take_reports(job, anew=True)
         if not trial.is_open:
             return
         if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs, lost=ended.lost):
             why = run.message or "it was told to leave, and has saved"
             self._write_end(trial, journals.INTERRUPTED, None, why)
-            self._pending.appendleft(Job(trial, run))
+            self._pending.appendleft(job)
             if not self._is_closing:
                 self._count_interruption(run, why)
             return
@@ -375,7 +355,7 @@ class Chief:
 
     def _count_interruption(self, run: SeedRun, why: str) -> None:
         try:
-            self._interruptions.add(run.directory, why, num_running=len(self._workers.running) + 1)
+            self._interruptions.add(run.directory, why, num_running=len(self._running) + 1)
         except TfdistError:
             self._stop_all()
             raise
@@ -387,9 +367,9 @@ class Chief:
     def _conclude(self, trial: Trial) -> None:
         """Ends the trial if nothing of it is left to run."""
         if trial.has_failed:
-            for job in self._workers.running:
+            for job in self._running.values():
                 if job.trial is trial:
-                    self._workers.stop(job)
+                    self._executor.stop(job.run.directory)
         elif any(run.status is None for run in trial.runs):
             return
         status, objective, message = trial.conclude()
@@ -439,7 +419,7 @@ class Chief:
     def _look_at_reports(self) -> None:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self._poll_seconds
-            for job in self._workers.running:
+            for job in self._running.values():
                 self._take_reports(job)
         self._note_stops()
 
@@ -448,11 +428,11 @@ class Chief:
             trial = self._trials[self._names[name]]
             for run in trial.runs:
                 run.stop_asked = run.stop_asked or trial.suggestion == name
-            for job in self._workers.running:
+            for job in self._running.values():
                 if job.trial is trial and job.run.stop_asked:
-                    self._workers.stop(job)
+                    self._executor.stop(job.run.directory)
 
-    def _take_reports(self, job: Job, *, anew: bool = False) -> None:
+    def _take_reports(self, job: _Job, *, anew: bool = False) -> None:
         trial = job.trial
         for new in job.run.new_reports(self._plan.objective, anew=anew):
             self._interruptions.progressed()
@@ -478,12 +458,12 @@ class Chief:
         is_late = limit is not None and time.monotonic() - self._started > limit
         if (is_late or self._leaving.is_told) and not self._is_closing:
             self._is_closing = True
-            for job in self._workers.running:
-                self._workers.stop(job)
+            for job in self._running.values():
+                self._executor.stop(job.run.directory)
 
     def _stop_all(self) -> None:
         self._is_closing = True
-        for trial in {job.trial.name: job.trial for job in self._workers.running}.values():
+        for trial in {job.trial.name: job.trial for job in self._running.values()}.values():
             self._write_end(trial, journals.INTERRUPTED, None, "the sweep ended")
 
 

@@ -94,7 +94,8 @@ class Trial:
 
     `status` is that of the last stretch, "running" while it has not ended. `objective` is that of the last end that
     had one, None before. `epochs` are those trained in all, `target_epochs` those of the rung; `seconds` are the sum
-    over the stretches. The curve's epochs never go back: what is trained again replaces what was there.
+    over the stretches. `host` is the node of the last one, None on the sweep's own machine. The curve's epochs never
+    go back: what is trained again replaces what was there.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Trial:
     objective: float | None = None
     message: str = ""
     worker: int | None = None
+    host: str | None = None
     curve: tuple[Point, ...] = ()
     ends: tuple[End, ...] = ()
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -249,6 +251,7 @@ def _started(trial: Trial, event: Event, seconds: float) -> Trial:
         rung=_whole(event.get("rung")) or 0,
         target_epochs=_whole(event.get("epochs")),
         worker=_whole(event.get("worker")),
+        host=str(event["host"]) if event.get("host") else None,
         message="",
     )
 

@@ -12,16 +12,15 @@ import hashlib
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.data.pipeline.pipeline import as_source
-from tfdist.errors import EXIT_DONE, PreemptedError, TfdistError, UserError
+from tfdist.errors import UserError
 from tfdist.storage import files, lease
-from tfdist.strategies.cluster import environment
+from tfdist.strategies.cluster import environment, tf_config
 from tfdist.telemetry.console.console import Console, open_console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import TUNE
@@ -31,31 +30,28 @@ from tfdist.training.run.identity import lasting
 from tfdist.training.run.kind import check_kind
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.tuning.cluster.role import VARIABLES, Role, find_role
+from tfdist.tuning.places import group
+from tfdist.tuning.places.devices import GPU_VARIABLE
+from tfdist.tuning.places.executor import Local
+from tfdist.tuning.places.fork_server import ForkServer
+from tfdist.tuning.places.places import Executor, Setting
 from tfdist.tuning.report.report import import_ahead, write_report
 from tfdist.tuning.report.result import write_result
 from tfdist.tuning.report.table import SweepTable, open_table
-from tfdist.tuning.schedule import group
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
-from tfdist.tuning.schedule.devices import GPU_VARIABLE
-from tfdist.tuning.schedule.fork_server import ForkServer
 from tfdist.tuning.schedule.journal import Identity, Journal
 from tfdist.tuning.schedule.waking import open_waking
-from tfdist.tuning.schedule.workers import Job, Place, Setting, Workers
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.asking import Asking
 from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.objective import build_objective
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.search.terms import Terms
-from tfdist.tuning.search.trial_settings import TrialSettings
 from tfdist.tuning.search.warm_start import read_known
 from tfdist.tuning.settings import TuneSettings
 
-if TYPE_CHECKING:
-    from tfdist.tuning.cluster.fleet import Fleet
-    from tfdist.tuning.cluster.remote_places import Claim
+CLUSTER_VARIABLES = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,50 +73,49 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """A sweep that nothing is known to be wrong with.
-
-    Attributes:
-      role: of this process in a cluster; None outside of one.
-      sample: gin statements with some values of the space.
-    """
+    """A sweep that nothing is known to be wrong with; `sample` are gin statements with some values of the space."""
 
     plan: Plan
     setting: Setting
     terms: Terms
-    role: Role | None
     sample: list[str]
 
 
-def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> dict[str, Any] | None:
+def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> dict[str, Any]:
     """Searches for the best values of some settings, by one training for each set of values.
 
     Returns:
-      What is written to result.json; None on the workers of a cluster.
+      What is written to result.json.
 
     Raises:
       UserError: something given is wrong.
       TfdistError: too many trials failed.
-      PeerLostError: this is a worker of a cluster, and its chief cannot be reached.
       PreemptedError: the process was told to leave; the running trials have saved.
     """
     prepared = _prepared(settings, request, experiment)
-    plan, setting, role = prepared.plan, prepared.setting, prepared.role
+    plan = prepared.plan
     console = open_console(is_chief=True)
     identity = _identity(plan, request, settings)
-    if setting.count * setting.processes > 1:
-        setting = dataclasses.replace(setting, gpus=_gpus())
-    if role is not None and not role.is_chief:
-        _serve(role, plan, identity, setting, experiment, settings.peer_timeout_seconds)
-        return None
     oracle = settings.search.build(prepared.terms)
     RunDirectory(plan.run_dir).create()
     held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     try:
         check_kind(RunDirectory(plan.run_dir), TUNE)
         importing = import_ahead()
+
+        def open_executor() -> Executor:
+            assert experiment.fork_server is not None
+            return settings.executor.open(
+                prepared.setting,
+                fork_server=experiment.fork_server,
+                gpus=_gpus() if isinstance(settings.executor, Local) else (),
+                run_dir=plan.run_dir,
+                tell=_tell,
+            )
+
         try:
             with contextlib.closing(open_table()) as table:
-                result = _run(plan, identity, oracle, role, setting, experiment, table, held.check, console.message)
+                result = _run(plan, identity, oracle, open_executor, experiment, table, held.check, console.message)
         finally:
             importing.join()  # imports must not continue while the interpreter ends
         _report(plan.run_dir, console)
@@ -147,7 +142,7 @@ def validate(settings: TuneSettings, request: Request, experiment: Experiment, t
 
 def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) -> _Prepared:
     """Raises UserError where something is wrong that can be seen without a training."""
-    role = find_role(environment.current())
+    _check_alone(environment.current())
     epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
     settings.search.check(max_trials=settings.max_trials, epochs=epochs)
     for name in ("max_epochs", "max_examples"):
@@ -170,13 +165,12 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
         max_seconds=settings.max_seconds,
         seeds_per_trial=settings.seeds_per_trial,
         max_failures=settings.max_failures,
-        lease_seconds=settings.lease_seconds,
     )
     processes = settings.workers_per_trial
     setting = Setting(
         arguments=[*experiment.arguments, f"--gin_param={_must_report(settings)}"],
-        count=settings.num_workers if role is None or role.trains else 0,
-        hidden=(*(VARIABLES if role is not None else ()), environment.SLURM_TASKS),
+        count=settings.num_workers,
+        hidden=(environment.SLURM_TASKS,),
         processes=processes,
         launcher=group.launcher_of(request.settings().get("train.strategy", "")) if processes > 1 else "",
         builds_ahead=settings.build_ahead,
@@ -189,7 +183,25 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
         settings.seed,
         plan.space.may_grow,
     )
-    return _Prepared(plan, setting, terms, role, sample)
+    return _Prepared(plan, setting, terms, sample)
+
+
+def _check_alone(variables: Mapping[str, str]) -> None:
+    """Raises UserError where this is one of several processes, each of which would lead the sweep."""
+    mark = environment.first_set(environment.HOROVOD_MARKS, variables)
+    if mark is not None:
+        raise UserError(
+            f"{mark} is set, so this is one of several processes of Horovod's. A sweep starts those of its trials "
+            "itself: start --mode=tune without horovodrun and write tune.workers_per_trial = 2."
+        )
+    member = tf_config.read_tf_config(variables)
+    several = [tf_config.VARIABLE] if member is not None and member.num_workers > 1 else []
+    if several := several or [name for name in CLUSTER_VARIABLES if variables.get(name)]:
+        raise UserError(
+            f"{several[0]} is set, so this is one of several processes. A sweep over several machines is led by one, "
+            f"and Ray runs its trials: unset {several[0]}, write tune.executor = @executor.Ray(), and start "
+            "--mode=tune once, on a node of the Ray cluster."
+        )
 
 
 def _must_report(settings: TuneSettings) -> str:
@@ -197,29 +209,8 @@ def _must_report(settings: TuneSettings) -> str:
     return f"train.must_report = {settings.objective!r}"
 
 
-def _serve(
-    role: Role, plan: Plan, identity: Identity, setting: Setting, experiment: Experiment, patience_seconds: float
-) -> None:
-    """Runs trials for the chief of a cluster until the sweep has ended."""
-    from tfdist.tuning.cluster.remote_worker import RemoteWorker
-
-    assert experiment.fork_server is not None
-    workers: Workers[Any] = Workers(experiment.fork_server, setting)
-    with contextlib.closing(workers):
-        RemoteWorker(
-            role,
-            workers,
-            run_dir=plan.run_dir,
-            space=plan.space,
-            seed=plan.seed,
-            identity=dataclasses.asdict(identity),
-            patience_seconds=patience_seconds,
-            notify=_tell,
-        ).run()
-
-
 def _tell(text: str) -> None:
-    """Says what happens in the cluster; on standard error, which a live table leaves in order."""
+    """Says what happens to the places; on standard error, which a live table leaves in order."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -267,8 +258,7 @@ def _run(
     plan: Plan,
     identity: Identity,
     oracle: Any,
-    role: Role | None,
-    setting: Setting,
+    open_executor: Callable[[], Executor],
     experiment: Experiment,
     table: SweepTable,
     still_ours: Callable[[], None],
@@ -285,26 +275,12 @@ def _run(
         know(oracle, [_known(plan, event) for event in past if event["event"] == journals.TRIAL_KNOWN])
         asking = Asking(oracle, plan.objective.name, wake=wake)
         leaving.callback(asking.close)
-        chief: Chief | None = None
-
-        def claim(key: str, settings: TrialSettings, place: Place) -> Job | None:
-            return None if chief is None else chief.claim(key, settings, place)
-
-        assert experiment.fork_server is not None
-        local: Workers[Job] = Workers(experiment.fork_server, setting)
-        workers = local if role is None else _open_fleet(plan, identity, role, local, wake, claim)
-        leaving.callback(workers.close)
-        chief = Chief(plan, asking, journal, workers, woken, on_wait=table.refresh, notify=_tell)
+        executor = open_executor()
+        leaving.callback(executor.close)
+        chief = Chief(plan, asking, journal, executor, woken, on_wait=table.refresh)
         for event in past:
             table.on_event(event, is_replay=True)
-        try:
-            chief.run(past)
-        except PreemptedError:  # workers wait for it to come back
-            raise
-        except TfdistError as error:
-            workers.dismiss(error.exit_status, f"the sweep's chief ended it: {error}")
-            raise
-        workers.dismiss(EXIT_DONE, "the sweep has ended")
+        chief.run(past)
         best = chief.best()
         journal.write(
             journals.ENDED,
@@ -313,22 +289,6 @@ def _run(
             num_trials=len(chief.trials),
         )
         return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
-
-
-def _open_fleet(
-    plan: Plan, identity: Identity, role: Role, local: Workers[Job], wake: Callable[[], None], claim: Claim
-) -> Fleet:
-    """Listens for workers; they see by a mark in the run directory that they share it."""
-    from tfdist.tuning.cluster.chief_server import ChiefServer
-    from tfdist.tuning.cluster.fleet import Fleet
-    from tfdist.tuning.cluster.remote_places import RemotePlaces, Treaty
-
-    server = ChiefServer(role.address, source=role.source, secret=role.secret, wake=wake)
-    _tell(f"the sweep's chief listens at {role.address}")
-    mark = uuid.uuid4().hex
-    files.write_atomic(RunDirectory(plan.run_dir).sweep_mark, mark)
-    treaty = Treaty(dataclasses.asdict(identity), mark, plan.lease_seconds)
-    return Fleet(local, RemotePlaces(server, treaty, first=local.num_places, claim=claim, notify=_tell))
 
 
 def _known(plan: Plan, event: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:

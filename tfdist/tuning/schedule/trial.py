@@ -213,7 +213,6 @@ class Trial:
       rung: counted from 0; 0 where the search has none.
       epochs: that its runs are to have done at the end of the rung; None: until they end by themselves.
       worker: the number of the place where it was last started.
-      host: whose place that is, where one of its runs was another machine's in this rung; else None.
       is_partial: whether its training does not come to its end in this rung.
       is_told: whether the journal has it as running.
       is_open: whether something of the rung is still to be run.
@@ -227,7 +226,6 @@ class Trial:
     rung: int = 0
     epochs: int | None = None
     worker: int = 0
-    host: str | None = None
     is_partial: bool = False
     is_told: bool = False
     is_open: bool = True
@@ -237,7 +235,7 @@ class Trial:
 
     def go_on(self, suggestion: str, rung: int, epochs: int | None) -> None:
         """Begins the next rung."""
-        self.suggestion, self.rung, self.epochs, self.host = suggestion, rung, epochs, None
+        self.suggestion, self.rung, self.epochs = suggestion, rung, epochs
         self.is_open, self.active_seconds = True, 0.0
         for run in self.runs:
             run.status, run.objective, run.message = None, None, ""

@@ -322,16 +322,6 @@ class Space:
         own = {path: p.restored(values[path]) for path, p in self._parameters.items() if path in values}
         return own | self._of_model(values)
 
-    def received(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values that another process sent as JSON; raises UserError for one that is none of this space."""
-        for name, value in values.items():
-            parameter = self._parameters.get(name)
-            if parameter is None and not (self.may_grow and _is_scalar(value)):
-                raise UserError(f"{name!r} is no setting that this sweep searches, or its value is none.")
-            if parameter is not None and not parameter.holds(value):
-                raise UserError(f"{name} was given {str(value)[:80]!r}, which is not in its range here.")
-        return self.restored(values)
-
     def statements(self, values: Mapping[str, Any]) -> list[str]:
         """The gin statements that give a configuration these values."""
         of_model = self._of_model(values)

@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tfdist.launch.processes import send_to_group
 
@@ -34,6 +35,7 @@ class Start:
       place: a process that was prepared under this name is taken, if there is one.
       processes: how many make up the run.
       launcher: of several: how they find each other, one of `group.py`.
+      on_ray: of several on a Ray cluster: what that sets aside for each, as `Resources`; None: they run here.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Start:
     place: str = ""
     processes: int = 1
     launcher: str = ""
+    on_ray: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass

@@ -1,8 +1,8 @@
-"""A trial of several processes on this machine: starts them, and ends as they do.
+"""A trial of several processes: starts them, and ends as they do.
 
 Invariant: the process that leads them has one status, that of the worker whose failure was the cause; a signal to it
 reaches all, and none outlives it. It is forked by the fork server. For TF_CONFIG the workers are forked again, with
-TensorFlow imported; Horovod's are started by `horovodrun`.
+TensorFlow imported; Horovod's are started by `horovodrun`; those on a Ray cluster by the launcher ray.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from tfdist.launch import local
 from tfdist.launch.horovod import horovod
 from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.processes import Worker, has_ended, shell_status
+from tfdist.launch.ray import ray
+from tfdist.launch.ray.cluster import Resources
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
 from tfdist.launch.supervise.watch import watch
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 from tfdist.telemetry.json_text import from_json, to_json
-from tfdist.tuning.schedule.devices import GPU_VARIABLE, shares
-from tfdist.tuning.schedule.forks import die_with, forked
+from tfdist.tuning.places.devices import GPU_VARIABLE, shares
+from tfdist.tuning.places.forks import die_with, forked
+from tfdist.tuning.places.standby import Start
 
 TF_CONFIG, HOROVOD = "tf_config", "horovod"
 _CAUSE = "failed_worker"  # in the record that ends the log
@@ -52,17 +55,20 @@ def launcher_of(strategy: str) -> str:
     return HOROVOD if name.endswith(".Horovod") else TF_CONFIG
 
 
-def run(become: Run, arguments: Sequence[str], *, count: int, launcher: str) -> int:
-    """Runs the command in `count` processes as one run; its status."""
+def run(become: Run, start: Start) -> int:
+    """Runs the command in several processes as one run; its status."""
     signals: collections.deque[int] = collections.deque()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda received, _frame: signals.append(received))
     output = Output()
     try:
-        if launcher == HOROVOD:
-            started = horovod.start(_horovod_plan(arguments, count), output)
+        if start.on_ray is not None:
+            resources, is_horovod = Resources(**start.on_ray), start.launcher == HOROVOD
+            started = ray.start(_plan(start), output, resources=resources, is_horovod=is_horovod)
+        elif start.launcher == HOROVOD:
+            started = horovod.start(_plan(start), output)
         else:
-            started = _started(become, arguments, count, output)
+            started = _started(become, start.arguments, start.processes, output)
         with started as workers:
             outcome = watch(workers, signals=signals, say=output.say)
     except UserError as error:
@@ -83,17 +89,22 @@ def cause_of(log: str) -> str:
     return "\n".join(line.removeprefix(prefix) for line in lines if line.startswith(prefix))
 
 
-def _horovod_plan(arguments: Sequence[str], count: int) -> Plan:
-    command = (sys.executable, "-m", "tfdist.main", *arguments)
-    return Plan(num_workers=count, command=command, environment=worker_environment(environment.current()))
+def _plan(start: Start) -> Plan:
+    command = (sys.executable, "-m", "tfdist.main", *start.arguments)
+    return Plan(num_workers=start.processes, command=command, environment=worker_environment(environment.current()))
 
 
-class _Forked:
+class _Forked(Worker):
     """A worker that was forked from this process."""
 
     def __init__(self, index: int, pid: int, heartbeat: Path) -> None:
-        self.index, self.pid, self.heartbeat = index, pid, heartbeat
+        self.index, self.heartbeat = index, heartbeat
+        self._pid = pid
         self._status: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._pid
 
     def poll(self) -> int | None:
         if self._status is None and has_ended(self.pid):

@@ -27,9 +27,9 @@ from tfdist.errors import EXIT_BUG, TfdistError
 from tfdist.launch.processes import has_ended, shell_status
 from tfdist.storage.memory import available_bytes
 from tfdist.strategies.cluster import environment
-from tfdist.tuning.schedule import group
-from tfdist.tuning.schedule.forks import die_with, forked
-from tfdist.tuning.schedule.standby import Standby, Start, Waiting, flush, open_log, send_signal, use_cpus
+from tfdist.tuning.places import group
+from tfdist.tuning.places.forks import die_with, forked
+from tfdist.tuning.places.standby import Standby, Start, Waiting, flush, open_log, send_signal, use_cpus
 
 Run = Callable[[Sequence[str], Callable[[], object]], int]
 MEMORY_FACTOR = 1.5  # so many times what the largest trial took has to be free for one more to be built
@@ -270,10 +270,7 @@ class _Server:
         environment.change(start.environment)
 
     def _become(self, start: Start) -> NoReturn:
-        if start.processes > 1:
-            status = group.run(self._run_now, start.arguments, count=start.processes, launcher=start.launcher)
-        else:
-            status = self._run_now(start.arguments)
+        status = group.run(self._run_now, start) if start.processes > 1 else self._run_now(start.arguments)
         flush()
         os._exit(status)
 

@@ -1,0 +1,210 @@
+"""Sweeps over a real Ray cluster of three nodes: as on one machine, whatever of it is killed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import ray_cluster
+import support
+from ray_cluster import HEAD, RayCluster
+from tuning.sweeps import Sweep, arguments, running
+
+from tfdist.errors import UserError
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.places import executor
+from tfdist.tuning.places.ray_place import RayPlace
+
+pytestmark = pytest.mark.slow
+
+ON_RAY = ("from tfdist.tuning.places import executor", "tune.executor = @executor.Ray()")
+LONG = ("train.epochs = 60", "train.steps_per_call = 1")
+SAVING = ("from tfdist.checkpoint import policy", "train.checkpoint = @policy.CheckpointPolicy(every_epochs=1)")
+ASHA = ("tune.search = @search.Asha(factor=2)", "tune.max_trials = 6")
+TWO_WORKERS = (
+    "from tfdist.strategies import multi_worker",
+    "train.strategy = @multi_worker.MultiWorker()",
+    "tune.workers_per_trial = 2",
+    "tune.max_trials = 1",
+    "train.epochs = 2",
+    "tune.executor = @executor.Ray(placement='strict_spread')",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster.running(3) as cluster:
+        yield cluster
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; a machine's first process need not reap what it inherits."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_sweep_is_the_one_of_one_machine(tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster) -> None:
+    local, on_ray = Sweep(tmp_path / "local"), Sweep(tmp_path / "ray")
+    with running(arguments(gin_file, local.directory, *ASHA), tmp_path / "local.log") as chief:
+        assert chief.end() == 0, chief.output
+    command = arguments(gin_file, on_ray.directory, *ON_RAY, *ASHA)
+    with running(command, tmp_path / "ray.log", cluster.variables) as chief:
+        assert chief.end() == 0, chief.output
+    assert on_ray.outcomes == local.outcomes and len(local.outcomes) > 6  # some went on to a second rung
+    assert on_ray.result["best"] == local.result["best"]
+    assert {e["host"].rpartition(".")[0] for e in on_ray.of("trial_started")} == {"127.0.0"}
+    trials = list(csv.DictReader((on_ray.directory / "trials.csv").read_text().splitlines()))
+    assert all(trial["node"].startswith("127.0.0.") for trial in trials)
+    assert '<td data-name="node"' in (on_ray.directory / "report/index.html").read_text()
+
+
+def test_a_killed_node_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    budget = ("tune.num_workers = 3", "tune.max_trials = 4")
+    command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *SAVING, *budget)
+    with running(command, tmp_path / "log", cluster.variables) as chief:
+        chief.until(lambda: len({e["host"] for e in sweep.of("trial_started")}) == 3)
+        victim = next(e for e in sweep.of("trial_started") if e["host"] != HEAD)
+        chief.until(lambda: len(sweep.of("trial_reported", trial=victim["trial"])) > 3)
+        pid = sweep.pid(victim["trial"])
+        cluster.remove(victim["host"])
+        support.wait_until(lambda: is_gone(pid), seconds=20)
+        cluster.add()
+        assert chief.end() == 0, chief.output
+    (lost,) = sweep.of("trial_ended", trial=victim["trial"], status="interrupted")
+    assert f"its place on {victim['host']} was lost" in lost["message"], lost
+    assert sorted((e["trial"], e["status"]) for e in sweep.ends) == [(f"{n:04d}", "done") for n in range(4)]
+    assert [e["epoch"] for e in sweep.of("trial_reported", trial=victim["trial"])] == [*range(1, 61)]
+    result = json.loads((sweep.directory / "trials" / victim["trial"] / "result.json").read_text())
+    assert result["resumed_from_step"] > 0
+
+
+def test_a_killed_driver_takes_its_trials_along_and_resumes(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster
+) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    budget = ("tune.num_workers = 2", "tune.max_trials = 3")
+    command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *SAVING, *budget)
+    with running(command, tmp_path / "log", cluster.variables) as chief:
+        chief.until(lambda: all(len(sweep.of("trial_reported", trial=trial)) > 2 for trial in ("0000", "0001")))
+        pids = [sweep.pid(trial) for trial in ("0000", "0001")]
+        chief.signal(signal.SIGKILL)
+        chief.end()
+    support.wait_until(lambda: all(map(is_gone, pids)), seconds=30)
+    with running(command, tmp_path / "log", cluster.variables) as chief:
+        assert chief.end() == 0, chief.output
+    assert sorted((e["trial"], e["status"]) for e in sweep.ends) == [(f"{n:04d}", "done") for n in range(3)]
+    for trial in ("0000", "0001"):
+        assert [e["epoch"] for e in sweep.of("trial_reported", trial=trial)] == [*range(1, 61)]
+        result = json.loads((sweep.directory / "trials" / trial / "result.json").read_text())
+        assert result["resumed_from_step"] > 0
+
+
+def test_sigterm_lets_the_trials_on_all_nodes_save(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster
+) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    budget = ("tune.num_workers = 2", "tune.max_trials = 2")
+    saving = ("from tfdist.checkpoint import policy", "train.checkpoint = @policy.CheckpointPolicy()")
+    command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *saving, *budget)
+    with running(command, tmp_path / "log", cluster.variables) as chief:
+        chief.until(lambda: all(sweep.of("trial_reported", trial=trial) for trial in ("0000", "0001")))
+        chief.signal(signal.SIGTERM)
+        assert chief.end() == 143, chief.output
+    assert len(sweep.of("trial_ended", status="interrupted")) == 2
+    assert all(list((sweep.directory / "trials" / trial / "checkpoints").iterdir()) for trial in ("0000", "0001"))
+
+
+def test_a_killed_head_ends_the_sweep_and_another_cluster_resumes_it(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *SAVING, "tune.max_trials = 2")
+    (port,) = support.free_ports(1)
+    with (
+        ray_cluster.running(1, port=port) as first,
+        running(command, tmp_path / "log", first.variables) as chief,
+    ):
+        chief.until(lambda: len(sweep.of("trial_reported", trial="0000")) > 2)
+        pid = sweep.pid("0000")
+        first.kill()
+        assert chief.end() != 0
+    support.wait_until(lambda: is_gone(pid), seconds=30)
+    with (
+        ray_cluster.running(1, port=port) as second,
+        running(command, tmp_path / "log", second.variables) as chief,
+    ):
+        assert chief.end() == 0, chief.output
+    assert sorted((e["trial"], e["status"]) for e in sweep.ends) == [("0000", "done"), ("0001", "done")]
+    assert [e["epoch"] for e in sweep.of("trial_reported", trial="0000")] == [*range(1, 61)]
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_a_trial_of_two_workers_has_a_node_for_each(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster, strategy: str
+) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    horovod = ("from tfdist.strategies import horovod", "train.strategy = @horovod.Horovod()")
+    command = arguments(gin_file, sweep.directory, *ON_RAY, *TWO_WORKERS, *(horovod if strategy == "horovod" else ()))
+    with running(command, tmp_path / "log", cluster.variables) as chief:
+        assert chief.end() == 0, chief.output
+    result = json.loads((sweep.directory / "trials/0000/result.json").read_text())
+    assert result["strategy"] == strategy and result["num_workers"] == 2 and sweep.result["best"] == "0000"
+    (placed,) = [
+        line
+        for line in (sweep.directory / "trials/0000/output.log").read_text().splitlines()
+        if line.startswith("[launch] Ray placed")
+    ]
+    assert len(set(placed.split()[6::4])) == 2, placed
+
+
+def test_a_sweep_waits_for_room_and_says_so(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster
+) -> None:
+    wanted = "tune.executor = @executor.Ray(cpus=64, memory_gb=1.5)"
+    command = arguments(gin_file, tmp_path / "sweep", *ON_RAY, "tune.max_trials = 1", wanted)
+    with running(command, tmp_path / "log", cluster.variables) as chief:
+        chief.until(lambda: "waiting for Ray to find" in chief.output)
+        chief.signal(signal.SIGTERM)
+        assert chief.end() == 143, chief.output
+        assert "64 CPU, 1.5 GiB memory for a trial; the cluster has 3 nodes with 3 CPU" in chief.output
+
+
+def test_a_directory_that_a_node_does_not_share_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    directory = RunDirectory(str(tmp_path / "sweep"))
+    pathlib.Path(directory.sweep_mark).write_text("another")
+    with pytest.raises(UserError, match="does not have the sweep's run directory"):
+        RayPlace.join(object.__new__(RayPlace), directory.path, "this one")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("127.0.0.9:1", "cannot join a Ray cluster"), ("ray://127.0.0.9:1", "that of a Ray client")],
+)
+def test_no_cluster_is_one_message(tmp_path: pathlib.Path, gin_file: pathlib.Path, address: str, message: str) -> None:
+    command = arguments(gin_file, tmp_path / "sweep", *ON_RAY, "tune.max_trials = 1")
+    with running(command, tmp_path / "log", ray_cluster.SETTINGS | {"RAY_ADDRESS": address}) as chief:
+        assert chief.end() == 2, chief.output
+        assert message in chief.output and "Traceback" not in chief.output
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"cpus": -1}, "cpus must be a number of at least 0; received -1"),
+        ({"gpus": 1.5}, "gpus above 1 must be a whole number"),
+        ({"placement": "near"}, "placement must be one of pack, spread"),
+        ({"working_dir": "/nowhere"}, "must be a directory; received '/nowhere'"),
+    ],
+)
+def test_what_cannot_be_asked_of_ray_is_one_message(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        executor.Ray(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,56 @@
+"""Trials of several processes on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+
+import pytest
+from tuning.sweeps import Sweep, arguments, running
+
+SEVERAL = (
+    "from tfdist.strategies import multi_worker",
+    "train.strategy = @multi_worker.MultiWorker()",
+    "tune.workers_per_trial = 2",
+)
+
+
+@pytest.mark.slow
+def test_a_trial_of_several_processes_pauses_survives_and_may_be_infeasible(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    rates = "{'keras.optimizers.SGD.learning_rate': @space.choice(values=[0.1, 1e30, 0.2])}"
+    search = (
+        "tune.search = @search.Asha(factor=2)",
+        f"tune.space = {rates}",
+        "tune.max_trials = 3",
+        "train.epochs = 2",
+        "tiny.linear.units = 8",
+    )
+    command = arguments(gin_file, sweep.directory, *SEVERAL, *search)
+    with running(command, tmp_path / "log") as chief:
+        chief.until(lambda: sweep.pid("0000"))
+        os.kill(sweep.pid("0000"), signal.SIGKILL)
+        assert chief.end() == 0, chief.output
+    assert sweep.of("trial_ended", trial="0000", status="interrupted")[0]["message"].endswith("status 137")
+    by_rate = {json.dumps(values): status for values, status, *_ in sweep.outcomes.values()}
+    assert sorted(by_rate.values()) == ["done", "infeasible", "paused"], chief.output
+    (infeasible,) = [e for e in sweep.ends if e["status"] == "infeasible"]
+    assert "Training diverged" in infeasible["message"] and "[worker" not in infeasible["message"]
+    result = json.loads((sweep.directory / "trials" / sweep.result["best"] / "result.json").read_text())
+    assert result["num_workers"] == 2 and result["resumed_from_step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_a_trial_may_run_under_horovod(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
+    strategy = ("from tfdist.strategies import horovod", "train.strategy = @horovod.Horovod()")
+    budget = ("tune.workers_per_trial = 2", "tune.max_trials = 1", "train.epochs = 1")
+    sweep = Sweep(tmp_path / "sweep")
+    with running(arguments(gin_file, sweep.directory, *strategy, *budget), tmp_path / "log") as chief:
+        assert chief.end() == 0, chief.output
+    result = json.loads((sweep.directory / "trials/0000/result.json").read_text())
+    assert result["strategy"] == "horovod" and result["num_workers"] == 2 and sweep.result["best"] == "0000"
