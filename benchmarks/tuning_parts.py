@@ -7,7 +7,7 @@ import json
 import statistics
 
 from measuring import Figure, ratio
-from tuning_sweeps import Event, Sweep, keras_sweep, tfdist_sweep
+from tuning_sweeps import Event, Sweep, keras_sweep, ray_cluster, tfdist_sweep, tune_sweep
 
 SPACE = (
     "tune.space = {'keras.optimizers.Adam.learning_rate': @space.log_uniform(low=1e-4, high=1e-1), "
@@ -19,17 +19,21 @@ HYPERBAND = "tune.search = @search.Hyperband(factor=3)"
 ASHA = "tune.search = @search.Asha(factor=3)"
 
 
-def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
+ON_RAY = ("from tfdist.tuning.places import executor", "tune.executor = @executor.Ray()")
+
+
+def busy(*, rounds: int, num_trials: int, seconds: float, place: tuple[str, ...] = ()) -> list[Figure]:
     """How much of their time two workers have a trial while one of the trials takes twice as long as the others.
 
     The work can be divided evenly: `num_trials` is odd, and how long a trial takes in all is found by a sweep of four.
+    `place` are statements that say where trials run.
     """
 
     def sweep(count: int, *parameters: str) -> Sweep:
         numbers = f"tune.space = {{'tuning_experiment.Pause.number': @space.choice(values={list(range(count))})}}"
         pause = ("train.callbacks = [@tuning_experiment.Pause()]", f"tuning_experiment.Pause.seconds = {seconds}")
         search = ("tune.search = @search.Grid()", "tune.num_workers = 2", "train.epochs = 1", numbers)
-        with tfdist_sweep(*search, *pause, *parameters) as running:
+        with tfdist_sweep(*search, *pause, *place, *parameters) as running:
             running.wait()
         return running
 
@@ -43,7 +47,9 @@ def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
         done = sweep(num_trials, *straggler)
         ours.append(sum(event["seconds"] for event in done.of("trial_ended")))
         available.append(2 * (done.of("sweep_ended")[-1]["at"] - done.of("trial_started")[0]["at"]))
-    return [ratio(f"busy ÷ (2 workers × wall), {num_trials} trials, one of them 2×", ours, available, 0.97, unit="s")]
+    where = "on Ray, " if place else ""
+    name = f"{where}busy ÷ (2 workers × wall), {num_trials} trials, one of them 2×"
+    return [ratio(name, ours, available, 0.97, unit="s")]
 
 
 def ending(*, rounds: int) -> list[Figure]:
@@ -133,6 +139,51 @@ def asha(*, rounds: int) -> list[Figure]:
     return [
         ratio(name, ours, whole, 0.8, unit="s", at_most=True),
         ratio("… ÷ the time after which Hyperband first met it", ours, met, None, unit="s"),
+    ]
+
+
+def ray(*, rounds: int, num_trials: int, epochs: int, busy_trials: int, asha_trials: int) -> list[Figure]:
+    """The same on a Ray cluster of this machine with two processors, beside Ray Tune running Keras's `fit` there.
+
+    What is added to a trial is, from the second end on, the time of both workers less what the trainings take. The
+    score to reach is the best of Ray Tune's ASHA, and its time the moment at which it had that.
+    """
+    outside: list[list[float]] = [[], []]
+    reached: list[list[float]] = [[], []]
+    random = ("tune.search = @search.Random()", f"tune.max_trials = {num_trials}", f"train.epochs = {epochs}")
+    many = ("tune.max_trials = 1000", f"train.epochs = {MAX_EPOCHS}")
+    with ray_cluster(num_cpus=2):
+        found = busy(rounds=rounds, num_trials=busy_trials, seconds=2.0, place=ON_RAY)
+        for seed in range(rounds):
+            common = (*ON_RAY, SPACE, f"tune.seed = {seed}", "tune.num_workers = 2")
+            with tfdist_sweep(*random, *common) as ours:
+                ours.wait()
+                results = {
+                    event["trial"]: ours.directory / "sweep" / "trials" / event["trial"] / "result.json"
+                    for event in ours.of("trial_ended")
+                }
+                training = [[json.loads(result.read_text())["wall_seconds"] for result in results.values()]]
+            with tune_sweep("fifo", epochs, seed, num_trials) as theirs:
+                theirs.wait()
+            training.append([event["seconds"] for event in theirs.of("fit")])
+            for who, sweep in enumerate((ours, theirs)):
+                ends = [event["at"] for event in sweep.of("trial_ended")]
+                outside[who].append((2 * (ends[-1] - ends[1]) - sum(training[who][2:])) / (num_trials - 2))
+        for seed in range(rounds):
+            with tune_sweep("asha", MAX_EPOCHS, seed, asha_trials) as peer:
+                peer.wait()
+            best = max(event["objective"] for event in peer.of("epoch"))
+            reached[1].append(_moment(peer.of("epoch"), best) - peer.started)
+            limit = 3 * reached[1][-1]
+            with tfdist_sweep(ASHA, *many, *ON_RAY, SPACE, f"tune.seed = {seed}", "tune.num_workers = 2") as sweep:
+                sweep.until(lambda s, best=best: _moment(s.of("trial_reported"), best), most_seconds=limit)
+            at = _moment(sweep.of("trial_reported"), best)
+            reached[0].append(min(at - sweep.started, limit) if at else limit)
+            print(f"{best:.4f}: Ray Tune after {reached[1][-1]:.1f} s, ASHA after {reached[0][-1]:.1f} s", flush=True)
+    return [
+        *found,
+        ratio("on Ray, time added per trial ÷ Ray Tune's, 2 workers", *outside, 0.5, unit="s", at_most=True),
+        ratio("on Ray, ASHA's time to the score of Ray Tune's ÷ Ray Tune's", *reached, 1.0, unit="s", at_most=True),
     ]
 
 
