@@ -133,9 +133,15 @@ class Sweep:
 
 
 class Running:
-    """A chief, or a worker of a cluster, that a test signals."""
+    """A chief that a test signals."""
 
-    def __init__(self, command: Sequence[str], log: pathlib.Path, variables: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: pathlib.Path,
+        variables: Mapping[str, str] = {},
+        directory: pathlib.Path | None = None,
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self._log = log
         environment = support.clean_environment() | dict(variables) | {support.MARK: self.mark}
@@ -143,6 +149,7 @@ class Running:
             self._popen = forks.Popen(
                 [sys.executable, "-m", "tfdist.main", *command],
                 env=environment,
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -178,9 +185,14 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], log: pathlib.Path, variables: Mapping[str, str] = {}) -> Iterator[Running]:
-    """A chief, or a worker; nothing of it is left afterwards."""
-    chief = Running(command, log, variables)
+def running(
+    command: Sequence[str],
+    log: pathlib.Path,
+    variables: Mapping[str, str] = {},
+    directory: pathlib.Path | None = None,
+) -> Iterator[Running]:
+    """A chief, started in `directory`; nothing of it is left afterwards."""
+    chief = Running(command, log, variables, directory)
     try:
         yield chief
     finally:

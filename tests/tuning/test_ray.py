@@ -13,7 +13,7 @@ import pytest
 import ray_cluster
 import support
 from ray_cluster import HEAD, RayCluster
-from tuning.sweeps import Sweep, arguments, running
+from tuning.sweeps import Sweep, arguments, running, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.telemetry.run_directory import RunDirectory
@@ -163,6 +163,22 @@ def test_a_trial_of_two_workers_has_a_node_for_each(
         if line.startswith("[launch] Ray placed")
     ]
     assert len(set(placed.split()[6::4])) == 2, placed
+
+
+def test_the_users_own_modules_reach_the_nodes(tmp_path: pathlib.Path, cluster: RayCluster) -> None:
+    experiment, seen = tmp_path / "experiment", tmp_path / "seen"
+    experiment.mkdir()
+    seen.mkdir()
+    write_experiment(experiment)
+    module = experiment / "tiny.py"
+    module.write_text(f"{module.read_text()}\n(pathlib.Path({str(seen)!r}) / FILE.parent.name).touch()\n")
+    sweep = Sweep(tmp_path / "sweep")
+    shipped = "tune.executor = @executor.Ray(working_dir='.')"
+    command = arguments(pathlib.Path("tiny.gin"), sweep.directory, *ON_RAY, "tune.max_trials = 1", shipped)
+    with running(command, tmp_path / "log", cluster.variables, directory=experiment) as chief:
+        assert chief.end() == 0, chief.output
+    assert sweep.result["best"] == "0000"
+    assert len(list(seen.glob("_ray_pkg_*"))) == 1  # the copy that Ray made was imported from
 
 
 def test_a_sweep_waits_for_room_and_says_so(

@@ -105,6 +105,11 @@ command_line.define_seconds("backoff_seconds", Rules.backoff_seconds, "before th
 flags.DEFINE_string("module", "tfdist.main", "what each worker runs, such as tfdist.doctor", flag_values=FLAGS)
 
 
+flags.DEFINE_string(
+    "working_dir", None, "a directory that Ray copies to every node, in which the workers start", flag_values=FLAGS
+)
+
+
 def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[int]) -> int:
     """Runs the command and returns its exit status; `signals` as in `supervise`."""
     output = Output()
@@ -157,7 +162,7 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, Start, Patience, Rules]:
 
 def _launcher(options: flags.FlagValues) -> Start:
     if options.launcher not in ON_RAY:
-        for name in ("cpus", "gpus", "memory_gb", "placement"):
+        for name in ("cpus", "gpus", "memory_gb", "placement", "working_dir"):
             if options[name].present:
                 raise UserError(f"--{name} is Ray's: write --launcher=ray, too, or leave it out.")
         return LAUNCHERS[options.launcher]
@@ -165,6 +170,8 @@ def _launcher(options: flags.FlagValues) -> Start:
         raise UserError(
             f"--pin_cpus is for the workers of this machine. Leave it out with --launcher={options.launcher}."
         )
+    if options.working_dir is not None and not os.path.isdir(options.working_dir):
+        raise UserError(f"--working_dir must be a directory; received {options.working_dir!r}.")
     resources = Resources(options.cpus, options.gpus, options.memory_gb, options.placement)
     if mistake := resources.mistake():
         raise UserError(f"--{mistake}.")
@@ -172,6 +179,7 @@ def _launcher(options: flags.FlagValues) -> Start:
         ray.start,
         resources=resources,
         is_horovod=options.launcher == "ray_horovod",
+        working_dir=options.working_dir,
         may_shrink=options.min_workers is not None,
     )
 

@@ -121,7 +121,13 @@ class RayWorker(Worker):
 
 @contextlib.contextmanager
 def start(
-    plan: Plan, output: Output, *, resources: Resources, is_horovod: bool = False, may_shrink: bool = False
+    plan: Plan,
+    output: Output,
+    *,
+    resources: Resources,
+    is_horovod: bool = False,
+    may_shrink: bool = False,
+    working_dir: str | None = None,
 ) -> Iterator[Sequence[Worker]]:
     """Starts the workers; none is left when the context ends, whatever ends it.
 
@@ -131,17 +137,19 @@ def start(
       resources: of each.
       is_horovod: they find each other as Horovod's processes; else through TF_CONFIG.
       may_shrink: fails the last worker when Ray has no place for all of them, so that the rest may go without it.
+      working_dir: that Ray copies to every node; None: they share that of the launcher.
 
     Raises:
       UserError: no cluster can be reached, or Horovod is not installed.
     """
     with contextlib.ExitStack() as at_end:
-        ray = at_end.enter_context(cluster.connected("A run on Ray"))
+        ray = at_end.enter_context(cluster.connected("A run on Ray", working_dir=working_dir))
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         meeting = at_end.enter_context(rendezvous(ray.util.get_node_ip_address())) if is_horovod else None
         workers = [RayWorker(plan.first_index + number, directory, output) for number in range(len(plan.places))]
         at_end.callback(output.drain, _DRAIN_SECONDS)
-        starting = _Starting(ray, plan, workers, resources, meeting, output.say, may_shrink=may_shrink)
+        started_in = os.getcwd() if working_dir is None else None
+        starting = _Starting(ray, plan, workers, resources, meeting, output.say, may_shrink, started_in)
         at_end.callback(starting.end)
         starting.thread.start()
         yield workers
@@ -158,11 +166,11 @@ class _Starting:
         resources: Resources,
         meeting: Callable[[Sequence[str]], list[dict[str, str]]] | None,
         say: Callable[[str], None],
-        *,
         may_shrink: bool,
+        directory: str | None,
     ) -> None:
         self._ray, self._plan, self._workers, self._resources = ray, plan, workers, resources
-        self._meeting, self._say, self._may_shrink = meeting, say, may_shrink
+        self._meeting, self._say, self._may_shrink, self._directory = meeting, say, may_shrink, directory
         self._begun = time.monotonic()
         self._group: Any = None
         self._actors: list[Any] = []
@@ -224,7 +232,7 @@ class _Starting:
                 **self._resources.options,
                 max_concurrency=_CALLS_AT_ONCE,
                 scheduling_strategy=strategy(placement_group=self._group, placement_group_bundle_index=number),
-            ).remote(os.getcwd())
+            ).remote(self._directory)
             for number in range(len(self._workers))
         ]
         nodes = ray.get([actor.__ray_call__.remote(_node_address) for actor in self._actors])

@@ -52,12 +52,13 @@ class WorkerHost:
     """The actor. Methods are called from several threads.
 
     Args:
-      directory: where the launcher was started; the process starts there if this node has it.
+      directory: where the launcher was started; the process starts there if the node has it. None: where Ray starts it.
     """
 
-    def __init__(self, directory: str) -> None:
-        with contextlib.suppress(OSError):
-            os.chdir(directory)
+    def __init__(self, directory: str | None) -> None:
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(directory)
         self._files = tempfile.TemporaryDirectory(prefix="tfdist-worker-")
         self._heartbeat = Path(self._files.name) / "heartbeat"
         self._news = threading.Condition()

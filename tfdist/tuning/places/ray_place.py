@@ -26,12 +26,13 @@ class RayPlace:
 
     Args:
       setting: of one place.
-      directory: where the sweep was started; trials start there if this node has it.
+      directory: where the sweep was started; trials start there if this node has it. None: where Ray starts them.
     """
 
-    def __init__(self, setting: Setting, directory: str) -> None:
-        with contextlib.suppress(OSError):
-            os.chdir(directory)
+    def __init__(self, setting: Setting, directory: str | None) -> None:
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(directory)
         program = "from tfdist.main import serve_sweep; serve_sweep(*map(int, sys.argv[1:3]))"
         self._workers = Workers(fork_server.start_fork_server(program), setting)
         self._lock = threading.Lock()

@@ -73,6 +73,7 @@ class RayPlaces:
         self._setting = dataclasses.replace(setting, count=1, on_ray=resources if several else None)
         self._resources, self._options = resources, {"num_cpus": 0} if several else resources.options
         self._run_dir, self._tell = _absolute(run_dir), tell
+        self._directory = os.getcwd() if working_dir is None else None
         self._mark = uuid.uuid4().hex
         files.write_atomic(RunDirectory(self._run_dir).sweep_mark, self._mark)
         self._news: queue.SimpleQueue[tuple[_Actor, Future[Any]]] = queue.SimpleQueue()
@@ -154,7 +155,7 @@ class RayPlaces:
         handle = (
             self._ray.remote(RayPlace)
             .options(**self._options, max_concurrency=_CALLS_AT_ONCE)
-            .remote(self._setting, os.getcwd())
+            .remote(self._setting, self._directory)
         )
         actor = _Actor(number, handle)
         self._follow(actor, handle.join.remote(self._run_dir, self._mark))
