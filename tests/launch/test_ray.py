@@ -32,7 +32,7 @@ def cluster() -> Iterator[RayCluster]:
 def launch(*arguments: str, variables: Mapping[str, str]) -> support.Finished:
     command = [sys.executable, "-m", "tfdist.launch", *arguments]
     environment = support.clean_environment() | ray_cluster.SETTINGS | dict(variables)
-    return support.run_command(command, env=environment, timeout=120, cwd=support.REPOSITORY)
+    return support.run_command(command, env=environment, timeout=300, cwd=support.REPOSITORY)
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
@@ -67,7 +67,7 @@ def test_a_killed_node_costs_no_more_than_time(
     killed = []
 
     def kill_a_node() -> None:
-        support.wait_until(lambda: (run.directory.with_suffix(".faults") / "taken0").exists(), seconds=120)
+        support.wait_until(lambda: (run.directory.with_suffix(".faults") / "taken0").exists(), seconds=300)
         placed = next(line for line in output.read_text().splitlines() if "Ray placed" in line)
         killed.append(placed.rstrip(".").rpartition(" ")[2])
         cluster.remove(killed[0])

@@ -156,7 +156,7 @@ class Running:
                 start_new_session=True,
             )
 
-    def until(self, holds: Callable[[], Any], *, timeout: float = 90.0) -> Any:
+    def until(self, holds: Callable[[], Any], *, timeout: float = 240.0) -> Any:
         """Waits for something to hold, as long as the chief runs."""
         deadline = time.monotonic() + timeout
         while not (found := holds()):
@@ -168,7 +168,7 @@ class Running:
     def signal(self, number: int) -> None:
         os.kill(self._popen.pid, number)
 
-    def end(self, *, timeout: float = 120.0) -> int:
+    def end(self, *, timeout: float = 300.0) -> int:
         """Waits for its end; the exit status."""
         return self._popen.wait(timeout)
 

@@ -75,7 +75,7 @@ def test_a_killed_node_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathlib.
         chief.until(lambda: len(sweep.of("trial_reported", trial=victim["trial"])) > 3)
         pid = sweep.pid(victim["trial"])
         cluster.remove(victim["host"])
-        support.wait_until(lambda: is_gone(pid), seconds=20)
+        support.wait_until(lambda: is_gone(pid), seconds=60)
         cluster.add()
         assert chief.end() == 0, chief.output
     (lost,) = sweep.of("trial_ended", trial=victim["trial"], status="interrupted")
@@ -97,7 +97,7 @@ def test_a_killed_driver_takes_its_trials_along_and_resumes(
         pids = [sweep.pid(trial) for trial in ("0000", "0001")]
         chief.signal(signal.SIGKILL)
         chief.end()
-    support.wait_until(lambda: all(map(is_gone, pids)), seconds=30)
+    support.wait_until(lambda: all(map(is_gone, pids)), seconds=60)
     with running(command, tmp_path / "log", cluster.variables) as chief:
         assert chief.end() == 0, chief.output
     assert sorted((e["trial"], e["status"]) for e in sweep.ends) == [(f"{n:04d}", "done") for n in range(3)]
@@ -136,7 +136,7 @@ def test_a_killed_head_ends_the_sweep_and_another_cluster_resumes_it(
         pid = sweep.pid("0000")
         first.kill()
         assert chief.end() != 0
-    support.wait_until(lambda: is_gone(pid), seconds=30)
+    support.wait_until(lambda: is_gone(pid), seconds=60)
     with (
         ray_cluster.running(1, port=port) as second,
         running(command, tmp_path / "log", second.variables) as chief,
