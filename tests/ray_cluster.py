@@ -19,9 +19,7 @@ import support
 FIRST, HEAD = 2, "127.0.0.2"
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_failure_threshold": "4",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",  # a killed head ends its drivers then, not in a minute
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 
