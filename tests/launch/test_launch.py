@@ -408,7 +408,7 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         (["--workers=2", "--gin_file=x"], "The arguments of tfdist.main come after `--`"),
         (
             ["--workers=2", "--launcher=hvd", "--", "x"],
-            "flag --launcher=hvd: value should be one of <tf_config|horovod|host>",
+            "flag --launcher=hvd: value should be one of <tf_config|horovod|host|ray|ray_horovod>",
         ),
         (["--workers=2", "--timeout_seconds=-1", "--", "x"], "seconds=-1.0: must be a number of seconds above 0"),
         (

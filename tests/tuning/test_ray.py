@@ -203,7 +203,11 @@ def test_a_directory_that_a_node_does_not_share_is_refused(tmp_path: pathlib.Pat
 
 @pytest.mark.parametrize(
     ("address", "message"),
-    [("127.0.0.9:1", "cannot join a Ray cluster"), ("ray://127.0.0.9:1", "that of a Ray client")],
+    [
+        ("127.0.0.9:1", "cannot join a Ray cluster"),
+        ("ray://127.0.0.9:1", "RAY_ADDRESS is ray://127.0.0.9:1"),
+        ("", "is not set"),
+    ],
 )
 def test_no_cluster_is_one_message(tmp_path: pathlib.Path, gin_file: pathlib.Path, address: str, message: str) -> None:
     command = arguments(gin_file, tmp_path / "sweep", *ON_RAY, "tune.max_trials = 1")

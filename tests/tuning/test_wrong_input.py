@@ -87,7 +87,7 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
         ("tune.warm_start = ['nowhere']\ntune.search = @search.Grid()", "of no use to search.Grid"),
         ("train.hyperparameters = {'units': 3}", "the model takes none"),
         ("tune.max_seconds = -1", "above 0"),
-        ("tune.lease_seconds = 0", "tune.lease_seconds is 0; write a number of seconds above 0"),
+        ("tune.max_seconds = 0", "tune.max_seconds is 0; write "),
         ("tune.workers_per_trial = 2", "which is of one. Write @multi_worker.MultiWorker()"),
     ],
 )

@@ -1,7 +1,6 @@
 """The connection to a Ray cluster, and what is asked of it for one process.
 
-Invariant: a cluster is joined, never started: `RAY_ADDRESS` names it, or it is the one of this machine. Ray is imported
-here and below alone, when it is wanted.
+Invariant: a cluster is joined, never started or guessed: `RAY_ADDRESS` names it. Ray is imported when it is wanted.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.errors import UserError, missing_extra
-from tfdist.strategies.cluster import environment
-from tfdist.strategies.cluster.tf_config import split_address
+from tfdist.strategies.cluster import environment, tf_config
 
 ADDRESS = "RAY_ADDRESS"
 PLACEMENTS = ("pack", "spread", "strict_pack", "strict_spread")  # Ray's strategies of a placement group
@@ -87,19 +85,17 @@ def connected(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
     except ImportError as error:
         raise missing_extra("ray", "ray", purpose) from error
     address = environment.current().get(ADDRESS, "")
-    if address.startswith("ray://"):
+    if tf_config.address_mistake(address):
         raise UserError(
-            f"{ADDRESS} is {address}, that of a Ray client. {purpose} runs on a node of the cluster: set {ADDRESS} to "
-            "the head's HOST:6379, or use `ray job submit`."
+            f"{purpose} is started on a node of a Ray cluster, and {ADDRESS} is {address or 'not set'}. Set it to the "
+            f"head's address, {ADDRESS}=HOST:6379 as `ray start --head` prints it, or use `ray job submit`, which does."
         )
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
-        if address and not address.startswith("http"):
-            socket.create_connection(
-                split_address(address), _ANSWER_SECONDS
-            ).close()  # Ray itself would end the process
+        # Ray does not raise where nobody answers, it ends the process.
+        socket.create_connection(tf_config.split_address(address), _ANSWER_SECONDS).close()
         ray.init(
-            address="auto" if address.startswith("http") or not address else address,
+            address=address,
             runtime_env={"working_dir": working_dir} if working_dir else None,
             log_to_driver=False,
             configure_logging=True,
@@ -107,8 +103,8 @@ def connected(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
         )
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise UserError(
-            f"{purpose} cannot join a Ray cluster ({ADDRESS} is {address or 'not set'}): {_first_line(error)} Start "
-            "one with `ray start --head`, or set RAY_ADDRESS to its head's HOST:6379."
+            f"{purpose} cannot join a Ray cluster ({ADDRESS} is {address}): {_first_line(error)} Start one with "
+            f"`ray start --head`, or set {ADDRESS} to its head's HOST:6379."
         ) from error
     for number, handler in handlers.items():  # Ray took them, to end the process
         signal.signal(number, handler)

@@ -14,7 +14,9 @@ import threading
 from collections.abc import Sequence
 
 from tfdist.errors import UserError
+from tfdist.launch.ray import cluster
 from tfdist.storage import files
+from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places import fork_server
 from tfdist.tuning.places.places import Ended, Setting, name_of
@@ -30,6 +32,10 @@ class RayPlace:
     """
 
     def __init__(self, setting: Setting, directory: str | None) -> None:
+        import ray
+
+        # For the launcher of a trial of several processes.
+        environment.change({cluster.ADDRESS: ray.get_runtime_context().gcs_address})
         if directory is not None:
             with contextlib.suppress(OSError):
                 os.chdir(directory)
