@@ -30,7 +30,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 LONG = (
     *("equivalence/test_equivalence", "checkpoint/test_keras_callback", "keras_fit/test_callbacks_beside_fit"),
     *("tuning/test_sweep", "launch/test_recovery", "crashes/test_crash", "launch/test_elastic", "launch/test_launch"),
-    *("data/test_service", "storage/test_gcs_kills", "tuning/test_ray", "training/test_callbacks"),
+    *("data/test_service", "storage/test_gcs_kills", "tuning/test_ray", "launch/test_ray", "training/test_callbacks"),
 )
 
 
