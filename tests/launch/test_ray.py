@@ -79,7 +79,7 @@ def test_a_killed_node_costs_no_more_than_time(
     done = train(run.directory, "multi_worker", options=options, variables=cluster.variables)
     killing.join()
     assert done.status == 0, done.output
-    assert killed and done.said("worker 1 was lost: The actor died"), done.output
+    assert killed and done.said("worker 1 was lost: The actor "), done.output  # died, or is unavailable: as Ray saw it
     assert differences(run, undisturbed(2)) == []
 
 
