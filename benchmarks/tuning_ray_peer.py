@@ -1,7 +1,8 @@
-"""A sweep by Ray Tune, of Keras's `fit`: `python tuning_ray_peer.py LOG SCHEDULER MAX_EPOCHS SEED NUM_TRIALS`.
+"""A sweep by Ray Tune, of Keras's `fit`: `python tuning_ray_peer.py LOG SCHEDULER MAX_EPOCHS SEED NUM_TRIALS POINTS`.
 
-SCHEDULER is asha or fifo; two trials at once, each with one processor. What happens is appended to LOG, an object a
-line. It joins the cluster of RAY_ADDRESS. Run by tuning_parts.py; needs `pip install 'ray[tune]'`.
+SCHEDULER is asha or fifo, POINTS are values in JSON to begin with; two trials at once, each with one processor. What
+happens is appended to LOG, an object a line. It joins the cluster of RAY_ADDRESS. Run by tuning_parts.py; needs
+`pip install 'ray[tune]'`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Ends(tune.Callback):
         write(self._log, "trial_ended")
 
 
-def main(log: str, scheduler: str, max_epochs: str, seed: str, num_trials: str) -> None:
+def main(log: str, scheduler: str, max_epochs: str, seed: str, num_trials: str, points: str) -> None:
     ray.init(log_to_driver=False)
     epochs = int(max_epochs)
     asha = ASHAScheduler(max_t=epochs, grace_period=1, reduction_factor=3)
@@ -76,7 +77,9 @@ def main(log: str, scheduler: str, max_epochs: str, seed: str, num_trials: str) 
                 metric=METRIC,
                 mode="max",
                 scheduler=asha if scheduler == "asha" else FIFOScheduler(),
-                search_alg=BasicVariantGenerator(max_concurrent=2, random_state=int(seed)),
+                search_alg=BasicVariantGenerator(
+                    points_to_evaluate=json.loads(points), max_concurrent=2, random_state=int(seed)
+                ),
                 num_samples=int(num_trials),
             ),
             run_config=tune.RunConfig(storage_path=directory, callbacks=[Ends(log)], verbose=0),

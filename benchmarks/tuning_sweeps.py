@@ -114,13 +114,18 @@ def keras_sweep(
 
 
 @contextlib.contextmanager
-def tune_sweep(scheduler: str, max_epochs: int, seed: int, num_trials: int) -> Iterator[Sweep]:
-    """A sweep by tuning_ray_peer.py, on the cluster of RAY_ADDRESS."""
+def tune_sweep(
+    scheduler: str, max_epochs: int, seed: int, num_trials: int, points: Sequence[dict[str, Any]] = ()
+) -> Iterator[Sweep]:
+    """A sweep by tuning_ray_peer.py, on the cluster of RAY_ADDRESS; of these values first."""
     with _directory() as directory:
         sweep = Sweep(directory, directory / "log")
-        arguments = [str(directory / "log"), scheduler, str(max_epochs), str(seed), str(num_trials)]
+        numbers = [str(max_epochs), str(seed), str(num_trials)]
         with contextlib.closing(sweep):
-            sweep.start([sys.executable, str(HERE / "tuning_ray_peer.py"), *arguments])
+            program = str(HERE / "tuning_ray_peer.py")
+            sweep.start(
+                [sys.executable, program, str(directory / "log"), scheduler, *numbers, json.dumps(list(points))]
+            )
             yield sweep
 
 
