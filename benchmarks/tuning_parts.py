@@ -17,6 +17,7 @@ SPACE = (
 MAX_EPOCHS = 9  # of Hyperband and ASHA, with factor 3
 HYPERBAND = "tune.search = @search.Hyperband(factor=3)"
 ASHA = "tune.search = @search.Asha(factor=3)"
+ASHA_STOPPING = "tune.search = @search.AshaStopping(factor=3)"
 
 
 ON_RAY = ("from tfdist.tuning.places import executor", "tune.executor = @executor.Ray()")
@@ -174,14 +175,15 @@ def ray(*, rounds: int, num_trials: int, epochs: int, busy_trials: int) -> list[
 def ray_asha(*, rounds: int, num_trials: int) -> list[Figure]:
     """The time from the command to a score, by ASHA on the same Ray cluster beside Ray Tune's ASHA.
 
-    Ray Tune is given the values that ours drew, in their order, so that neither is luckier than the other; weights
-    and dropout are drawn by each. The score is the lower of what the two reach.
+    Both stop trials at rungs and pause none. Ray Tune is given the values that ours drew, in their order, so that
+    neither is luckier than the other; weights and dropout are drawn by each. The score is the lower of what the two
+    reach.
     """
     reached: list[list[float]] = [[], []]
     settings = (f"tune.max_trials = {num_trials}", f"train.epochs = {MAX_EPOCHS}", SPACE, "tune.num_workers = 2")
     with ray_cluster(num_cpus=2):
         for seed in range(rounds):
-            with tfdist_sweep(ASHA, *settings, *ON_RAY, f"tune.seed = {seed}") as ours:
+            with tfdist_sweep(ASHA_STOPPING, *settings, *ON_RAY, f"tune.seed = {seed}") as ours:
                 ours.wait()
             points = [
                 {name.rpartition(".")[2]: value for name, value in event["values"].items() if "/" not in name}

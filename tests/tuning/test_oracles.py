@@ -106,6 +106,22 @@ def test_median_stopping_ends_what_is_worse_than_the_median_and_nothing_before_i
     assert report(good, 1, 0.62) == "RUNNING" and report(good, 2, 0.3) == "RUNNING"  # its best counts
 
 
+def test_asha_that_stops_lets_the_best_of_each_rung_continue_as_they_arrive() -> None:
+    oracle = build(search.AshaStopping(factor=2), max_trials=10, epochs=4)
+    trials = [oracle.create_trial(f"worker-{index}") for index in range(5)]
+
+    def report(number: int, epoch: int, value: float) -> str:
+        return oracle.update_trial(trials[number].trial_id, {OBJECTIVE.name: value}, step=epoch).status
+
+    assert report(0, 1, 0.5) == "RUNNING"  # alone at the rung
+    assert report(1, 1, 0.4) == "STOPPED"
+    assert report(2, 1, 0.6) == "RUNNING"  # the best of three
+    assert report(3, 1, 0.55) == "RUNNING"  # the second of four
+    assert report(4, 1, 0.54) == "STOPPED"  # the third of five
+    assert report(0, 2, 0.9) == "RUNNING" and report(2, 2, 0.8) == "STOPPED"
+    assert report(0, 3, 0.1) == "RUNNING" and report(0, 4, 0.1) == "RUNNING"  # no rungs
+
+
 def test_the_grid_does_not_wait_for_trials_to_end() -> None:
     made = space.Space({"a": space.choice(values=[1, 2, 3]), "b": space.boolean()})
     oracle = search.Grid().build(Terms(made.hyperparameters(), OBJECTIVE, None, None, 0))

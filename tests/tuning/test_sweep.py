@@ -68,6 +68,12 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
         "hyperband": ("tune.search = @search.Hyperband(factor=2)", "tune.num_workers = 2"),
         "asha": ("tune.search = @search.Asha(factor=2)", "tune.max_trials = 4", "tune.num_workers = 2"),
         "asha by one": ("tune.search = @search.Asha(factor=2)", "tune.max_trials = 5"),
+        "asha stopping": (
+            "tune.search = @search.AshaStopping(factor=2)",
+            "tune.max_trials = 5",
+            f"tune.space = {median}",
+            *SLOW,
+        ),
         "median": (
             "tune.search = @search.MedianStopping(min_trials=2)",
             "tune.max_trials = 6",
@@ -89,7 +95,16 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "trials"), [("random", 3), ("grid", 4), ("bayesian", 6), ("hyperband", None), ("asha", 4), ("median", 6)]
+    ("name", "trials"),
+    [
+        ("random", 3),
+        ("grid", 4),
+        ("bayesian", 6),
+        ("hyperband", None),
+        ("asha", 4),
+        ("asha stopping", 5),
+        ("median", 6),
+    ],
 )
 def test_each_search_comes_to_its_end_and_names_its_best(done: Done, name: str, trials: int | None) -> None:
     sweep = done[name]

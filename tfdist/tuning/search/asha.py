@@ -1,9 +1,11 @@
-"""Asynchronous successive halving as an oracle of KerasTuner's interface.
+"""Asynchronous successive halving as oracles of KerasTuner's interface: one pauses trials, the other stops them.
 
-Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), algorithm 2.
+Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), algorithm 2. The
+variant that stops a trial at a rung and never comes back to it is that of Ray Tune's ASHAScheduler and of Optuna's
+SuccessiveHalvingPruner.
 
-Invariant: only the best `1 / factor` of a rung's trials continue, each once; whoever asks never waits as long as
-new values may be tried. A trial that continues is told as KerasTuner's Hyperband tells it, by `tuner/trial_id`,
+Invariant of `Asha`: only the best `1 / factor` of a rung's trials continue, each once; whoever asks never waits as long
+as new values may be tried. A trial that continues is told as KerasTuner's Hyperband tells it, by `tuner/trial_id`,
 `tuner/epochs` and `tuner/round`.
 """
 
@@ -13,7 +15,7 @@ from typing import Any
 
 import keras_tuner
 
-from tfdist.tuning.search.oracles import EPOCHS, INITIAL_EPOCH, PARENT, ROUND, Journaled
+from tfdist.tuning.search.oracles import EPOCHS, INITIAL_EPOCH, PARENT, ROUND, Journaled, Random
 
 
 class Asha(Journaled, keras_tuner.Oracle):
@@ -66,6 +68,38 @@ class Asha(Journaled, keras_tuner.Oracle):
 
     def _compute_values_hash(self, values: dict[str, Any]) -> str:
         return super()._compute_values_hash({k: v for k, v in values.items() if not k.startswith("tuner/")})
+
+
+class AshaStopping(Random):
+    """The oracle that stops a trial at a rung unless it is among the best of those that got there before.
+
+    Of n trials with a value at the rung, its own included, ⌊n ÷ factor⌋ continue, and at least the best.
+
+    Args:
+      max_epochs, min_epochs, factor: as for `Asha`.
+      arguments: of KerasTuner's random search.
+    """
+
+    def __init__(self, *, max_epochs: int, min_epochs: int, factor: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._rung_epochs = rungs(min_epochs, max_epochs, factor)[:-1]
+        self._factor = factor
+
+    @keras_tuner.synchronized
+    def update_trial(self, trial_id: str, metrics: dict[str, float], step: int = 0) -> keras_tuner.engine.trial.Trial:
+        trial = super().update_trial(trial_id, metrics, step)
+        if step in self._rung_epochs:
+            reached = {name: at for name, other in self.trials.items() if (at := self._at(other, step)) is not None}
+            best_first = sorted(reached, key=reached.__getitem__, reverse=self.objective.direction == "max")
+            if best_first.index(trial_id) >= max(1, len(reached) // self._factor):
+                trial.status = "STOPPED"
+        return trial
+
+    def _at(self, trial: keras_tuner.engine.trial.Trial, step: int) -> float | None:
+        if not trial.metrics.exists(self.objective.name):
+            return None
+        history = trial.metrics.get_history(self.objective.name)
+        return next((each.mean() for each in history if each.step == step), None)
 
 
 def rungs(min_epochs: int, max_epochs: int, factor: int) -> list[int]:
