@@ -204,6 +204,7 @@ class AshaStopping:
     def build(self, terms: Terms) -> keras_tuner.Oracle:
         from tfdist.tuning.search import asha, oracles
 
+        assert terms.epochs is not None
         return asha.AshaStopping(
             **oracles.common(terms),
             max_trials=terms.max_trials,
