@@ -69,7 +69,7 @@ def _no_tpu_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("address", "message"),
     [
         (None, r"address = None.*Please provide a TPU Name.*tpu.TPU.address = 'local'"),
-        ("local", r"address = 'local': TensorFlow lists no TPU device.*libtpu"),
+        ("local", r"address = 'local': TensorFlow lists no TPU device.*tfdist\[tpu\]"),
         ("grpc://127.0.0.1:1", r"'grpc://127.0.0.1:1': 127.0.0.1:1 does not answer \(Connection refused\)"),
     ],
 )

@@ -64,6 +64,9 @@ class Strategy(abc.ABC):
     keeps_statistics_apart = False
     """Whether what a forward pass moves along (unsynchronized batch statistics) may differ from worker to worker."""
 
+    is_one_program = False
+    """Whether a whole step is one call of `run`, which may be nested in another: one program where each call is one."""
+
     reason: str | None = None
     """Why this strategy was picked, where `auto` picked it."""
 
@@ -120,10 +123,14 @@ class Strategy(abc.ABC):
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> Any:
         """Calls `function` once on every local replica; tensors in `args` may differ by replica."""
+        if self.is_one_program and _in_replica():
+            return function(*args)
         return self.distribution.run(function, args=args)
 
     def first_local(self, value: Any) -> Any:
         """The first local replica's part of a nest of values that `run` returned."""
+        if self.is_one_program and _in_replica():
+            return value
         return tf.nest.map_structure(lambda v: self.distribution.experimental_local_results(v)[0], value)
 
     def sum_over_replicas(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -261,6 +268,11 @@ class Strategy(abc.ABC):
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""
         chiefs = np.asarray(values, np.float64)
         return self.sum_over_workers(chiefs if self.topology.is_chief else np.zeros_like(chiefs))
+
+
+def _in_replica() -> bool:
+    """Whether this is called within `run` of a strategy that is not TensorFlow's default."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 def connected_over(distribution: tf.distribute.Strategy) -> Strategy | None:

@@ -29,6 +29,7 @@ class TPU(Strategy):
 
     name = "tpu"
     needs_static_shapes = True
+    is_one_program = True
 
     def __init__(self, address: str | None = None, zone: str | None = None, project: str | None = None) -> None:
         super().__init__()
@@ -70,8 +71,8 @@ class TPU(Strategy):
                 check_answers(resolver.cluster_spec().as_dict())
         except Exception as error:  # the resolver lets through whatever the metadata server's client raises
             raise UserError(
-                f"No TPU found for TPU.address = {_said(address)}: {first_line(error)} On a TPU VM install libtpu "
-                "(docs/tpu.md) and write tpu.TPU.address = 'local'; else give the TPU's name with its "
+                f"No TPU found for TPU.address = {_said(address)}: {first_line(error)} On a TPU VM install "
+                "tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'; else give the TPU's name with its "
                 "zone and project, or a grpc:// address."
             ) from error
         return resolver

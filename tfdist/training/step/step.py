@@ -144,7 +144,8 @@ class TrainStep:
             return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
         def step(totals: Totals) -> tuple[Totals]:
-            return (self._step(iterator, totals),)
+            batch, waited = timed_next(self._strategy, iterator)
+            return (_advanced(totals, self.on_batch(batch), waited),)
 
         (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(self._read, args=(votes,)))
@@ -154,22 +155,26 @@ class TrainStep:
         metrics, (votes,) = self._metrics.read(self._strategy, [votes])
         return metrics, votes
 
-    def _step_at_once(self, iterator: Iterator[Any], totals: Totals) -> Totals:
+    def on_batch(self, batch: Any) -> GlobalSums:
+        """One step on local batches; what it came to, without the gradients. In cross-replica context."""
+        if self._strategy.is_one_program and self._loss_scale is None:
+            return self._strategy.first_local(self._strategy.run(self._step, args=(batch,)))
+        return self._step(batch)
+
+    def _step_at_once(self, batch: Any) -> GlobalSums:
         """One step whose update waits for nothing but its gradients."""
-        batch, waited = timed_next(self._strategy, iterator)
         sums = self._strategy.run(self.global_sums, args=(batch,))
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         self._update_by(sums, seen.weight)
-        return _advanced(totals, seen, waited)
+        return seen
 
-    def _step_or_skip(self, iterator: Iterator[Any], totals: Totals) -> Totals:
+    def _step_or_skip(self, batch: Any) -> GlobalSums:
         """One step that changes nothing, on all replicas alike, if a gradient is not finite."""
         before = self._strategy.run(self._read_moving)
-        batch, waited = timed_next(self._strategy, iterator)
         sums = self._strategy.run(self.global_sums, args=(batch,))
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, before))
-        return _advanced(totals, seen, waited)
+        return seen
 
     def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch."""
