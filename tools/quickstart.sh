@@ -2,13 +2,13 @@
 # From a fresh clone to a trained model: makes .venv and trains the handwritten digits under MirroredStrategy with
 # two logical CPU devices. Safe to run again, and quick the second time.
 #
-#     tools/quickstart.sh                                     # needs Python 3.11
+#     tools/quickstart.sh                                     # needs Python 3.11, 3.12 or 3.13
 #     tools/quickstart.sh --gin_param='train.epochs = 3'      # arguments go to tfdist.main
-#     PYTHON=/opt/python3.11/bin/python3 tools/quickstart.sh  # which Python makes .venv
+#     PYTHON=/opt/python3.12/bin/python3 tools/quickstart.sh  # which Python makes .venv
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-ensure_environment examples
+ensure_environment quickstart
 
 cd "$root"
 run_dir="runs/digits-$(date +%Y%m%d-%H%M%S)-$$"
