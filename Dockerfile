@@ -23,12 +23,10 @@ COPY configs configs
 
 RUN set -eu; \
     case "$ACCELERATOR" in \
-        cpu) more="" ;; \
-        gpu) more="tensorflow[and-cuda]==2.21.0" ;; \
-        tpu) more="libtpu" ;; \
+        cpu | gpu | tpu) ;; \
         *) echo "ACCELERATOR is cpu, gpu or tpu; received '$ACCELERATOR'" >&2; exit 2 ;; \
     esac; \
-    pip install --editable ".[compression,examples,gcs,tables${EXTRAS:+,$EXTRAS}]" $more; \
+    pip install --editable ".[$ACCELERATOR,compression,examples,gcs,tables${EXTRAS:+,$EXTRAS}]"; \
     useradd --create-home --uid=1000 tfdist; \
     python -m compileall -q tfdist
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 __all__ = ["BackupAndRestore", "TfdistFit", "fit"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

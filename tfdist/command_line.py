@@ -22,9 +22,9 @@ from tfdist.errors import (
     PreemptedError,
     TfdistError,
     UserError,
-    missing_requirement,
     redacted,
 )
+from tfdist.requirements import missing_requirement
 from tfdist.telemetry.console.hangup import outliving_terminal
 
 try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Iterable
 from typing import TypeGuard
 
@@ -24,19 +23,6 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_NO_READER = 141  # 128 + SIGPIPE
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*@")
-
-# The modules without which nothing works, and the packages that hold them: pyproject.toml's dependencies.
-REQUIREMENTS = {
-    "absl": "absl-py",
-    "gin": "gin-config",
-    "google_crc32c": "google-crc32c",
-    "jinja2": "jinja2",
-    "keras": "keras",
-    "numpy": "numpy",
-    "rich": "rich",
-    "tensorboard": "tensorboard",
-    "tensorflow": "tensorflow",
-}
 
 
 class TfdistError(Exception):
@@ -97,17 +83,6 @@ def missing_extra(package: str, extra: str, purpose: str) -> UserError:
     """The error for an optional dependency that is not installed."""
     return UserError(
         f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'"
-    )
-
-
-def missing_requirement(module: str) -> UserError | None:
-    """The error for a module that is not installed; None where it is none of those that tfdist stands on."""
-    package = REQUIREMENTS.get(module.split(".")[0])
-    if package is None:
-        return None
-    return UserError(
-        f"{sys.executable} has no module {module.split('.')[0]!r}, which tfdist needs. Use the Python of the "
-        f"environment that tools/quickstart.sh makes (.venv/bin/python), or run: pip install {package}"
     )
 
 

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 import support
+from packaging.version import Version
 
 from tfdist.config import loading
 from tfdist.doctor import facts, findings, machine, meeting, network, versions
 from tfdist.doctor.findings import Finding
+from tfdist.requirements import TENSORFLOW_RELEASES
 from tfdist.strategies.cluster.tf_config import Cluster
 
 FITTING = {
@@ -46,6 +48,10 @@ def test_the_table_of_versions_is_that_of_the_project() -> None:
     stated = [*project["dependencies"], *(each for e in project["optional-dependencies"].values() for each in e)]
     pins = dict(re.fullmatch(r"([A-Za-z0-9_.-]+)(?:\[.*\])?(.*)", each).groups() for each in stated)
     assert versions.NEEDED.keys() == {re.match(r"[A-Za-z0-9_-]+", each)[0] for each in project["dependencies"]}
+    for package in ("tensorflow", "tensorflow-tpu"):
+        assert pins[package] == versions.TENSORFLOW
+    first, last = (Version(release) for release in (TENSORFLOW_RELEASES[0], TENSORFLOW_RELEASES[-1]))
+    assert f">={first},<{first.major}.{last.minor + 1}" == versions.TENSORFLOW
     for package, wanted in {**versions.NEEDED, "google-cloud-storage": versions.BESIDE["google-cloud-storage"]}.items():
         assert pins[package] == wanted
     assert project["requires-python"] == versions.PYTHON
@@ -55,15 +61,28 @@ def test_the_table_of_versions_is_that_of_the_project() -> None:
 
 def test_versions_that_do_not_go_together_are_found() -> None:
     assert by_level(versions.check_versions(version_of=FITTING.get), "problem") == []
-    other = FITTING | {"tensorflow": "2.20.0", "nvidia-cudnn-cu12": "8.9.7", "libtpu": "0.0.17"}
+    other = FITTING | {"tensorflow": "2.19.1", "nvidia-cudnn-cu12": "8.9.7", "libtpu": "0.0.17"}
     found = versions.check_versions(["horovod"], version_of=other.get, driver="470.82.01")
     assert by_level(found, "problem") == [
-        "tensorflow is 2.20.0, not ==2.21.0",
+        "tensorflow is 2.19.1, not >=2.20,<2.22",
         "horovod is not installed",
         "NVIDIA's driver is 470.82.01",
     ]
     assert by_level(found, "warning") == ["nvidia-cudnn-cu12 is 8.9.7, not >=9.3.0.75,<10"]
     assert by_level(found, "note") == ["libtpu 0.0.17"]
+
+
+def test_tensorflow_may_be_any_one_of_its_packages() -> None:
+    tpu = {package: version for package, version in FITTING.items() if package != "tensorflow"} | {
+        "tensorflow-tpu": "2.20.0"
+    }
+    assert by_level(versions.check_versions(version_of=tpu.get), "problem") == []
+    assert versions.all_versions(tpu.get)["tensorflow"] == "2.20.0"
+    both = versions.check_versions(version_of=(FITTING | tpu).get)
+    assert by_level(both, "warning") == ["tensorflow and tensorflow-tpu are both installed"]
+    none = {package: version for package, version in FITTING.items() if package != "tensorflow"}
+    (missing,) = [each for each in versions.check_versions(version_of=none.get) if each.level == "problem"]
+    assert missing.what == "TensorFlow is not installed" and "tfdist[gpu]" in missing.hint
 
 
 def test_packages_that_are_missing_are_found_and_the_rest_is_looked_at(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def check_devices(variables: Mapping[str, str]) -> tuple[list[Finding], int]:
                 f"NVIDIA's driver has {gpus_there} GPUs and TensorFlow finds {len(found['GPU'])}",
                 "The run would train on what TensorFlow finds, in the worst case the CPU.",
                 "Set TF_CPP_MIN_LOG_LEVEL=0 and run the doctor again: TensorFlow says which library it misses. CUDA's "
-                "come with: pip install 'tensorflow[and-cuda]==2.21.0'. Is CUDA_VISIBLE_DEVICES set?",
+                "come with: pip install 'tfdist[gpu]'. Is CUDA_VISIBLE_DEVICES set?",
             )
         )
     mark = environment.first_set(environment.TPU_MARKS, variables)
@@ -38,7 +38,7 @@ def check_devices(variables: Mapping[str, str]) -> tuple[list[Finding], int]:
                 GROUP,
                 f"{mark} is set and TensorFlow lists no TPU",
                 "The strategy `auto` would choose the TPU and end.",
-                "On a TPU VM install libtpu (docs/tpu.md); elsewhere unset the variable.",
+                "On a TPU VM run: pip install 'tfdist[tpu]' (docs/tpu.md). Elsewhere unset the variable.",
             )
         )
     shown = [f"{len(devices)} {kind}{'s' * (len(devices) > 1)}" for kind, devices in found.items() if devices]

@@ -10,24 +10,25 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
+from tfdist.requirements import TENSORFLOW_EXTRAS, TENSORFLOW_PACKAGES
 
 GROUP = "versions"
-PYTHON = ">=3.11,<3.12"
-# What tfdist was built for and is tested with: pyproject.toml's pins.
+PYTHON = ">=3.11,<3.14"
+TENSORFLOW = ">=2.20,<2.22"
+# What tfdist was built for and is tested with, as pyproject.toml has it. TensorFlow comes by one of its extras.
 NEEDED = {
-    "tensorflow": "==2.21.0",
-    "keras": "==3.15.1",
+    "keras": ">=3.15,<3.16",
     "gin-config": "==0.5.0",
     "numpy": ">=2.0,<2.5",
     "absl-py": ">=2.1,<3",
     "google-crc32c": ">=1.7,<2",
     "jinja2": ">=3.1,<4",
     "rich": ">=14,<16",
-    "tensorboard": "==2.21.0",
+    "tensorboard": ">=2.20,<2.22",
     "packaging": ">=24",
 }
-# What goes with them where it is there. CUDA's libraries are those that TensorFlow 2.21.0 was built with: CUDA 12.5.1,
-# cuDNN 9, and for its extra and-cuda NCCL from 2.27.7.
+# What goes with them where it is there. CUDA's libraries are those that TensorFlow 2.20 and 2.21 were built with: CUDA
+# 12.5.1, cuDNN 9, and for the extra and-cuda of 2.21 NCCL from 2.27.7.
 BESIDE = {
     "horovod": "==0.28.1",
     "google-cloud-storage": ">=3.4,<4",
@@ -36,6 +37,7 @@ BESIDE = {
     "nvidia-nccl-cu12": ">=2.27.7,<3",
 }
 CUDA_DRIVER = "525.60.13"  # the oldest that runs CUDA 12, by its release notes' table of minor version compatibility
+WHY_PINNED = "tfdist uses private parts of this package and is pinned to what it was tested with."
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 Installed = Callable[[str], str | None]
@@ -62,7 +64,8 @@ def all_versions(version_of: Installed = installed) -> dict[str, str]:
     """What is here, for comparing with the other workers."""
     found = {package: version_of(package) for package in [*NEEDED, *BESIDE, "libtpu"]}
     here = {package: version for package, version in found.items() if version is not None}
-    return {"python": platform.python_version(), **here}
+    tensorflow = next(iter(_tensorflows(version_of).values()), None)
+    return {"python": platform.python_version()} | ({"tensorflow": tensorflow} if tensorflow else {}) | here
 
 
 def check_versions(
@@ -74,7 +77,7 @@ def check_versions(
       needs: packages of `BESIDE` that this run cannot do without.
       driver: the version of NVIDIA's driver, None where there is none.
     """
-    findings = _python()
+    findings = [*_python(), *_tensorflow(version_of)]
     for package, wanted in {**NEEDED, **BESIDE}.items():
         version = version_of(package)
         if version is None and (package in NEEDED or package in needs):
@@ -87,8 +90,8 @@ def check_versions(
                 NOTE,
                 GROUP,
                 f"libtpu {tpu}",
-                "Which libtpu goes with TensorFlow 2.21.0 nobody has proven.",
-                "Look at what `devices` says: TensorFlow must list TPUs (docs/tpu.md).",
+                "tensorflow-tpu brings the libtpu that it was built for; TensorFlow's other packages use none.",
+                "Look at what `devices` says: on a TPU VM TensorFlow must list TPUs (docs/tpu.md).",
             )
         )
     if driver is not None and not _fits(driver, f">={CUDA_DRIVER}"):
@@ -97,7 +100,7 @@ def check_versions(
                 PROBLEM,
                 GROUP,
                 f"NVIDIA's driver is {driver}",
-                f"TensorFlow 2.21.0 is built for CUDA 12.5, which runs on drivers from {CUDA_DRIVER}.",
+                f"TensorFlow is built for CUDA 12.5, which runs on drivers from {CUDA_DRIVER}.",
                 "Install a newer driver on this machine.",
             )
         )
@@ -113,10 +116,34 @@ def _python() -> list[Finding]:
             PROBLEM,
             GROUP,
             f"Python is {platform.python_version()} ({sys.executable})",
-            f"tfdist and its pinned packages are for Python {PYTHON}.",
+            f"tfdist and what it stands on are for Python {PYTHON}.",
             "Use the Python of the environment that tools/quickstart.sh makes.",
         )
     ]
+
+
+def _tensorflows(version_of: Installed) -> dict[str, str]:
+    """The packages that are here of those with TensorFlow in them."""
+    found = {package: version_of(package) for package in TENSORFLOW_PACKAGES}
+    return {package: version for package, version in found.items() if version is not None}
+
+
+def _tensorflow(version_of: Installed) -> list[Finding]:
+    found = _tensorflows(version_of)
+    hint = f"Run: pip install {TENSORFLOW_EXTRAS}"
+    if not found:
+        why = f"tfdist needs TensorFlow {TENSORFLOW}, which comes by an extra."
+        return [Finding(PROBLEM, GROUP, "TensorFlow is not installed", why, hint)]
+    findings = [
+        Finding(PROBLEM, GROUP, f"{package} is {version}, not {TENSORFLOW}", WHY_PINNED, hint)
+        for package, version in found.items()
+        if not _fits(version, TENSORFLOW)
+    ]
+    if len(found) > 1:
+        why = "They are packages of one module: which of them is imported is left to chance."
+        hint = f"Run: pip uninstall {' '.join(found)}, and install the one that is meant."
+        findings.append(Finding(WARNING, GROUP, f"{' and '.join(found)} are both installed", why, hint))
+    return findings
 
 
 def _missing(package: str, wanted: str) -> Finding:
@@ -125,10 +152,8 @@ def _missing(package: str, wanted: str) -> Finding:
 
 
 def _other(package: str, version: str, wanted: str) -> Finding:
-    level = PROBLEM if package in ("tensorflow", "keras", "gin-config") else WARNING
-    why = "tfdist uses private parts of this package and is pinned to what it was tested with."
-    if level == WARNING:
-        why = "TensorFlow 2.21.0 and tfdist were not tried with it."
+    level = PROBLEM if package in ("keras", "gin-config") else WARNING
+    why = WHY_PINNED if level == PROBLEM else "TensorFlow and tfdist were not tried with it."
     hint = "Run: python tools/build_horovod.py" if package == "horovod" else f"Run: pip install '{package}{wanted}'"
     return Finding(level, GROUP, f"{package} is {version}, not {wanted}", why, hint)
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import UserError
+from tfdist.requirements import installed_tensorflow
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
@@ -107,8 +108,9 @@ def _said(content: object) -> str:
 
 def versions() -> dict[str, str]:
     """What the run stands on, read from the packages' metadata without importing them."""
-    found = {"python": platform.python_version()}
-    for package in ("tensorflow", "keras", "numpy", "tfdist"):
+    tensorflow = next(iter(installed_tensorflow().values()), None)
+    found = {"python": platform.python_version(), "tensorflow": tensorflow or _version("tensorflow")}
+    for package in ("keras", "numpy", "tfdist"):
         found[package] = _version(package)
     if "horovod" in sys.modules:
         found["horovod"] = _version("horovod")

@@ -10,7 +10,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR, missing_requirement
+from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.requirements import missing_requirement
 
 STATUSES = {
     "DONE": EXIT_DONE,

@@ -18,7 +18,7 @@ from tfdist.launch.printing.templates import fill
 INSTALL = (
     "sudo add-apt-repository --yes ppa:deadsnakes/ppa && sudo apt-get install --yes python3.11 python3.11-venv && "
     "mkdir -p tfdist && tar -xzf tfdist.tar.gz -C tfdist && cd tfdist && python3.11 -m venv .venv && "
-    ".venv/bin/pip install --quiet -e '.[gcs,examples]' libtpu"
+    ".venv/bin/pip install --quiet -e '.[tpu,gcs,examples]'"
 )
 
 
