@@ -191,7 +191,7 @@ def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["No experiment given", "--gin_file=configs/experiments/digits.gin"]),
+        ([], ["No experiment given", "--gin_file=tfdist:experiments/digits.gin"]),
         ([DIGITS, "--mode=trian"], ["--mode=trian", "train, evaluate, tune, validate", "Did you mean 'train'?"]),
         ([DIGITS, "--mode"], ["Missing value for flag --mode", "--help lists the flags"]),
         ([DIGITS, "--gin_params=train.epochs = 1"], ["'gin_params'", "Did you mean: gin_param ?"]),
@@ -405,7 +405,7 @@ def test_horovod_that_is_not_installed_is_told_with_the_command_that_builds_it(t
 
 
 def test_a_tpu_that_is_not_there_is_told(answer: Callable[..., Answer]) -> None:
-    check_refused(answer(DIGITS, strategy("tpu"), "--run_dir=run"), "No TPU found", "libtpu", "TPU.address")
+    check_refused(answer(DIGITS, strategy("tpu"), "--run_dir=run"), "No TPU found", "tfdist[tpu]", "TPU.address")
     local = param("tpu.TPU.address = 'local'")
     check_refused(answer(DIGITS, strategy("tpu"), local, "--run_dir=run"), "lists no TPU device", "'local'")
 
@@ -421,6 +421,38 @@ def test_a_missing_package_is_told_before_a_run(module: str, tmp_path: Path) -> 
     told = run_python(["-c", block, DIGITS, "--run_dir=run"], cwd=tmp_path)
     check_refused(told, f"has no module {module!r}", "pip install")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        ("sys.modules['tensorflow'] = None", "has no module 'tensorflow'"),
+        (
+            "import importlib.metadata as m; v = m.version; "
+            "m.version = lambda p: '2.19.1' if p == 'tensorflow' else v(p)",
+            "tensorflow is 2.19.1; tfdist needs TensorFlow 2.20 or 2.21",
+        ),
+    ],
+    ids=["missing", "another release"],
+)
+def test_no_tensorflow_or_a_wrong_one_is_told_with_the_extras_that_bring_it(
+    begin: str, message: str, tmp_path: Path
+) -> None:
+    block = f"import sys; {begin}; from tfdist import main; sys.exit(main.main())"
+    told = run_python(["-c", block, DIGITS, "--run_dir=run"], cwd=tmp_path)
+    check_refused(told, message, "'tfdist[cpu]'", "'tfdist[gpu]'", "'tfdist[tpu]'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_configuration_that_comes_with_tfdist_is_named_from_anywhere(
+    answer: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    valid = answer("--gin_file=tfdist:experiments/digits.gin", "--mode=validate")
+    assert valid.status == 0, valid
+    near = answer("--gin_file=tfdist:experiments/digit.gin", "--mode=validate")
+    check_refused(near, "no gin file 'experiments/digit.gin'", "Did you mean 'experiments/digits.gin'")
+    check_refused(answer("--gin_file=tfdist:../../pyproject.toml"), "comes with no gin file")
 
 
 @pytest.mark.parametrize("name", ["config.gin", "metrics.jsonl", "events.jsonl", "result.json"])

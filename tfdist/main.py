@@ -24,13 +24,12 @@ from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import (
     EXIT_INTERRUPTED,
-    REQUIREMENTS,
     TfdistError,
     UserError,
     is_unicode,
-    missing_requirement,
     suggest,
 )
+from tfdist.requirements import REQUIREMENTS, check_tensorflow, missing_requirement
 from tfdist.strategies.cluster import environment
 
 MODES = {
@@ -47,7 +46,12 @@ Trains Keras 3 models, the same way on every distribution strategy. An experimen
 modes:
 """ + "\n".join(f"  {mode}: {text}" for mode, text in MODES.items())
 FLAGS = flags.FlagValues()
-flags.DEFINE_multi_string("gin_file", None, "a gin file, local or gs://; later ones win", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "gin_file",
+    None,
+    "a gin file, local, gs://, or such as tfdist:experiments/digits.gin, which comes with tfdist; later ones win",
+    flag_values=FLAGS,
+)
 flags.DEFINE_multi_string(
     "gin_param", None, "one setting, such as 'train.epochs = 3', after all files", flag_values=FLAGS
 )
@@ -115,7 +119,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
     if not values.gin_file and values.mode == "evaluate" and values.run_dir is not None:
         values["gin_file"].value = [config_of(values.run_dir)]
     if not values.gin_file:
-        raise UserError("No experiment given. Write --gin_file=configs/experiments/digits.gin")
+        raise UserError("No experiment given. Write --gin_file=tfdist:experiments/digits.gin, or a file of your own.")
     return values
 
 
@@ -300,11 +304,12 @@ def import_tensorflow(verbose: bool) -> None:
     """Imports TensorFlow, and shows of its own log only what was asked for.
 
     Raises:
-      UserError: a package that a run needs, now or later, is not installed.
+      UserError: a package that a run needs, now or later, is not installed, or TensorFlow is another release's.
     """
     for module in REQUIREMENTS:
         if not is_installed(module):
             raise missing_requirement(module) or ModuleNotFoundError(module)
+    check_tensorflow()
     os.environ["KERAS_BACKEND"] = "tensorflow"
     from tfdist.telemetry.console.quiet import quiet_import, quiet_tensorflow
 
@@ -346,5 +351,10 @@ def leave(arguments: Sequence[str]) -> NoReturn:
     sys.exit(status)
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """The command `tfdist`."""
     command_line.start(leave)
+
+
+if __name__ == "__main__":
+    command()

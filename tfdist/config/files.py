@@ -19,6 +19,8 @@ from types import ModuleType
 from tfdist.errors import UserError, suggest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SHIPPED = "tfdist:"  # begins the name of a file of those that come with tfdist
+CONFIGS = REPOSITORY / "tfdist" / "configs"
 FRAMEWORKS = ("keras", "numpy", "tensorflow", "tfdist")
 
 
@@ -26,8 +28,10 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
     """The file that `--gin_file=name`, or `include 'name'` in another file, means.
 
     Looks in the directory of the including file, the working directory, the directories above the including file and
-    the directory that holds tfdist, in this order.
+    the directory that holds tfdist, in this order. `tfdist:experiments/digits.gin` is a file that comes with tfdist.
     """
+    if name.startswith(SHIPPED):
+        return _shipped(name.removeprefix(SHIPPED))
     places = [Path.cwd(), REPOSITORY]
     if including is not None:
         above = including.absolute().parents
@@ -40,12 +44,21 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
     if found is not None:
         return found
     if not name:
-        raise UserError("the name of a gin file is empty. Write, for example, configs/experiments/digits.gin")
+        raise UserError(f"the name of a gin file is empty. Write, for example, {SHIPPED}experiments/digits.gin")
     if Path(name).is_dir():
         raise UserError(f"{name} is a directory; write the gin file in it that is meant.")
     looked = " and ".join(map(str, places if len(places) < 4 else [*places[:2], f"{len(places) - 2} more directories"]))
     hint = "" if Path(name).is_absolute() else f" Looked for it in {looked}."
     raise UserError(f"there is no gin file {name!r}.{hint}{_near_files(name, places)}")
+
+
+def _shipped(name: str) -> Path:
+    found = CONFIGS / name
+    if not name.startswith("/") and ".." not in found.parts and found.is_file():
+        return found
+    known = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("*/*.gin"))
+    near = suggest(name, known) or f" There are {', '.join(known)}."
+    raise UserError(f"tfdist comes with no gin file {name!r}.{near}")
 
 
 def _near_files(name: str, places: Iterable[Path]) -> str:

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from tfdist.launch.supervise.signals import note_signals
 
-if __name__ == "__main__":
+
+def command() -> None:
+    """The command `tfdist-launch`."""
     noted = note_signals()
     from tfdist.command_line import start
     from tfdist.commands.launch import main  # its imports take some tenths of a second
 
     start(lambda arguments: main(arguments, signals=noted))
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,126 @@
+"""The wheel, installed in an environment away from the repository, and the pins of the two commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import support
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import tfdist
+
+PROJECT = tomllib.loads((support.REPOSITORY / "pyproject.toml").read_text())["project"]
+PINNED = {"quickstart": ("cpu", "examples"), "dev": ("dev",)}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(support.REPOSITORY / name, source)
+    for name in ("tfdist", "configs"):
+        shutil.copytree(support.REPOSITORY / name, source / name, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", f"--wheel-dir={out}", source], check=True, stdin=subprocess.DEVNULL)
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the wheel in it; what tfdist needs is this environment's, tfdist is not."""
+    place = tmp_path_factory.mktemp("environment") / "venv"
+    venv.create(place, symlinks=True)
+    programs = place / "bin"
+    pip = [sys.executable, "-m", "pip", f"--python={programs / 'python'}", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True, stdin=subprocess.DEVNULL)
+    (packages,) = (place / "lib").glob("python3.*/site-packages")
+    (packages / "needs.pth").write_text("\n".join(site.getsitepackages()))  # a .pth in there is not read
+    return programs
+
+
+def run(program: Path, *arguments: str, cwd: Path) -> support.Finished:
+    return support.run_command([program, *arguments], env={"PYTHONPATH": None}, cwd=cwd, timeout=300)
+
+
+def test_the_wheel_holds_what_is_needed_away_from_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    configs = support.REPOSITORY / "configs"
+    assert {f"tfdist/configs/{file.relative_to(configs)}" for file in configs.glob("*/*.gin")} <= names
+    assert {"tfdist/py.typed", "tfdist/schedulers/slurm.sh.jinja"} <= names
+    assert not [name for name in names if name.startswith(("tests", "tools", "benchmarks", "configs"))]
+    assert wheel.name.startswith(f"tfdist-{tfdist.__version__}-py3-none-any")
+
+
+@pytest.mark.slow
+def test_the_installed_commands_train_and_evaluate_from_any_directory(installed: Path, tmp_path: Path) -> None:
+    where = run(installed / "python", "-c", "import tfdist; print(tfdist.__file__, tfdist.__version__)", cwd=tmp_path)
+    assert where.check().stdout.startswith(str(installed.parent)) and tfdist.__version__ in where.stdout
+    few = "--gin_param=train.epochs = 2"
+    trained = run(installed / "tfdist", "--gin_file=tfdist:experiments/digits.gin", few, "--run_dir=run", cwd=tmp_path)
+    result = json.loads((tmp_path / "run" / "result.json").read_text()) if trained.check() else {}
+    assert result["epochs"] == 2 and result["versions"]["tfdist"] == tfdist.__version__
+    assert "accuracy" in run(installed / "tfdist", "--mode=evaluate", "--run_dir=run", cwd=tmp_path).check().stdout
+    launched = run(installed / "tfdist-launch", "--workers=1", "--module=this", "--", "x", cwd=tmp_path)
+    assert "[worker 0] The Zen of Python" in launched.check().stdout
+
+
+def pins(name: str) -> dict[str, list[Requirement]]:
+    """What a file of requirements/ pins, by package; each with a digest of its files."""
+    text = (support.REPOSITORY / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    found: dict[str, list[Requirement]] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            requirement, *digests = line.split("--hash=")
+            assert digests, line
+            parsed = Requirement(requirement)
+            found.setdefault(canonical(parsed.name), []).append(parsed)
+    return found
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def asked_for(*extras: str) -> list[Requirement]:
+    """What pyproject.toml asks for with these extras."""
+    found = [Requirement(each) for each in PROJECT["dependencies"]] if extras else []
+    for extra in extras:
+        for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
+            found += asked_for(*requirement.extras) if requirement.name == "tfdist" else [requirement]
+    return found
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_what_the_two_commands_install_is_pinned_to_what_is_asked_for(name: str) -> None:
+    pinned = pins(name)
+    for requirement in asked_for(*PINNED[name]):
+        there = pinned[canonical(requirement.name)]
+        for pin in there:
+            (version,) = [each.version for each in pin.specifier]
+            assert requirement.specifier.contains(version, prereleases=True), f"{pin}: run tools/lock.sh"
+
+
+def test_both_commands_pin_alike_and_every_python_is_thought_of() -> None:
+    dev, quick = pins("dev"), pins("quickstart")
+    assert quick.keys() <= dev.keys()
+    for name, there in quick.items():
+        assert {str(each.specifier) for each in there} <= {str(each.specifier) for each in dev[name]}, name
+    releases = [minor for minor in range(30) if SpecifierSet(PROJECT["requires-python"]).contains(f"3.{minor}")]
+    for minor in releases:
+        environment = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0"}
+        for name in ("tensorflow", "numpy", "keras"):
+            fitting = [pin for pin in dev[name] if pin.marker is None or pin.marker.evaluate(environment)]
+            assert len(fitting) == 1, (name, minor)
