@@ -33,6 +33,7 @@ MODULES = (
     "tfdist.main",
     "tfdist.launch",
     "tfdist.commands.data_service",
+    "tfdist.doctor",
     "equivalence.cases",
     "keras_fit.callback_cases",
 )

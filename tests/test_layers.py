@@ -11,29 +11,31 @@ import pytest
 from support import REPOSITORY
 
 # Each part of the package, with the parts it may import: those below it. Parts of one level do not know each other.
-FOUNDATION = {"storage", "telemetry", "settings", "user_code", "command_line", "errors"}
+FOUNDATION = {"storage", "telemetry", "settings", "user_code", "command_line", "requirements", "errors"}
 COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
     "": {"checkpoint", "keras_fit"},  # the package itself, whose names are imported when they are first used
-    "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning"} | MATERIAL,
+    "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler"} | MATERIAL,
     "main": {"config", "experiment", "tuning", "training", "launch.horovod.elastic_worker"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
-    "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "errors"},
+    "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "requirements", "errors"},
     "doctor": COMPUTING,
     "config": {"tuning", "training"} | MATERIAL,
     "experiment": {"tuning", "training"} | MATERIAL,
     "tuning": {"training", "launch"} | MATERIAL,
+    "tpu_compiler": {"training", "tuning"} | MATERIAL,
     "training": MATERIAL,
     "data": COMPUTING,
     "tasks": COMPUTING,
     "checkpoint": COMPUTING,
     "strategies": FOUNDATION,
-    "telemetry": {"storage", "errors"},  # what is told is stored
+    "telemetry": {"storage", "requirements", "errors"},  # what is told is stored
     "storage": {"errors"},
     "settings": {"errors"},
     "user_code": {"errors"},
-    "command_line": {"telemetry", "errors"},
+    "command_line": {"telemetry", "requirements", "errors"},
+    "requirements": {"errors"},
     "errors": set(),
     "models": set(),
 }
@@ -44,9 +46,10 @@ ONLY_IMPORTERS = {
     "horovod": {"strategies.horovod", "launch.horovod"},
     "keras_tuner": {"tuning"},
     "ray": {"launch.ray", "tuning.places.ray_place"},
+    "jax": {"tpu_compiler.compile_program"},
 }
 # strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.
-ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster"}
+ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster", "tpu_compiler"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
@@ -178,7 +181,7 @@ def is_lazy(tree: ast.Module) -> bool:
     return all(
         isinstance(node, ast.Expr)  # its docstring
         or (isinstance(node, ast.ImportFrom) and node.module == "typing")
-        or (isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == ["__all__"])
+        or (isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) in ("__all__", "__version__"))
         or (isinstance(node, ast.FunctionDef) and node.name == "__getattr__")
         for node in tree.body
     )

@@ -45,6 +45,13 @@ flags.DEFINE_string("run_dir", None, "the run's: written, read and deleted from"
 flags.DEFINE_multi_string("bucket", None, "another place to try in this way, gs://…", flag_values=FLAGS)
 command_line.define_seconds("peer_seconds", 30.0, "to wait for the others", FLAGS)
 flags.DEFINE_integer("largest_mib", 64, "largest all-reduce, 0 for none", lower_bound=0, flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "compile_for",
+    None,
+    "in place of all else, has the TPU's compiler compile the experiment's step for such a slice: v5e:2x4",
+    flag_values=FLAGS,
+)
+flags.DEFINE_bool("largest_batch", False, "with --compile_for: also find the largest that fits", flag_values=FLAGS)
 flags.DEFINE_bool("json", False, "print one JSON object instead of text", flag_values=FLAGS)
 
 
@@ -56,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str]) -> int:
     """Examines and says what was found; the exit status."""
     options = parse(arguments)
+    if options.compile_for:
+        from tfdist.commands import compile_for
+
+        return compile_for.run(options)
     doctor = Doctor(options, os.environ)
     doctor.examine()
     put(json.dumps(doctor.as_json(), indent=2) if options.json else doctor.last_words())
@@ -122,6 +133,9 @@ class Doctor:
             self.tell(
                 fine("workers", "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone")
             )
+        from tfdist.doctor import private_interfaces  # last, as it computes, after which no workers can meet
+
+        self.tell(*private_interfaces.check_private_interfaces())
 
     def _places(self) -> list[str]:
         return [place for place in dict.fromkeys((*self.options.bucket, self.options.run_dir)) if place]

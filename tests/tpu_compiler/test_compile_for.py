@@ -1,0 +1,190 @@
+"""The TPU's own compiler compiles the steps of experiments, and refuses what a TPU cannot run, in one message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+
+from tfdist.tpu_compiler.chips import CHIPS, slice_of
+from tfdist.tpu_compiler.compile_program import collectives
+
+SHIPPED = sorted(file.stem for file in (support.REPOSITORY / "configs" / "experiments").glob("*.gin"))
+ON_FOUR_KINDS = ("digits", "sentences_text")
+GIN = """
+from __gin__ import dynamic_registration
+import keras
+import models
+from tfdist.strategies import one_device
+from tfdist.tasks import supervised
+
+train.model = @models.of
+train.strategy = @one_device.OneDevice()
+train.task = @supervised.Supervised()
+supervised.Supervised.loss = @keras.losses.SparseCategoricalCrossentropy()
+keras.losses.SparseCategoricalCrossentropy.from_logits = True
+train.optimizer = @keras.optimizers.Adam
+train.train_data = @models.digits
+train.epochs = 1
+train.global_batch_size = 1024
+"""
+LANES = 128  # a TPU's tiles are of 8 × 128 numbers
+
+
+@pytest.fixture(scope="module")
+def gin_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("gin") / "models.gin"
+    file.write_text(GIN)
+    return file
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the data of all shipped experiments."""
+    directory = tmp_path_factory.mktemp("prepared")
+    for kind in ("digits", "images", "tables", "text"):
+        support.run_python([support.REPOSITORY / "tools" / f"prepare_{kind}.py"], cwd=directory, timeout=300).check()
+    return directory
+
+
+def compile_for(
+    slices: str,
+    gin_file: str | Path,
+    *parameters: str,
+    more: tuple[str, ...] = (),
+    cwd: Path = support.REPOSITORY,
+) -> support.Finished:
+    given = [f"--gin_file={gin_file}", *(f"--gin_param={each}" for each in parameters), f"--compile_for={slices}"]
+    path = str(support.REPOSITORY / "tests" / "tpu_compiler")
+    environment = {"PYTHONPATH": f"{support.REPOSITORY}:{path}"}
+    return support.run_python(["-m", "tfdist.doctor", *given, *more], env=environment, cwd=cwd, timeout=600)
+
+
+def found(done: support.Finished) -> list[dict[str, Any]]:
+    return json.loads(done.check().stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
+def test_each_shipped_experiment_compiles_with_one_reduction_of_its_gradients(name: str, prepared: Path) -> None:
+    slices = "v5e:2x2,v6e:2x4" + (",v4:2x2x1,v5p:2x2x1" if name in ON_FOUR_KINDS else "")
+    fixed = ["text.TextLines.pad_to_max = True"] if name == "sentences_text" else []  # a TPU's shapes are fixed
+    done = found(compile_for(slices, f"tfdist:experiments/{name}.gin", *fixed, more=("--json",), cwd=prepared))
+    assert [each["num_cores"] for each in done] == [4, 8, 4, 4][: len(done)]
+    for each in done:
+        assert [collective["kind"] for collective in each["collectives"]] == ["all-reduce"], each
+        (summed,) = each["collectives"]
+        assert 0 < summed["bytes"] <= each["parameter_bytes"] + 1024
+        assert 0 < each["memory_bytes"] < each["chip_bytes"] and each["least_seconds"] > 0
+
+
+def forward_flops(name: str) -> float:
+    """Multiplications and additions for one example, counted by hand."""
+    if name == "dense":
+        return 2.0 * (64 * 256 + 256 * 256 + 256 * 10)
+    if name == "convolution":
+        return 2.0 * (6 * 6 * 9 * 1 * 128 + 4 * 4 * 9 * 128 * 256 + 4 * 4 * 256 * 10)
+    projections = 4 * 64 * 128 * 128  # query, key, value and output, of 64 places
+    return 2.0 * (64 * 1 * 128 + projections + 2 * 64 * 64 * 128 + 64 * 128 * 10)
+
+
+def first_layer_flops(name: str) -> float:
+    """What the pass back leaves out: nobody asks for the gradient of the examples."""
+    sizes = {"dense": 64 * 256, "convolution": 6 * 6 * 9 * 128, "attention": 64 * 128}
+    return 2.0 * sizes[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", "convolution", "attention"])
+def test_the_compilers_flops_are_those_counted_by_hand(gin_file: Path, name: str) -> None:
+    (each,) = found(compile_for("v5e:2x2", gin_file, f"train.model = @models.{name}", more=("--json",)))
+    by_hand = each["local_batch_size"] * (3 * forward_flops(name) - first_layer_flops(name))
+    assert each["flops"] == pytest.approx(by_hand, rel=0.05)
+
+
+@pytest.mark.slow
+def test_memory_of_parameters_and_slots_is_that_of_their_tiles(gin_file: Path) -> None:
+    wide = ("train.model = @models.dense", "models.dense.units = 4096")
+    (each,) = found(compile_for("v5e:2x2", gin_file, *wide, more=("--json",)))
+    parameters = 64 * 4096 + 4096 * 4096 + 4096 * 10
+    assert each["num_parameters"] == parameters and each["parameter_bytes"] == 4 * parameters
+    assert each["slot_bytes"] == pytest.approx(8 * parameters, abs=64)  # and the counts of steps, the learning rate
+    tiled = 4 * (64 * 4096 + 4096 * 4096 + 4096 * 16)  # ten columns lie transposed, in two tiles' rows of eight
+    batch = 4 * each["local_batch_size"] * LANES  # 64 columns in tiles of 128
+    assert each["argument_bytes"] == pytest.approx(3 * tiled + batch, rel=0.001)
+
+
+@pytest.mark.slow
+def test_the_largest_batch_fits_and_a_larger_one_does_not(gin_file: Path) -> None:
+    wide = ("train.model = @models.dense", "models.dense.units = 8192", f"train.global_batch_size = {2**20}")
+    (each,) = found(compile_for("v5e:2x2", gin_file, *wide, more=("--json", "--largest_batch")))
+    assert each["local_batch_size"] == 2**18 <= each["largest_local_batch_size"] < 2**19
+    per_example = each["temporary_bytes"] / each["local_batch_size"]  # outputs that are kept for the way back
+    free = each["chip_bytes"] - each["argument_bytes"]
+    assert 0.75 < each["largest_local_batch_size"] * per_example / free <= 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (("train.model = @models.of_words", "train.train_data = @models.words"), "it holds text"),
+        (("train.model = @models.of_python",), "EagerPyFunc of the layer 'calls_python' (models.py:"),
+        (("train.model = @models.of_ragged",), "RaggedTensorToTensor of the layer 'is_ragged' (models.py:"),
+        (("train.model = @models.of_growing",), "a loop of the layer 'grows' (models.py:"),
+        (
+            ("train.model = @models.dense", "models.dense.units = 8192", f"train.global_batch_size = {2**21}"),
+            "does not fit into the memory of a core",
+        ),
+    ],
+)
+def test_what_a_tpu_cannot_run_is_one_message(gin_file: Path, parameters: tuple[str, ...], message: str) -> None:
+    done = compile_for("v5e:2x2", gin_file, *parameters)
+    assert done.status == 2 and message in done.stderr and "Traceback" not in done.stderr, done.outputs()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        ("of_unique", "of the layer 'finds_unique' has a shape that depends on values"),
+        ("of_double", "of the layer 'is_double' computes in float64"),
+    ],
+)
+def test_what_a_tpu_runs_in_another_way_is_noted(gin_file: Path, model: str, note: str) -> None:
+    done = compile_for("v5e:2x2", gin_file, f"train.model = @models.{model}").check()
+    assert note in done.stdout and "1 all-reduce" in done.stdout, done.outputs()
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        ("v9:2x2", "names no TPU that the compiler knows: v4, v5e, v5p, v6e"),
+        ("v5e:2", "a slice of v5e has 2 sizes"),
+        ("v4:2x2", "--compile_for=v4:2x2x1"),
+    ],
+)
+def test_a_slice_that_is_none_is_refused(slices: str, message: str, gin_file: Path) -> None:
+    done = compile_for(slices, gin_file)
+    assert done.status == 2 and message in done.stderr, done.outputs()
+
+
+def test_a_batch_that_the_cores_cannot_share_is_refused(gin_file: Path) -> None:
+    done = compile_for("v5e:2x2", gin_file, "train.global_batch_size = 30")
+    assert done.status == 2 and "30 cannot be split evenly among 4 replicas" in done.stderr, done.outputs()
+
+
+def test_slices_count_their_chips() -> None:
+    assert slice_of("v5p:2x2x4").num_cores == 16 and slice_of("v5e:2x4").chip is CHIPS["v5e"]
+
+
+def test_collectives_are_read_from_a_program() -> None:
+    program = """
+      %a = (f32[3,4]{1,0:T(8,128)}, bf16[5]{0}) all-reduce(%x, %y), replica_groups={{0,1}}
+      %b = f32[2]{0} all-gather-start(%z)
+      %c = f32[2]{0} get-tuple-element(%a), index=0, metadata={op_name="all-reduce"}
+    """
+    assert collectives(program) == [{"kind": "all-reduce", "bytes": 58}, {"kind": "all-gather", "bytes": 8}]

@@ -1,0 +1,80 @@
+"""The step that the TPU compiler gets computes what the step of one device does: run by XLA, as one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.tpu_program import TpuProgram
+from tfdist.tasks.supervised import Supervised
+from tfdist.telemetry.console.console import open_console
+from tfdist.training.run import assembly
+from tfdist.training.run.run import Request, open_run
+from tfdist.training.run.settings import TrainSettings
+
+
+def weighted_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    images, labels = load_digits(return_X_y=True)
+    weights = np.where(labels % 2 == 0, 1.0, 0.25)
+    return (images[:250] / 16).astype(np.float32), labels[:250].astype(np.int32), weights.astype(np.float32)[:250]
+
+
+def build_model() -> keras.Model:
+    x = keras.Input((64,))
+    h = keras.layers.BatchNormalization()(keras.layers.Dense(32, "relu")(x))
+    return keras.Model(x, keras.layers.Dense(10)(h))
+
+
+def settings(strategy: Strategy) -> TrainSettings:
+    return TrainSettings(
+        model=build_model,
+        optimizer=lambda: keras.optimizers.SGD(
+            0.1, momentum=0.9, clipnorm=0.5, use_ema=True, ema_overwrite_frequency=3
+        ),
+        task=Supervised(
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=[lambda: keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        ),
+        train_data=weighted_digits,
+        strategy=strategy,
+        epochs=1,
+        global_batch_size=50,
+        seed=0,
+        checkpoint="off",
+    )
+
+
+def weights_after_some_steps(
+    strategy: Strategy, compiled: Callable[[Callable[[Any], Any]], Callable[[Any], Any]], directory: Path
+) -> tuple[list[np.ndarray], list[float]]:
+    """What five steps come to, each by a call of `compiled(step)`."""
+    own = settings(strategy)
+    request = Request(str(directory), console=lambda is_chief: open_console(is_chief=False), keeps=False)
+    with open_run(request, strategy, mode="train") as run:
+        training = assembly.assemble(run, own, own.model)
+        step = assembly.build_step(training)
+        advance = compiled(lambda batch: step.on_batch(batch).loss)
+        batches = assembly.stream(run, training.source, training.plan)
+        losses = [float(advance(next(batches))) for _ in range(5)]
+        return [np.array(each) for each in training.learner.model.get_weights()], losses
+
+
+def test_one_program_does_what_the_step_of_one_device_does(tmp_path: Path) -> None:
+    plain = weights_after_some_steps(OneDevice(), lambda f: tf.function(f, autograph=False), tmp_path / "one")
+
+    def by_xla(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return tf.function(function, autograph=False, jit_compile=True)
+
+    program = weights_after_some_steps(TpuProgram(1), by_xla, tmp_path / "program")
+    for ours, theirs in zip(program[0], plain[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(program[1], plain[1], rtol=0, atol=1e-5)
+    assert plain[1][0] - plain[1][-1] > 0.1

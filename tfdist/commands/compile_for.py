@@ -1,0 +1,70 @@
+"""`python -m tfdist.doctor --compile_for=v5e:2x4 --gin_file=…`: has the TPU's own compiler compile an experiment.
+
+Invariant: nothing is trained and no TPU is asked for; a program that a TPU cannot run is one message that names the
+layer or operation, and exit status 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.command_line import flags
+from tfdist.errors import EXIT_DONE, UserError
+
+
+def run(options: flags.FlagValues) -> int:
+    """Compiles the training step for each slice that is asked for; returns the exit status."""
+    from tfdist import main
+    from tfdist.config import loading
+    from tfdist.tpu_compiler.chips import slice_of
+
+    slices = [slice_of(each) for given in options.compile_for for each in given.split(",")]
+    if not options.gin_file:
+        raise UserError("--compile_for compiles an experiment: write --gin_file=FILE too.")
+    tell = (lambda text: None) if options.json else functools.partial(print, flush=True)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the program is lowered on the CPU
+    loaded = loading.load(
+        gin_files=options.gin_file,
+        gin_params=options.gin_param,
+        roots=functools.partial(main.load_roots, verbose=False),
+    )
+
+    def compiled(settings: Any) -> list[Any]:
+        from tfdist.tpu_compiler import compiling, toolchain
+
+        with toolchain.open_compiler(tell) as compiler:
+            return [
+                compiling.compile_step(settings, each, compiler, finds_largest_batch=options.largest_batch)
+                for each in slices
+            ]
+
+    with tempfile.TemporaryDirectory(prefix="tfdist-compile-") as run_dir:
+        try:
+            found = loaded.run("train", compiled, run_dir=run_dir)
+        except UserError:
+            raise
+        except Exception as error:
+            raise loaded.user_error(error) or error from None
+    put = _as_json if options.json else _as_text
+    print(put(found), flush=True)
+    return EXIT_DONE
+
+
+def _as_json(found: Sequence[Any]) -> str:
+    return json.dumps([each.as_json() for each in found], indent=2)
+
+
+def _as_text(found: Sequence[Any]) -> str:
+    from tfdist.tpu_compiler.report import in_bytes, table
+
+    program = found[0].program
+    notes = dict.fromkeys(f"\nnote: {note}" for each in found for note in each.notes)
+    return (
+        f"{program.num_parameters:,} parameters: {in_bytes(program.parameter_bytes)}, and "
+        f"{in_bytes(program.slot_bytes)} of the optimizer's\n{table(found)}{''.join(notes)}"
+    )

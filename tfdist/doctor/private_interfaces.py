@@ -1,0 +1,202 @@
+"""The private interfaces of Keras and TensorFlow that tfdist leans on, and whether the installed releases have them.
+
+Invariant: tfdist uses no others. tests/doctor/test_private_interfaces.py reads the source for them, and fails for each
+that a new release does not have. Imports TensorFlow, which the caller has quieted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.doctor.findings import PROBLEM, Finding, fine
+
+GROUP = "private"
+
+# Functions and classes by the module that has them, and what nothing public does.
+OF_MODULES = {
+    "keras.src.losses.loss": {"scale_loss_for_distribution": "a loss that is not divided by the number of replicas"},
+    "keras.src.trainers.compile_utils": {
+        "get_loss": "'crossentropy' chosen by shapes, as compile() does",
+        "get_metric": "'accuracy' chosen by shapes, as compile() does",
+    },
+    "keras.src.trainers.data_adapters": {"get_data_adapter": "what fit takes as data, read as fit reads it"},
+    "keras.src.trainers.data_adapters.array_data_adapter": {"ArrayDataAdapter": "which of them are arrays"},
+    "keras.src.trainers.epoch_iterator": {"EpochIterator": "where a running fit is in its data"},
+    "tensorflow.compiler.tf2xla.ops.gen_xla_ops": {
+        "xla_all_reduce": "the reduction of a program that is compiled for a TPU",
+        "xla_replica_id": "the replica's index in such a program",
+    },
+    "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2": {"CoordinatedJob": "for the next but one"},
+    "tensorflow.python.distribute.multi_worker_util": {"coordination_leader": "for the next"},
+    "tensorflow.python.eager.context": {
+        "context": "a heartbeat timeout; whether a worker's process died; whether this process has computed"
+    },
+    "tensorflow.python.distribute.one_device_strategy": {"OneDeviceExtended": "a strategy with Horovod's collectives"},
+    "tensorflow.python.framework.config": {
+        "is_op_determinism_enabled": "the public module can only switch determinism on",
+        "disable_op_determinism": "so that one run of a process does not change the next",
+    },
+}
+
+# Attributes by the object that has them.
+OF_OBJECTS = {
+    "context": {
+        "_context_handle": "whether TensorFlow has computed, after which a process cannot be forked",
+        "configure_coordination_service": "a heartbeat timeout for MultiWorkerMirroredStrategy",
+        "check_collective_ops_peer_health": "whether the process of a worker is gone",
+        "abort_collective_ops": "an end to collectives that wait for it",
+    },
+    "layer": {
+        "_flatten_layers": "the layers at any depth",
+        "_losses": "what add_loss adds, kept apart by replica",
+        "_non_trainable_variables": "a layer's own, whether it is trained or not",
+        "_seed_generators": "other random numbers on each replica",
+    },
+    "normalization": {"_moments": "statistics over all replicas"},
+    "symbol": {"_keras_mask": "the mask that a loss counts by"},
+    "model": {
+        "_compile_config": "a model compiled for its callbacks is given back as it was",
+        "_compile_loss": "what the user compiled, and the loss that compute_loss calls",
+        "_compile_metrics": "what the user compiled, and metrics built before the first step",
+        "_compiled_trainable_state": "a model compiled for its callbacks is given back as it was",
+        "_distribute_strategy": "the strategy is not left behind in the model",
+        "_get_metrics_result_or_logs": "the logs of an epoch that fit resumed at its end",
+        "_initial_epoch": "the epoch at which fit resumes",
+        "_jit_compile": "a model compiled for its callbacks is given back as it was",
+        "_loss_tracker": "a compiled model is trained as if it were not",
+        "_run_eagerly": "a model compiled for its callbacks is given back as it was",
+        "_symbolic_build": "compiled metrics built before the first step of a resumed fit",
+    },
+    "compiled loss": {"_user_loss": "as it was given", "_user_loss_weights": "as they were given"},
+    "compiled metrics": {"_user_metrics": "as they were given", "_user_weighted_metrics": "as they were given"},
+    "optimizer": {
+        "_accumulated_gradients": "gradients accumulated outside of apply, where a collective is allowed",
+        "_all_reduce_sum_gradients": "gradients are summed once, before",
+        "_apply_weight_decay": "the update of accumulated gradients",
+        "_backend_apply_gradients": "the update of accumulated gradients",
+        "_backend_update_step": "the update of accumulated gradients",
+        "_clip_gradients": "the update of accumulated gradients",
+        "_get_variable_index": "the accumulator of a variable",
+        "_iterations": "steps, not updates",
+        "_learning_rate": "whether a schedule sets it",
+        "_model_variables_moving_average": "the averages of use_ema",
+        "_trainable_variables": "the variables of those averages",
+    },
+    "several optimizers": {"_var_key": "the optimizer of a variable", "_var_to_optimizer_idx": "the same"},
+    "tensorboard": {
+        "_batch_start_time": "not kept in a checkpoint",
+        "_is_tracing": "not kept in a checkpoint",
+        "_model": "not kept in a checkpoint",
+        "_profiler_started": "not kept in a checkpoint",
+        "_should_trace": "whether it acts on batches",
+    },
+    "epoch iterator": {
+        "_current_iterator": "the place of a running fit in its data",
+        "_enumerate_iterator": "a fit that begins within an epoch",
+        "_get_iterator": "the place of a running fit in its data",
+        "_steps_seen": "a fit that begins within an epoch",
+    },
+    "dataset": {"_inputs": "the parts of a user's tf.data pipeline"},
+    "dataset of arrays": {"_tensors": "its length"},
+    "dataset of files": {"_filenames": "its files, to be shared among workers"},
+    "dataset of a function": {"_map_func": "whether it draws random numbers"},
+    "shuffled dataset": {"_seed": "whether it repeats", "_seed2": "whether it repeats"},
+    "batched dataset": {"_batch_size": "how many examples a batch holds"},
+    "traced function": {"_functions": "whether it draws random numbers"},
+}
+
+
+def check_private_interfaces() -> list[Finding]:
+    """Findings about what the installed releases do not have."""
+    gone = missing()
+    releases = f"Keras {keras.__version__} and TensorFlow {tf.__version__}"
+    if not gone:
+        number = sum(map(len, (*OF_MODULES.values(), *OF_OBJECTS.values())))
+        return [fine(GROUP, f"{releases} have the {number} private interfaces that tfdist uses")]
+    what = f"{releases} do not have {', '.join(gone)}"
+    why = "tfdist uses these for what nothing public does, so a part of it will fail."
+    return [Finding(PROBLEM, GROUP, what, why, "Install the releases that tfdist is pinned to (`versions`).")]
+
+
+def missing() -> list[str]:
+    """The interfaces that are not there, each as OWNER.NAME."""
+    gone = []
+    for owner, names in OF_MODULES.items():
+        try:
+            module = importlib.import_module(owner)
+        except ImportError:
+            gone += [f"{owner}.{name}" for name in names]
+            continue
+        gone += [f"{owner}.{name}" for name in names if not hasattr(module, name)]
+    for owner, names in OF_OBJECTS.items():
+        try:
+            found = _SAMPLES[owner]()
+        except (ImportError, AttributeError):
+            gone += [f"{owner}.{name}" for name in names]
+            continue
+        gone += [f"{owner}.{name}" for name in names if not hasattr(found, name)]
+    return gone
+
+
+def _model() -> keras.Model:
+    x = keras.Input((2,))
+    y = keras.layers.Dense(1)(keras.layers.Dropout(0.5)(x))
+    model = keras.Model(x, y)
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def _optimizer() -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.SGD(use_ema=True, gradient_accumulation_steps=2)
+    optimizer.build([keras.Variable(0.0)])
+    return optimizer
+
+
+def _several_optimizers() -> Any:
+    several = keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD())
+    several.build([keras.Variable(0.0)])
+    return several
+
+
+def _context() -> Any:
+    from tensorflow.python.eager import context
+
+    return context.context()
+
+
+def _epoch_iterator() -> Any:
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    return EpochIterator(np.zeros((1, 2)))
+
+
+def _numbers() -> tf.data.Dataset:
+    return tf.data.Dataset.range(1)
+
+
+_SAMPLES: dict[str, Callable[[], Any]] = {
+    "context": _context,
+    "layer": lambda: keras.layers.Dropout(0.5),
+    "normalization": keras.layers.BatchNormalization,
+    "symbol": lambda: keras.layers.Masking()(keras.Input((2, 1))),
+    "model": _model,
+    "compiled loss": lambda: _model()._compile_loss,
+    "compiled metrics": lambda: _model()._compile_metrics,
+    "optimizer": _optimizer,
+    "several optimizers": _several_optimizers,
+    "tensorboard": keras.callbacks.TensorBoard,
+    "epoch iterator": _epoch_iterator,
+    "dataset": lambda: _numbers().take(1),
+    "dataset of arrays": lambda: tf.data.Dataset.from_tensor_slices([0]),
+    "dataset of files": lambda: tf.data.TFRecordDataset(["none"]),
+    "dataset of a function": lambda: _numbers().map(lambda n: n),
+    "shuffled dataset": lambda: _numbers().shuffle(1, seed=1),
+    "batched dataset": lambda: _numbers().batch(1),
+    "traced function": lambda: tf.function(lambda: tf.constant(0)).get_concrete_function().graph,
+}

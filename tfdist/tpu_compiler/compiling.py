@@ -1,0 +1,88 @@
+"""Has an experiment's training step compiled for a slice of TPUs, and finds the largest batch that fits."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+from tfdist.errors import UserError
+from tfdist.tpu_compiler.chips import Slice
+from tfdist.tpu_compiler.program import Program, Programs, traced
+from tfdist.tpu_compiler.refusals import explained, notes
+from tfdist.tpu_compiler.report import GIB, Compiled
+from tfdist.tpu_compiler.toolchain import Compiler
+from tfdist.training.run.settings import TrainSettings
+from tfdist.tuning.search import hypermodel
+
+NO_ROOM = "RESOURCE_EXHAUSTED"
+MOST_DOUBLINGS = 16
+PARTS = 8  # the largest batch is found to an eighth of its last power of two
+
+
+def compile_step(
+    settings: TrainSettings, target: Slice, compiler: Compiler, *, finds_largest_batch: bool = False
+) -> Compiled:
+    """The training step on a slice.
+
+    Raises:
+      UserError: the experiment cannot be put together, or a TPU cannot run it.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="tfdist-compile-") as scratch,
+        traced(settings, hypermodel.builder_of(settings), target.num_cores) as programs,
+    ):
+        path = os.path.join(scratch, "step.hlo")
+        program, answer = _compiled(programs, path, target, compiler, None)
+        if "error" in answer:
+            raise explained(answer["error"], programs.model, target.topology)
+        largest = None
+        if finds_largest_batch:
+            largest = _largest_batch(programs, path, target, compiler)
+        return Compiled(
+            slice=target,
+            program=program,
+            largest_batch=largest,
+            collectives=answer["collectives"],
+            argument_bytes=answer["argument_bytes"],
+            temporary_bytes=answer["temporary_bytes"],
+            flops=answer["flops"],
+            bytes_accessed=answer["bytes_accessed"],
+            notes=tuple(notes(program.text, programs.model)),
+        )
+
+
+def _compiled(
+    programs: Programs, path: str, target: Slice, compiler: Compiler, local_batch_size: int | None
+) -> tuple[Program, dict[str, Any]]:
+    try:
+        program = programs.write_step(path, local_batch_size=local_batch_size)
+    except UserError:
+        raise
+    except Exception as error:  # TensorFlow's lowering raises many kinds
+        raise explained(str(error), programs.model, target.topology) from error
+    return program, compiler.compile(program, target.topology)
+
+
+def _largest_batch(programs: Programs, path: str, target: Slice, compiler: Compiler) -> int:
+    """The most examples of a core with which the step fits, found to an eighth of its size."""
+
+    def fits(size: int) -> bool:
+        _, answer = _compiled(programs, path, target, compiler, size)
+        if "error" in answer:
+            if NO_ROOM not in answer["error"]:
+                raise explained(answer["error"], programs.model, target.topology)
+            return False
+        return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_gib * GIB
+
+    size = programs.local_batch_size
+    for _ in range(MOST_DOUBLINGS):
+        if not fits(2 * size):
+            break
+        size *= 2
+    unit = max(1, size // PARTS)
+    low, high = size // unit, 2 * size // unit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * unit) else (low, middle)
+    return low * unit

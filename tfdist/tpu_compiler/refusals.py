@@ -1,0 +1,97 @@
+"""Says which layer or operation of a model a TPU cannot run, and what to write instead.
+
+Invariant: what is not recognized is told in the compiler's own words. The texts are those of TensorFlow's lowering to
+XLA; tests/tpu_compiler has a model for each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import keras
+
+from tfdist.errors import UserError
+
+IN_THE_DATA = "Compute it in the data function, which the host runs."
+ADVICE = {  # by what the operation's name holds; the first that fits
+    r"PyFunc": "It calls Python. Write it with Keras's or TensorFlow's operations, or compute it in the data function.",
+    r"StringFormat|Print|Assert": "Remove the printing or checking.",
+    r"String|Regex|Lookup|HashTable|Vocab|DT_STRING": f"A TPU has no text. {IN_THE_DATA}",
+    r"Ragged|Sparse": "A TPU has no ragged or sparse tensors. Pad to a fixed length, and give a mask or weights.",
+    r"Decode|Image|File|Parse": f"A TPU reads no files. {IN_THE_DATA}",
+}
+ELSE = "A TPU has no such operation. Use another, or compute it in the data function."
+_UNSUPPORTED = re.compile(r"(\w+) \(No registered '\w+' OpKernel [^{]*\{\{node ([^}]+)\}\}\s*(.*)")
+_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
+_LINE = re.compile(r'File "([^"]+)", line (\d+), in \w+')
+
+
+def explained(said: str, model: keras.Model, topology: str) -> UserError:
+    """The error for what TensorFlow or the compiler says of a step that it does not compile."""
+    where = f"{_layer(said, model)}{_line(said)}"
+    if unsupported := _UNSUPPORTED.search(said):
+        operation, node, more = unsupported.groups()
+        if node == "batch":
+            return UserError(f"A TPU ({topology}) cannot take the data: it holds text. {IN_THE_DATA}")
+        advice = next((text for words, text in ADVICE.items() if re.search(words, f"{operation} {more}")), ELSE)
+        return UserError(f"A TPU ({topology}) cannot run {operation}{where}. {advice}")
+    if "shapes of loop body do not match" in said:
+        return UserError(
+            f"A TPU ({topology}) cannot run a loop{where} whose values change their shapes. Give what grows its final "
+            "shape before the loop, and fill it, as tf.TensorArray(size=…) with a fixed element_shape does."
+        )
+    if "compile-time constant" in said or "must be a constant" in said:
+        return UserError(
+            f"A TPU ({topology}) needs shapes that are known before it computes, and one{where} depends on values. "
+            "Use a fixed shape and a mask."
+        )
+    if "RESOURCE_EXHAUSTED" in said:
+        return UserError(
+            f"The step does not fit into the memory of a core of {topology}: {_first_line(said)} Use a smaller "
+            "train.global_batch_size, more train.num_microbatches, train.precision = 'bfloat16', or a larger slice."
+        )
+    return UserError(f"A TPU ({topology}) cannot run the step{where}: {_first_line(said)}")
+
+
+def notes(program: str, model: keras.Model) -> Iterator[str]:
+    """What a TPU runs, but not as one would think.
+
+    Args:
+      program: an HLO module's text, whose instructions have the names of TensorFlow's operations.
+    """
+    by_layer: dict[tuple[str, str], str] = {}
+    for line in program.splitlines():
+        kind = "float64" if re.search(r"= f64\[", line) else "dynamic" if re.search(r"= \w+\[[^\]]*<=", line) else None
+        name = re.search(r'op_name="([^"]+)"', line)
+        if kind and name and (layer := _layer(f"{{{{node {name[1]}}}}}", model)):
+            by_layer.setdefault((kind, layer), name[1].rpartition("/")[2])
+    for (kind, layer), operation in by_layer.items():
+        if kind == "float64":
+            yield f"{operation}{layer} computes in float64, which a TPU does in software, slowly: write float32."
+        else:
+            yield f"{operation}{layer} has a shape that depends on values: a TPU computes the largest that it can have."
+
+
+def _layer(said: str, model: keras.Model) -> str:
+    """The innermost layer whose name is in the name of a graph's node, as " of the layer 'NAME'"."""
+    node = _NODE.search(said)
+    if node is None:
+        return ""
+    names = {layer.name for layer in model._flatten_layers(include_self=False)}
+    for part in reversed(node[1].split("/")):
+        plain = part if part in names else re.sub(r"_\d+$", "", part)  # Keras numbers the calls of a layer
+        if plain in names:
+            return f" of the layer {plain!r}"
+    return ""
+
+
+def _line(said: str) -> str:
+    """The last line of the user's own code on the way there, as " (FILE:LINE)"."""
+    own = [found for found in _LINE.findall(said) if "site-packages" not in found[0] and "/tfdist/" not in found[0]]
+    return f" ({own[-1][0].rpartition('/')[2]}:{own[-1][1]})" if own else ""
+
+
+def _first_line(said: str) -> str:
+    line = next((line.strip() for line in said.splitlines() if line.strip()), "it gives no reason")
+    return line if line.endswith(".") else f"{line}."

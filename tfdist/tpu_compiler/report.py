@@ -1,0 +1,107 @@
+"""What the TPU compiler found, in figures and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.tpu_compiler.chips import Slice
+from tfdist.tpu_compiler.program import Program
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+HEADERS = ("slice", "cores", "batch/core", "largest", "collectives", "sum", "memory", "of", "flops", "at least", "peak")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A training step that compiled; bytes, flops and seconds are of one core and one step.
+
+    Attributes:
+      largest_batch: examples of a core with which it still fits; None where nobody asked.
+      collectives: the kind of each, and the bytes that a core gives to it.
+      argument_bytes: variables and batch, as the chip lays them out, in tiles.
+      temporary_bytes: the most that is alive besides.
+      notes: what a TPU runs in another way than one would think.
+    """
+
+    slice: Slice
+    program: Program
+    largest_batch: int | None
+    collectives: Sequence[dict[str, Any]]
+    argument_bytes: int
+    temporary_bytes: int
+    flops: float
+    bytes_accessed: float
+    notes: Sequence[str] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """New values of variables take the place of the old ones, so outputs do not count."""
+        return self.argument_bytes + self.temporary_bytes
+
+    @property
+    def seconds(self) -> float:
+        """The least that the chip's peak rates allow."""
+        return max(self._seconds_computing, self.bytes_accessed / self.slice.chip.bytes_per_second)
+
+    @property
+    def _seconds_computing(self) -> float:
+        return self.flops / self.slice.chip.flops_per_second
+
+    @property
+    def share_of_peak(self) -> float:
+        """Of the chip's rate, where a step takes no longer than `seconds`."""
+        return self._seconds_computing / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "slice": self.slice.topology,
+            "num_cores": self.slice.num_cores,
+            "local_batch_size": self.program.local_batch_size,
+            "largest_local_batch_size": self.largest_batch,
+            "num_parameters": self.program.num_parameters,
+            "parameter_bytes": self.program.parameter_bytes,
+            "slot_bytes": self.program.slot_bytes,
+            "collectives": list(self.collectives),
+            "argument_bytes": self.argument_bytes,
+            "temporary_bytes": self.temporary_bytes,
+            "memory_bytes": self.memory_bytes,
+            "chip_bytes": int(self.slice.chip.memory_gib * GIB),
+            "flops": self.flops,
+            "bytes_accessed": self.bytes_accessed,
+            "least_seconds": self.seconds,
+            "share_of_peak": self.share_of_peak,
+            "notes": list(self.notes),
+        }
+
+
+def table(found: Sequence[Compiled]) -> str:
+    """A line for each slice; what it shows is of one core and one step."""
+    rows = [HEADERS, *(_row(each) for each in found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADERS))]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _row(each: Compiled) -> tuple[str, ...]:
+    kinds = [collective["kind"] for collective in each.collectives]
+    return (
+        each.slice.topology,
+        str(each.slice.num_cores),
+        str(each.program.local_batch_size),
+        "–" if each.largest_batch is None else str(each.largest_batch),
+        ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)) or "none",
+        in_bytes(sum(collective["bytes"] for collective in each.collectives)),
+        in_bytes(each.memory_bytes),
+        f"{each.slice.chip.memory_gib:g} GiB",
+        f"{each.flops:.3g}",
+        f"{1e6 * each.seconds:.3g} µs",
+        f"{100 * each.share_of_peak:.2g} %",
+    )
+
+
+def in_bytes(count: float) -> str:
+    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:g} B"

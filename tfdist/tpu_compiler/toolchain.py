@@ -1,0 +1,84 @@
+"""libtpu's compiler, which needs no TPU, in an environment of its own.
+
+Invariant: nothing of JAX comes into this process. The environment is made once for a user and a Python, in the user's
+cache, and used only when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import TfdistError, UserError
+from tfdist.tpu_compiler.program import Program
+
+PACKAGES = ("jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1")  # tried together with TensorFlow 2.20 and 2.21
+SCRIPT = Path(__file__).with_name("compile_program.py")
+WHOLE = ".whole"
+
+
+class Compiler:
+    """The compiler's process; made by `open_compiler`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def compile(self, program: Program, topology: str) -> dict[str, Any]:
+        """What the compiler says of a program for a topology such as "v5e:2x2"; `error` where it refuses it."""
+        job = {"path": program.path, "num_replicas": program.num_replicas, "topology": topology}
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise TfdistError(f"The TPU compiler's process ended with status {self._process.wait()}.")
+        return json.loads(answer)
+
+
+@contextlib.contextmanager
+def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
+    """Starts the compiler, in an environment that is made where there is none yet.
+
+    Raises:
+      UserError: the environment cannot be made.
+    """
+    python = _environment(tell)
+    command = [str(python), "-I", str(SCRIPT)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            yield Compiler(process)
+        finally:
+            process.kill()
+
+
+def _environment(tell: Callable[[str], None]) -> Path:
+    """The Python of the environment."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfdist"
+    name = "-".join(["tpu-compiler", f"cp{sys.version_info.major}{sys.version_info.minor}", *PACKAGES])
+    place = cache / name.replace("==", "")
+    python = place / "bin" / "python"
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(place.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / WHOLE).exists():
+            tell(f"Installing {', '.join(PACKAGES)} into {place} (once)")
+            _run([sys.executable, "-m", "venv", "--clear", str(place)])
+            _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES])
+            (place / WHOLE).touch()
+    return python
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise UserError(f"The TPU compiler's environment cannot be made: {' '.join(command[:6])} … says: {last}")
