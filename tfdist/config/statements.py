@@ -176,6 +176,8 @@ def _syntax_hint(message: str, line: str) -> str:
     reason, failed, word = message.partition("\n    Failed to parse token '")
     if failed:
         return _value_hint(word[:-1], reason)
+    if message == "Unable to parse value." and (text := re.search(r"\b[rR]?[fF][rR]?['\"].*", line)):
+        return _value_hint(text[0], reason)  # from Python 3.12 on its tokens are others
     hints = {
         "Expected ')'.": "Between the arguments of a function stand commas: @module.function(size=3, depth=2).",
         "Expected an argument.": "Arguments have names, as in @module.function(size=3), or lines of their own, such as "
