@@ -38,6 +38,7 @@ class Program:
       local_batch_size: examples of one of them.
       num_parameters, parameter_bytes: of the model's variables.
       slot_bytes: of the optimizer's.
+      batch_bytes: of a core's batch.
       text: the program as text, with the names of TensorFlow's operations.
     """
 
@@ -47,6 +48,7 @@ class Program:
     num_parameters: int
     parameter_bytes: int
     slot_bytes: int
+    batch_bytes: int
     text: str
 
 
@@ -86,6 +88,7 @@ class Programs:
             sum(math.prod(variable.shape) for variable in model),
             sum(map(_bytes, model)),
             sum(map(_bytes, slots)),
+            sum(_bytes(tensor) for tensor in tf.nest.flatten(batch)),
             lowered(stage="hlo"),
         )
 
@@ -131,5 +134,5 @@ def _with_rows(batch: dict[str, Any], count: int) -> dict[str, Any]:
     return tf.nest.map_structure(repeated, rest) | splits
 
 
-def _bytes(variable: keras.Variable) -> int:
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+def _bytes(values: keras.Variable | tf.Tensor) -> int:
+    return math.prod(values.shape) * tf.as_dtype(values.dtype).size

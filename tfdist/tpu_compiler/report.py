@@ -10,7 +10,10 @@ from tfdist.tpu_compiler.chips import Slice
 from tfdist.tpu_compiler.program import Program
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-HEADERS = ("slice", "cores", "batch/core", "largest", "collectives", "sum", "memory", "of", "flops", "at least", "peak")
+HEADERS = (
+    *("slice", "cores", "batch/core", "largest", "collectives", "sum", "memory", "of", "padding", "flops", "at least"),
+    "peak",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,12 @@ class Compiled:
         return self.argument_bytes + self.temporary_bytes
 
     @property
+    def padding(self) -> float:
+        """How much more variables and batch take in tiles than they hold, as a share of what they hold."""
+        held = self.program.parameter_bytes + self.program.slot_bytes + self.program.batch_bytes
+        return self.argument_bytes / held - 1
+
+    @property
     def seconds(self) -> float:
         """The least that the chip's peak rates allow."""
         return max(self._seconds_computing, self.bytes_accessed / self.slice.chip.bytes_per_second)
@@ -66,6 +75,7 @@ class Compiled:
             "collectives": list(self.collectives),
             "argument_bytes": self.argument_bytes,
             "temporary_bytes": self.temporary_bytes,
+            "padding": self.padding,
             "memory_bytes": self.memory_bytes,
             "chip_bytes": int(self.slice.chip.memory_gib * GIB),
             "flops": self.flops,
@@ -94,6 +104,7 @@ def _row(each: Compiled) -> tuple[str, ...]:
         in_bytes(sum(collective["bytes"] for collective in each.collectives)),
         in_bytes(each.memory_bytes),
         f"{each.slice.chip.memory_gib:g} GiB",
+        f"{100 * each.padding:.0f} %",
         f"{each.flops:.3g}",
         f"{1e6 * each.seconds:.3g} µs",
         f"{100 * each.share_of_peak:.2g} %",
