@@ -48,8 +48,8 @@ def test_the_table_of_versions_is_that_of_the_project() -> None:
     stated = [*project["dependencies"], *(each for e in project["optional-dependencies"].values() for each in e)]
     pins = dict(re.fullmatch(r"([A-Za-z0-9_.-]+)(?:\[.*\])?(.*)", each).groups() for each in stated)
     assert versions.NEEDED.keys() == {re.match(r"[A-Za-z0-9_-]+", each)[0] for each in project["dependencies"]}
-    for package in ("tensorflow", "tensorflow-tpu"):
-        assert pins[package] == versions.TENSORFLOW
+    assert pins["tensorflow"] == versions.TENSORFLOW
+    assert pins["tensorflow-tpu"].startswith(f">={TENSORFLOW_RELEASES[0]},") and pins["libtpu"] == versions.LIBTPU
     first, last = (Version(release) for release in (TENSORFLOW_RELEASES[0], TENSORFLOW_RELEASES[-1]))
     assert f">={first},<{first.major}.{last.minor + 1}" == versions.TENSORFLOW
     for package, wanted in {**versions.NEEDED, "google-cloud-storage": versions.BESIDE["google-cloud-storage"]}.items():
@@ -61,15 +61,17 @@ def test_the_table_of_versions_is_that_of_the_project() -> None:
 
 def test_versions_that_do_not_go_together_are_found() -> None:
     assert by_level(versions.check_versions(version_of=FITTING.get), "problem") == []
-    other = FITTING | {"tensorflow": "2.19.1", "nvidia-cudnn-cu12": "8.9.7", "libtpu": "0.0.17"}
+    other = FITTING | {"tensorflow": "2.19.1", "nvidia-cudnn-cu12": "8.9.7", "libtpu": "0.0.52"}
     found = versions.check_versions(["horovod"], version_of=other.get, driver="470.82.01")
     assert by_level(found, "problem") == [
         "tensorflow is 2.19.1, not >=2.20,<2.22",
         "horovod is not installed",
         "NVIDIA's driver is 470.82.01",
     ]
-    assert by_level(found, "warning") == ["nvidia-cudnn-cu12 is 8.9.7, not >=9.3.0.75,<10"]
-    assert by_level(found, "note") == ["libtpu 0.0.17"]
+    assert by_level(found, "warning") == [
+        "nvidia-cudnn-cu12 is 8.9.7, not >=9.3.0.75,<10",
+        "libtpu is 0.0.52, not >=0.0.17,<=0.0.24",
+    ]
 
 
 def test_tensorflow_may_be_any_one_of_its_packages() -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
+from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
 from tfdist.requirements import TENSORFLOW_EXTRAS, TENSORFLOW_PACKAGES
 
 GROUP = "versions"
@@ -27,6 +27,7 @@ NEEDED = {
     "tensorboard": ">=2.20,<2.22",
     "packaging": ">=24",
 }
+LIBTPU = ">=0.0.17,<=0.0.24"  # with a newer one, 0.0.52, tensorflow-tpu 2.20 ends at its import
 # What goes with them where it is there. CUDA's libraries are those that TensorFlow 2.20 and 2.21 were built with: CUDA
 # 12.5.1, cuDNN 9, and for the extra and-cuda of 2.21 NCCL from 2.27.7.
 BESIDE = {
@@ -35,6 +36,7 @@ BESIDE = {
     "nvidia-cuda-runtime-cu12": ">=12.5.82,<13",
     "nvidia-cudnn-cu12": ">=9.3.0.75,<10",
     "nvidia-nccl-cu12": ">=2.27.7,<3",
+    "libtpu": LIBTPU,
 }
 CUDA_DRIVER = "525.60.13"  # the oldest that runs CUDA 12, by its release notes' table of minor version compatibility
 WHY_PINNED = "tfdist uses private parts of this package and is pinned to what it was tested with."
@@ -62,7 +64,7 @@ def driver_version(file: Path = DRIVER_FILE) -> str | None:
 
 def all_versions(version_of: Installed = installed) -> dict[str, str]:
     """What is here, for comparing with the other workers."""
-    found = {package: version_of(package) for package in [*NEEDED, *BESIDE, "libtpu"]}
+    found = {package: version_of(package) for package in [*NEEDED, *BESIDE]}
     here = {package: version for package, version in found.items() if version is not None}
     tensorflow = next(iter(_tensorflows(version_of).values()), None)
     return {"python": platform.python_version()} | ({"tensorflow": tensorflow} if tensorflow else {}) | here
@@ -84,16 +86,6 @@ def check_versions(
             findings.append(_missing(package, wanted))
         elif version is not None and not _fits(version, wanted):
             findings.append(_other(package, version, wanted))
-    if (tpu := version_of("libtpu")) is not None:
-        findings.append(
-            Finding(
-                NOTE,
-                GROUP,
-                f"libtpu {tpu}",
-                "tensorflow-tpu brings the libtpu that it was built for; TensorFlow's other packages use none.",
-                "Look at what `devices` says: on a TPU VM TensorFlow must list TPUs (docs/tpu.md).",
-            )
-        )
     if driver is not None and not _fits(driver, f">={CUDA_DRIVER}"):
         findings.append(
             Finding(
