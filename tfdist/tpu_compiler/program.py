@@ -76,7 +76,7 @@ class Programs:
           What TensorFlow's lowering raises of a step that XLA cannot compile.
         """
         batch = self._batch if local_batch_size is None else _with_rows(self._batch, local_batch_size)
-        function = tf.function(lambda batch: self._step.on_batch(batch).loss, jit_compile=True, autograph=False)
+        function = tf.function(self._step.on_batch, jit_compile=True, autograph=False)
         lowered = function.experimental_get_compiler_ir(batch)
         with open(path, "wb") as file:
             file.write(lowered(stage="hlo_serialized"))
