@@ -49,7 +49,7 @@ ONLY_IMPORTERS = {
     "jax": {"tpu_compiler.compile_program"},
 }
 # strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.
-ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster", "tpu_compiler"}
+ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 

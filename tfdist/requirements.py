@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 
 from tfdist.errors import UserError
 
@@ -41,17 +42,20 @@ def missing_requirement(module: str) -> UserError | None:
     )
 
 
-def installed_tensorflow() -> dict[str, str]:
-    """The version of each package that has the module `tensorflow`; none where it came in another way."""
+def installed(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
     import importlib.metadata  # it takes longer than an answer to --help may
 
-    found = {}
-    for package in TENSORFLOW_PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def installed_tensorflow(version_of: Callable[[str], str | None] = installed) -> dict[str, str]:
+    """The version of each package that has the module `tensorflow`; none where it came in another way."""
+    found = {package: version_of(package) for package in TENSORFLOW_PACKAGES}
+    return {package: version for package, version in found.items() if version is not None}
 
 
 def check_tensorflow() -> None:

@@ -1,4 +1,4 @@
-# Makes the repository's environments; sourced by quickstart.sh, test.sh and test_versions.sh.
+# Makes the repository's environment .venv; sourced by quickstart.sh and test.sh.
 #
 #     ensure_environment quickstart    # .venv with what requirements/quickstart.txt pins, quick when nothing changed
 #     "$python" …                      # its interpreter

@@ -6,6 +6,7 @@ that a new release does not have. Imports TensorFlow, which the caller has quiet
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,7 @@ def missing() -> list[str]:
     return gone
 
 
+@functools.cache  # three owners are parts of it
 def _model() -> keras.Model:
     x = keras.Input((2,))
     y = keras.layers.Dense(1)(keras.layers.Dropout(0.5)(x))

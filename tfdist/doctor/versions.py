@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import re
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
-from tfdist.requirements import TENSORFLOW_EXTRAS, TENSORFLOW_PACKAGES
+from tfdist.requirements import TENSORFLOW_EXTRAS, installed, installed_tensorflow
 
 GROUP = "versions"
 PYTHON = ">=3.11,<3.14"
@@ -45,14 +44,6 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 Installed = Callable[[str], str | None]
 
 
-def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def driver_version(file: Path = DRIVER_FILE) -> str | None:
     """The version of NVIDIA's kernel module; None where there is none."""
     try:
@@ -66,7 +57,7 @@ def all_versions(version_of: Installed = installed) -> dict[str, str]:
     """What is here, for comparing with the other workers."""
     found = {package: version_of(package) for package in [*NEEDED, *BESIDE]}
     here = {package: version for package, version in found.items() if version is not None}
-    tensorflow = next(iter(_tensorflows(version_of).values()), None)
+    tensorflow = next(iter(installed_tensorflow(version_of).values()), None)
     return {"python": platform.python_version()} | ({"tensorflow": tensorflow} if tensorflow else {}) | here
 
 
@@ -114,14 +105,8 @@ def _python() -> list[Finding]:
     ]
 
 
-def _tensorflows(version_of: Installed) -> dict[str, str]:
-    """The packages that are here of those with TensorFlow in them."""
-    found = {package: version_of(package) for package in TENSORFLOW_PACKAGES}
-    return {package: version for package, version in found.items() if version is not None}
-
-
 def _tensorflow(version_of: Installed) -> list[Finding]:
-    found = _tensorflows(version_of)
+    found = installed_tensorflow(version_of)
     hint = f"Run: pip install {TENSORFLOW_EXTRAS}"
     if not found:
         why = f"tfdist needs TensorFlow {TENSORFLOW}, which comes by an extra."

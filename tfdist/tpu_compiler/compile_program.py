@@ -12,15 +12,12 @@ import os
 import re
 import sys
 
-# There is no metadata server to ask which TPU this machine has, and no TPU that one process alone may have.
-VARIABLES = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
 _SHAPE = re.compile(r"\b(pred|[sufbc]\w*?\d+)\[([\d,]*)\]")
 _COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 _BITS = {"pred": 8}
 
 
 def main() -> None:
-    os.environ |= VARIABLES
     for line in sys.stdin:
         job = json.loads(line)
         try:
@@ -55,12 +52,8 @@ def compiled(path: str, num_replicas: int, topology: str) -> dict[str, object]:
     memory, cost = found.get_compiled_memory_stats(), found.cost_analysis()
     (program,) = found.hlo_modules()
     return {
-        "kind": devices[0].device_kind,
         "argument_bytes": memory.argument_size_in_bytes,
-        "output_bytes": memory.output_size_in_bytes,
-        "alias_bytes": memory.alias_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
-        "code_bytes": memory.generated_code_size_in_bytes,
         "flops": cost.get("flops", 0.0),
         "bytes_accessed": cost.get("bytes accessed", 0.0),
         "collectives": collectives(program.to_string()),

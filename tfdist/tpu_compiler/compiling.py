@@ -9,13 +9,12 @@ from typing import Any
 from tfdist.errors import UserError
 from tfdist.tpu_compiler.chips import Slice
 from tfdist.tpu_compiler.program import Program, Programs, traced
-from tfdist.tpu_compiler.refusals import explained, notes
+from tfdist.tpu_compiler.refusals import NoRoomError, explained, notes
 from tfdist.tpu_compiler.report import GIB, Compiled
 from tfdist.tpu_compiler.toolchain import Compiler
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
-NO_ROOM = "RESOURCE_EXHAUSTED"
 MOST_DOUBLINGS = 16
 PARTS = 8  # the largest batch is found to an eighth of its last power of two
 
@@ -34,22 +33,9 @@ def compile_step(
     ):
         path = os.path.join(scratch, "step.hlo")
         program, answer = _compiled(programs, path, target, compiler, None)
-        if "error" in answer:
-            raise explained(answer["error"], programs.model, target.topology)
-        largest = None
-        if finds_largest_batch:
-            largest = _largest_batch(programs, path, target, compiler)
-        return Compiled(
-            slice=target,
-            program=program,
-            largest_batch=largest,
-            collectives=answer["collectives"],
-            argument_bytes=answer["argument_bytes"],
-            temporary_bytes=answer["temporary_bytes"],
-            flops=answer["flops"],
-            bytes_accessed=answer["bytes_accessed"],
-            notes=tuple(notes(program.text, programs.model)),
-        )
+        largest = _largest_batch(programs, path, target, compiler) if finds_largest_batch else None
+        found_notes = tuple(notes(program.text, programs.model))
+        return Compiled(slice=target, program=program, largest_batch=largest, notes=found_notes, **answer)
 
 
 def _compiled(
@@ -61,17 +47,19 @@ def _compiled(
         raise
     except Exception as error:  # TensorFlow's lowering raises many kinds
         raise explained(str(error), programs.model, target.topology) from error
-    return program, compiler.compile(program, target.topology)
+    answer = compiler.compile(program, target.topology)
+    if "error" in answer:
+        raise explained(answer["error"], programs.model, target.topology)
+    return program, answer
 
 
 def _largest_batch(programs: Programs, path: str, target: Slice, compiler: Compiler) -> int:
     """The most examples of a core with which the step fits, found to an eighth of its size."""
 
     def fits(size: int) -> bool:
-        _, answer = _compiled(programs, path, target, compiler, size)
-        if "error" in answer:
-            if NO_ROOM not in answer["error"]:
-                raise explained(answer["error"], programs.model, target.topology)
+        try:
+            _, answer = _compiled(programs, path, target, compiler, size)
+        except NoRoomError:
             return False
         return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_gib * GIB
 

@@ -1,7 +1,6 @@
-"""The programs of an experiment as a TPU would be given them: one training step, one step of an evaluation.
+"""The training step of an experiment as the program that a TPU would be given.
 
-Invariant: they are traced from the step and the evaluation that a run has, on a batch of the experiment's own data.
-Nothing is trained.
+Invariant: it is traced from the step that a run has, on a batch of the experiment's own data. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -39,7 +38,7 @@ class Program:
       num_parameters, parameter_bytes: of the model's variables.
       slot_bytes: of the optimizer's.
       batch_bytes: of a core's batch.
-      text: the program as text, with the names of TensorFlow's operations.
+      lowered: gives the program at a stage of TensorFlow's lowering, each time anew.
     """
 
     path: str
@@ -49,7 +48,12 @@ class Program:
     parameter_bytes: int
     slot_bytes: int
     batch_bytes: int
-    text: str
+    lowered: Callable[..., Any]
+
+    @property
+    def text(self) -> str:
+        """With the names of TensorFlow's operations."""
+        return self.lowered(stage="hlo")
 
 
 class Programs:
@@ -89,7 +93,7 @@ class Programs:
             sum(map(_bytes, model)),
             sum(map(_bytes, slots)),
             sum(_bytes(tensor) for tensor in tf.nest.flatten(batch)),
-            lowered(stage="hlo"),
+            lowered,
         )
 
 

@@ -21,18 +21,24 @@ ADVICE = {  # by what the operation's name holds; the first that fits
     r"Ragged|Sparse": "A TPU has no ragged or sparse tensors. Pad to a fixed length, and give a mask or weights.",
     r"Decode|Image|File|Parse": f"A TPU reads no files. {IN_THE_DATA}",
 }
+NO_ROOM = "RESOURCE_EXHAUSTED"
 ELSE = "A TPU has no such operation. Use another, or compute it in the data function."
 _UNSUPPORTED = re.compile(r"(\w+) \(No registered '\w+' OpKernel [^{]*\{\{node ([^}]+)\}\}\s*(.*)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in \w+')
 
 
+class NoRoomError(UserError):
+    """The step does not fit into a core's memory."""
+
+
 def explained(said: str, model: keras.Model, topology: str) -> UserError:
     """The error for what TensorFlow or the compiler says of a step that it does not compile."""
-    where = f"{_layer(said, model)}{_line(said)}"
+    node = _NODE.search(said)
+    where = f"{_layer(node[1], _names(model)) if node else ''}{_line(said)}"
     if unsupported := _UNSUPPORTED.search(said):
-        operation, node, more = unsupported.groups()
-        if node == "batch":
+        operation, name, more = unsupported.groups()
+        if name == "batch":
             return UserError(f"A TPU ({topology}) cannot take the data: it holds text. {IN_THE_DATA}")
         advice = next((text for words, text in ADVICE.items() if re.search(words, f"{operation} {more}")), ELSE)
         return UserError(f"A TPU ({topology}) cannot run {operation}{where}. {advice}")
@@ -46,8 +52,8 @@ def explained(said: str, model: keras.Model, topology: str) -> UserError:
             f"A TPU ({topology}) needs shapes that are known before it computes, and one{where} depends on values. "
             "Use a fixed shape and a mask."
         )
-    if "RESOURCE_EXHAUSTED" in said:
-        return UserError(
+    if NO_ROOM in said:
+        return NoRoomError(
             f"The step does not fit into the memory of a core of {topology}: {_first_line(said)} Use a smaller "
             "train.global_batch_size, more train.num_microbatches, train.precision = 'bfloat16', or a larger slice."
         )
@@ -61,10 +67,11 @@ def notes(program: str, model: keras.Model) -> Iterator[str]:
       program: an HLO module's text, whose instructions have the names of TensorFlow's operations.
     """
     by_layer: dict[tuple[str, str], str] = {}
+    layers = _names(model)
     for line in program.splitlines():
         kind = "float64" if re.search(r"= f64\[", line) else "dynamic" if re.search(r"= \w+\[[^\]]*<=", line) else None
         name = re.search(r'op_name="([^"]+)"', line)
-        if kind and name and (layer := _layer(f"{{{{node {name[1]}}}}}", model)):
+        if kind and name and (layer := _layer(name[1], layers)):
             by_layer.setdefault((kind, layer), name[1].rpartition("/")[2])
     for (kind, layer), operation in by_layer.items():
         if kind == "float64":
@@ -73,13 +80,13 @@ def notes(program: str, model: keras.Model) -> Iterator[str]:
             yield f"{operation}{layer} has a shape that depends on values: a TPU computes the largest that it can have."
 
 
-def _layer(said: str, model: keras.Model) -> str:
+def _names(model: keras.Model) -> set[str]:
+    return {layer.name for layer in model._flatten_layers(include_self=False)}
+
+
+def _layer(node: str, names: set[str]) -> str:
     """The innermost layer whose name is in the name of a graph's node, as " of the layer 'NAME'"."""
-    node = _NODE.search(said)
-    if node is None:
-        return ""
-    names = {layer.name for layer in model._flatten_layers(include_self=False)}
-    for part in reversed(node[1].split("/")):
+    for part in reversed(node.split("/")):
         plain = part if part in names else re.sub(r"_\d+$", "", part)  # Keras numbers the calls of a layer
         if plain in names:
             return f" of the layer {plain!r}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import TfdistError, UserError
+from tfdist.strategies.cluster import environment
 from tfdist.tpu_compiler.program import Program
 
-PACKAGES = ("jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1")  # tried together with TensorFlow 2.20 and 2.21
+PACKAGES = ("jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1")  # tried with TensorFlow 2.21
 SCRIPT = Path(__file__).with_name("compile_program.py")
 WHOLE = ".whole"
+# There is no metadata server to ask which TPU this machine has, and no TPU that one process alone may have.
+VARIABLES = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
 
 
 class Compiler:
@@ -52,7 +54,12 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
     python = _environment(tell)
     command = [str(python), "-I", str(SCRIPT)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        env={**environment.current(), **VARIABLES},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         try:
             yield Compiler(process)
@@ -62,7 +69,7 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
 
 def _environment(tell: Callable[[str], None]) -> Path:
     """The Python of the environment."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfdist"
+    cache = Path(environment.cache_directory())
     name = "-".join(["tpu-compiler", f"cp{sys.version_info.major}{sys.version_info.minor}", *PACKAGES])
     place = cache / name.replace("==", "")
     python = place / "bin" / "python"

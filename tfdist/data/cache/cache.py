@@ -156,8 +156,7 @@ class Cached(Source):
             return SHARED_MEMORY / f"tfdist-{os.getuid()}"
         if self._directory is not None:
             return pathlib.Path(self._directory).absolute()
-        home = environment.current().get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        return pathlib.Path(home, "tfdist", "examples")
+        return pathlib.Path(environment.cache_directory(), "examples")
 
 
 def _check(structure: Any, lengths: np.ndarray | None) -> None:

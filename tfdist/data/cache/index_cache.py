@@ -50,5 +50,4 @@ def cached(file: FileVersion, settings: str, make: Callable[[], Arrays]) -> Arra
 
 
 def _directory() -> str:
-    base = environment.current().get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "tfdist", "index")
+    return os.path.join(environment.cache_directory(), "index")

@@ -30,6 +30,11 @@ def change(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
+def cache_directory() -> str:
+    """Where this user's caches of tfdist lie: `$XDG_CACHE_HOME/tfdist`, by default `~/.cache/tfdist`."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "tfdist")
+
+
 def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | None:
     """The first of `names` that the environment sets to something."""
     return next((name for name in names if environment.get(name)), None)

@@ -156,12 +156,12 @@ class Asha:
     takes_reports = False
 
     def __post_init__(self) -> None:
-        _require_whole("Asha", "factor", self.factor, least=2)
-        _require_whole("Asha", "min_epochs", self.min_epochs)
+        _require_whole(type(self).__name__, "factor", self.factor, least=2)
+        _require_whole(type(self).__name__, "min_epochs", self.min_epochs)
 
     def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        _require_epochs("Asha", epochs)
-        _require_max_trials("Asha", max_trials)
+        _require_epochs(type(self).__name__, epochs)
+        _require_max_trials(type(self).__name__, max_trials)
 
     def build(self, terms: Terms) -> keras_tuner.Oracle:
         from tfdist.tuning.search import asha, oracles
@@ -177,7 +177,7 @@ class Asha:
 
 
 @dataclasses.dataclass(frozen=True)
-class AshaStopping:
+class AshaStopping(Asha):
     """Random values; at a rung a trial is stopped unless it is among the best that got there. None is paused.
 
     The first trials train longer than with `Asha`, so full trainings come sooner; a trial that is stopped too early
@@ -188,18 +188,8 @@ class AshaStopping:
       min_epochs: of the first rung; the next have `factor` times as many.
     """
 
-    factor: int = 3
-    min_epochs: int = 1
     asks_ahead = True
     takes_reports = True
-
-    def __post_init__(self) -> None:
-        _require_whole("AshaStopping", "factor", self.factor, least=2)
-        _require_whole("AshaStopping", "min_epochs", self.min_epochs)
-
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        _require_epochs("AshaStopping", epochs)
-        _require_max_trials("AshaStopping", max_trials)
 
     def build(self, terms: Terms) -> keras_tuner.Oracle:
         from tfdist.tuning.search import asha, oracles
