@@ -91,7 +91,7 @@ def tfdist_learner_and_training(
     )
 
     def batches() -> Iterator[Any]:
-        return strategy.distribute(build_pipeline(source, plan, strategy.topology))
+        return strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
 
     choose_packing(strategy, learner, step, batches, deterministic=False, tell=lambda kind, message, **_: tell(message))
     iterator = batches()

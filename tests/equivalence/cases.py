@@ -387,7 +387,11 @@ CASES: dict[str, dict[str, Any]] = {
         "train_data": padded_words,
         "eval_data": None,
     },
-    "batch_norm_convolution": {"model": convnet_model, "num_microbatches": 2},
+    "batch_norm_convolution": {
+        "model": convnet_model,
+        "num_microbatches": 2,
+        "train_data": lambda: digits(501),
+    },
     "regularized": {"model": lambda: dense_model(regularizer="l2"), "train_data": lambda: digits(501)},
     "ema": {"optimizer": ema_sgd},
     "two_outputs": {

@@ -20,8 +20,11 @@ HALF_PRECISION = ("overflow", "overflow_left_out")
 HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 OTHERS = ("mirrored2", "mirrored4", "multi_worker", HOROVOD)
 WITH_TWO_REPLICAS = ("multi_worker", HOROVOD)
-# Batch statistics would count the padding; the other cases have no partial batch or nothing more to show.
-PADDED_CASES = ("uneven", "accumulation", "sample_weights", "two_outputs")
+# The other cases have no partial batch or nothing more to show.
+PADDED_CASES = (
+    *("uneven", "accumulation", "sample_weights", "two_outputs", "fewer_examples_than_replicas"),
+    *("batch_norm", "batch_norm_masked", "batch_norm_convolution"),
+)
 LAUNCH = {
     "one_device": [],
     "mirrored2": [],

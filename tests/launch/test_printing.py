@@ -336,7 +336,11 @@ def test_secrets_stand_there_by_reference() -> None:
         (["--print=kubernetes", "--image=a:1", "--name=Big", "--", DIGITS, "--run_dir=gs://b/r"], "small letters"),
         (
             ["--print=tpu_vm", "--zone=us-central2-b", "--accelerator=v4-32", "--", DIGITS, "--run_dir=gs://b/r"],
-            "several hosts",
+            "--accelerator=v4-32 has several hosts, each of which must run TensorFlow's server",
+        ),
+        (
+            ["--print=kubernetes", "--image=a:1", "--accelerator=v4-32", "--", DIGITS, "--run_dir=gs://b/r"],
+            "on GKE tfdist trains on the TPUs of one",
         ),
         (["--print=tpu_vm", "--zone=here", "--accelerator=v4-8", "--", DIGITS, "--run_dir=gs://b/r"], "a zone"),
         (["--print=tpu_vm", "--zone=us-central2-b", "--accelerator=v4-8", "--", DIGITS, "--run_dir=r"], "lost with"),
@@ -359,6 +363,14 @@ def test_the_command_prints_or_ends_with_2(run_python: Callable[..., support.Fin
     assert good.check().stdout.startswith("#!/bin/bash\n") and good.stderr == ""
     bad = run_python(["-m", "tfdist.launch", "--print=slurm", "--", DIGITS, "--run_dir=r"], cwd=support.REPOSITORY)
     assert (bad.status, bad.stdout) == (EXIT_USER_ERROR, "")
+
+
+def test_a_slice_of_several_hosts_is_trained_on_from_its_first() -> None:
+    image = "--runtime_version=tpu-vm-tf-2.20.0-pod-pjrt"
+    text = printed("tpu_vm", "--zone=us-central2-b", "--accelerator=v4-32", "--name=large", "--spot", image)
+    assert "--worker=all" not in text and text.count("--worker=0") == 3
+    assert "exec env TPU_NAME=large TPU_LOAD_LIBRARY=0 .venv/bin/python -m tfdist.main" in text
+    assert "--accelerator-type=v4-32" in text and "--runtime-version=tpu-vm-tf-2.20.0-pod-pjrt" in text
 
 
 SCRIPTS = {

@@ -48,6 +48,12 @@ def attention() -> keras.Model:
     return keras.Model(x, keras.layers.Dense(10, use_bias=False)(keras.layers.Flatten()(h)))
 
 
+def normalized() -> keras.Model:
+    x = keras.Input((64,))
+    h = keras.layers.BatchNormalization()(keras.layers.Dense(256, use_bias=False)(x))
+    return keras.Model(x, keras.layers.Dense(10)(h))
+
+
 class Python(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         y = tf.py_function(lambda v: v * 2, [x], x.dtype)

@@ -72,8 +72,13 @@ def found(done: support.Finished) -> list[dict[str, Any]]:
 def test_each_shipped_experiment_compiles_with_one_reduction_of_its_gradients(name: str, prepared: Path) -> None:
     slices = "v5e:2x2,v6e:2x4" + (",v4:2x2x1,v5p:2x2x1" if name in ON_FOUR_KINDS else "")
     fixed = ["text.TextLines.pad_to_max = True"] if name == "sentences_text" else []  # a TPU's shapes are fixed
-    done = found(compile_for(slices, f"tfdist:experiments/{name}.gin", *fixed, more=("--json",), cwd=prepared))
+    steps = found(compile_for(slices, f"tfdist:experiments/{name}.gin", *fixed, more=("--json",), cwd=prepared))
+    done = [each for each in steps if each["step"] == "train"]
+    evaluations = [each for each in steps if each["step"] == "evaluate"]
+    assert [each["num_cores"] for each in done] == [each["num_cores"] for each in evaluations]
     assert [each["num_cores"] for each in done] == [4, 8, 4, 4][: len(done)]
+    for each in evaluations:
+        assert each["collectives"] == [] and 0 < each["memory_bytes"] < each["chip_bytes"]
     for each in done:
         assert [collective["kind"] for collective in each["collectives"]] == ["all-reduce"], each
         (summed,) = each["collectives"]
@@ -115,6 +120,17 @@ def test_memory_of_parameters_and_slots_is_that_of_their_tiles(gin_file: Path) -
     tiled = 4 * (64 * 4096 + 4096 * 4096 + 4096 * 16)  # ten columns lie transposed, in two tiles' rows of eight
     batch = 4 * each["local_batch_size"] * LANES  # 64 columns in tiles of 128
     assert each["argument_bytes"] == pytest.approx(3 * tiled + batch, rel=0.001)
+
+
+@pytest.mark.slow
+def test_statistics_over_padded_batches_cost_reductions_of_their_own(gin_file: Path) -> None:
+    normalized = ("train.model = @models.normalized", "train.num_microbatches = 2")
+    (each,) = found(compile_for("v5e:2x2", gin_file, *normalized, more=("--json",)))
+    sums = [collective["bytes"] for collective in each["collectives"]]
+    assert {collective["kind"] for collective in each["collectives"]} == {"all-reduce"}
+    assert sum(size > each["parameter_bytes"] / 2 for size in sums) == 1  # all gradients at once
+    # Of two microbatches at once: squared distances, sums and counts; on the way back both, of 256 channels.
+    assert sorted(sums)[:-1] == [2 * 4 * 256, 2 * 4 * 257, 2 * 4 * (256 + 257)]
 
 
 @pytest.mark.slow

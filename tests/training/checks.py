@@ -114,7 +114,7 @@ def moments(strategy: Strategy, offset: float, masked: bool) -> dict[str, Any]:
     def on_replica(x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            mean, variance = global_moments(x, mask if masked else None, [0, 1])
+            mean, variance, _ = global_moments(x, mask if masked else None, [0, 1])
             loss = tf.reduce_sum(mean**2 + variance**2)
         return mean, variance, tape.gradient(loss, x)
 

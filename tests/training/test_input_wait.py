@@ -65,7 +65,7 @@ def test_what_is_measured_is_the_time_the_pipeline_took() -> None:
     strategy.connect()
     source = Slow(0.05)
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=8, num_replicas=1)
-    iterator = strategy.distribute(build_pipeline(source, plan, Topology(0, 1, 1)))
+    iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
 
     @tf.function
     def waits(iterator: Any, steps: tf.Tensor) -> tf.Tensor:

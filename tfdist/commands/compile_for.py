@@ -18,7 +18,7 @@ from tfdist.errors import EXIT_DONE, UserError
 
 
 def run(options: flags.FlagValues) -> int:
-    """Compiles the training step for each slice that is asked for; returns the exit status."""
+    """Compiles the steps of training and evaluation for each slice that is asked for; returns the exit status."""
     from tfdist import main
     from tfdist.config import loading
     from tfdist.tpu_compiler.chips import slice_of
@@ -39,8 +39,11 @@ def run(options: flags.FlagValues) -> int:
 
         with toolchain.open_compiler(tell) as compiler:
             return [
-                compiling.compile_step(settings, each, compiler, finds_largest_batch=options.largest_batch)
+                found
                 for each in slices
+                for found in compiling.compile_programs(
+                    settings, each, compiler, finds_largest_batch=options.largest_batch
+                )
             ]
 
     with tempfile.TemporaryDirectory(prefix="tfdist-compile-") as run_dir:

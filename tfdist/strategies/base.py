@@ -50,6 +50,9 @@ class Topology:
         return self.worker_index * self.num_local_replicas
 
 
+MakeDataset = Callable[[Topology], tf.data.Dataset]
+
+
 class Strategy(abc.ABC):
     """Who computes. Subclasses implement `_connect`; the rest follows from the `tf.distribute.Strategy` it returns."""
 
@@ -66,6 +69,9 @@ class Strategy(abc.ABC):
 
     is_one_program = False
     """Whether a whole step is one call of `run`, which may be nested in another: one program where each call is one."""
+
+    num_hosts = 1
+    """Machines on which this process has batches made; Python runs on this one alone."""
 
     reason: str | None = None
     """Why this strategy was picked, where `auto` picked it."""
@@ -179,9 +185,20 @@ class Strategy(abc.ABC):
         """Settles what `packing_candidates` left open. Functions traced before keep what they were traced with."""
         raise NotImplementedError(f"{self.name} packs by itself")
 
-    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        """An iterator over steps of `dataset`, an endless one whose consecutive elements go to the local replicas."""
-        return iter(self.distribution.distribute_datasets_from_function(lambda _: dataset))
+    def distribute(self, make: MakeDataset) -> Iterator[Any]:
+        """An iterator over steps of local batches.
+
+        Args:
+          make: gives an endless dataset for the replicas of a topology, whose consecutive elements go to them. Called
+            once for each host that feeds replicas of this process: this machine, or each host of a TPU.
+        """
+
+        def of_host(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            num_hosts = context.num_input_pipelines
+            num_local = context.num_replicas_in_sync // num_hosts
+            return make(Topology(context.input_pipeline_id, num_hosts, num_local))
+
+        return iter(self.distribution.distribute_datasets_from_function(of_host))
 
     def synchronize(self, variables: Sequence[Any]) -> None:
         """Gives every worker the chief's values of Keras `variables`, once, before training."""

@@ -18,7 +18,7 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError, is_whole_number
 from tfdist.strategies.alone import refuse_unmet, refuse_without_horovodrun
-from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import meet, read_meeting
 from tfdist.strategies.one_device import use_only
@@ -89,7 +89,8 @@ class Horovod(Strategy):
         distribution = HorovodDistribution(self._hvd, "GPU:0" if gpus else "CPU:0")
         return distribution, Topology(self._hvd.rank(), self._hvd.size(), num_local_replicas=1)
 
-    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+    def distribute(self, make: MakeDataset) -> Iterator[Any]:
+        dataset = make(self.topology)
         device = self.distribution.extended.worker_devices[0]
         if "GPU" in device:
             dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device))

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number, suggest
-from tfdist.strategies.base import Notify, Strategy, Topology, check_peer_timeout, check_seconds
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout, check_seconds
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.liveness import (
     HEARTBEAT_SECONDS,
@@ -80,11 +80,12 @@ class MultiWorker(Strategy):
     def set_packing(self, bytes_per_pack: int) -> None:
         self.bytes_per_pack = bytes_per_pack
 
-    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+    def distribute(self, make: MakeDataset) -> Iterator[Any]:
         devices = self.distribution.extended.worker_devices
         if len(devices) == 1 and "CPU" in devices[0]:
-            return iter(dataset)  # nothing to bring to another device: TensorFlow's own iterator costs 0.1 ms a step
-        return super().distribute(dataset)
+            # Nothing to bring to another device: TensorFlow's own iterator costs 0.1 ms a step.
+            return iter(make(self.topology))
+        return super().distribute(make)
 
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         packing = DEFAULT_PACKING if isinstance(self.bytes_per_pack, str) else self.bytes_per_pack

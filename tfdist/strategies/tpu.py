@@ -56,8 +56,9 @@ class TPU(Strategy):
                 "`gcloud compute tpus tpu-vm describe` that it is READY and that no other process holds it."
             ) from error
         distribution = tf.distribute.TPUStrategy(resolver)
-        check_one_host(distribution.extended.num_hosts)
-        notify(f"TPU {_said(address)}: {distribution.num_replicas_in_sync} cores")
+        self.num_hosts = distribution.extended.num_hosts
+        on_hosts = f" on {self.num_hosts} hosts" if self.num_hosts > 1 else ""
+        notify(f"TPU {_said(address)}: {distribution.num_replicas_in_sync} cores{on_hosts}")
         return distribution, Topology(0, 1, num_local_replicas=distribution.num_replicas_in_sync)
 
     def _resolve(self, address: str | None) -> tf.distribute.cluster_resolver.TPUClusterResolver:
@@ -85,15 +86,6 @@ def check_answers(jobs: Mapping[str, Sequence[str]]) -> None:
             socket.create_connection((host, port), ANSWER_SECONDS).close()
         except OSError as error:
             raise OSError(f"{host}:{port} does not answer ({error.strerror or error}).") from error
-
-
-def check_one_host(num_hosts: int) -> None:
-    """Raises UserError for a slice of several hosts, each of which would read the first host's examples."""
-    if num_hosts > 1:
-        raise UserError(
-            f"This TPU has {num_hosts} hosts; tfdist trains on the TPUs of one host. Use a slice of a single host, "
-            "such as v4-8 or v5litepod-8."
-        )
 
 
 def _said(address: str | None) -> str:

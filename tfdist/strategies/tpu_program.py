@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
-from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology
 from tfdist.strategies.tpu import TPU
 
 
@@ -34,8 +34,8 @@ class TpuProgram(Strategy):
     def claims_devices(self) -> bool:
         return False
 
-    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        return iter(dataset)
+    def distribute(self, make: MakeDataset) -> Iterator[Any]:
+        return iter(make(self.topology))
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         return _Distribution(self._num_replicas), Topology(0, 1, num_local_replicas=self._num_replicas)

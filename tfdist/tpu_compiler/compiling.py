@@ -1,14 +1,15 @@
-"""Has an experiment's training step compiled for a slice of TPUs, and finds the largest batch that fits."""
+"""Has an experiment's programs compiled for a slice of TPUs, and finds the largest batch that fits."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.tpu_compiler.chips import Slice
-from tfdist.tpu_compiler.program import Program, Programs, traced
+from tfdist.tpu_compiler.program import TRAIN, Program, Programs, traced
 from tfdist.tpu_compiler.refusals import NoRoomError, explained, notes
 from tfdist.tpu_compiler.report import GIB, Compiled
 from tfdist.tpu_compiler.toolchain import Compiler
@@ -19,10 +20,10 @@ MOST_DOUBLINGS = 16
 PARTS = 8  # the largest batch is found to an eighth of its last power of two
 
 
-def compile_step(
+def compile_programs(
     settings: TrainSettings, target: Slice, compiler: Compiler, *, finds_largest_batch: bool = False
-) -> Compiled:
-    """The training step on a slice.
+) -> Iterator[Compiled]:
+    """The training step on a slice, and the step of the evaluation where there is one.
 
     Raises:
       UserError: the experiment cannot be put together, or a TPU cannot run it.
@@ -32,17 +33,20 @@ def compile_step(
         traced(settings, hypermodel.builder_of(settings), target.num_cores) as programs,
     ):
         path = os.path.join(scratch, "step.hlo")
-        program, answer = _compiled(programs, path, target, compiler, None)
-        largest = _largest_batch(programs, path, target, compiler) if finds_largest_batch else None
-        found_notes = tuple(notes(program.text, programs.model))
-        return Compiled(slice=target, program=program, largest_batch=largest, notes=found_notes, **answer)
+        for kind in programs.kinds:
+            program, answer = _compiled(programs, path, target, compiler, kind)
+            largest = None
+            if finds_largest_batch and kind == TRAIN:
+                largest = _largest_batch(programs, path, target, compiler)
+            found_notes = tuple(notes(program.text, programs.model))
+            yield Compiled(slice=target, program=program, largest_batch=largest, notes=found_notes, **answer)
 
 
 def _compiled(
-    programs: Programs, path: str, target: Slice, compiler: Compiler, local_batch_size: int | None
+    programs: Programs, path: str, target: Slice, compiler: Compiler, kind: str, local_batch_size: int | None = None
 ) -> tuple[Program, dict[str, Any]]:
     try:
-        program = programs.write_step(path, local_batch_size=local_batch_size)
+        program = programs.write(path, kind, local_batch_size=local_batch_size)
     except UserError:
         raise
     except Exception as error:  # TensorFlow's lowering raises many kinds
@@ -58,7 +62,7 @@ def _largest_batch(programs: Programs, path: str, target: Slice, compiler: Compi
 
     def fits(size: int) -> bool:
         try:
-            _, answer = _compiled(programs, path, target, compiler, size)
+            _, answer = _compiled(programs, path, target, compiler, TRAIN, size)
         except NoRoomError:
             return False
         return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_gib * GIB

@@ -1,6 +1,6 @@
-"""The training step of an experiment as the program that a TPU would be given.
+"""An experiment's training step, and a step of its evaluation, as the programs that a TPU would be given.
 
-Invariant: it is traced from the step that a run has, on a batch of the experiment's own data. Nothing is trained.
+Invariant: they are traced from what a run has, on a batch of the experiment's own data. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfdist.strategies.tpu_program import TpuProgram
 from tfdist.telemetry.console.console import open_console
+from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import Learner, ModelBuilder
 from tfdist.training.run import assembly
 from tfdist.training.run.run import Request, open_run
@@ -26,21 +27,25 @@ from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.normalization import synchronized
 from tfdist.training.step.step import TrainStep
 
+TRAIN, EVALUATE = "train", "evaluate"
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
     """A program.
 
     Attributes:
+      kind: `TRAIN` or `EVALUATE`.
       path: of the file that holds it, an XLA HloModuleProto.
       num_replicas: cores that run it together.
       local_batch_size: examples of one of them.
       num_parameters, parameter_bytes: of the model's variables.
-      slot_bytes: of the optimizer's.
+      slot_bytes: of the optimizer's; an evaluation has none.
       batch_bytes: of a core's batch.
       lowered: gives the program at a stage of TensorFlow's lowering, each time anew.
     """
 
+    kind: str
     path: str
     num_replicas: int
     local_batch_size: int
@@ -60,32 +65,43 @@ class Programs:
     """What `traced` yields.
 
     Attributes:
-      local_batch_size: as the experiment has it.
+      kinds: of the programs that the experiment has.
+      local_batch_size: the training's, as the experiment has it.
     """
 
-    def __init__(self, step: TrainStep, learner: Learner, batch: dict[str, Any], num_replicas: int) -> None:
-        self._step, self._learner, self._batch, self._num_replicas = step, learner, batch, num_replicas
-        self._variables: list[keras.Variable] = learner.model.variables
+    def __init__(
+        self, step: TrainStep, evaluator: Evaluator | None, learner: Learner, batch: Any, num_replicas: int
+    ) -> None:
+        self._learner, self._num_replicas = learner, num_replicas
+        self._parts: dict[str, tuple[Callable[[Any], Any], Any]] = {TRAIN: (step.on_batch, batch)}
+        if evaluator is not None:
+            self._parts[EVALUATE] = (evaluator.on_batch, evaluator.next_batch())
+        self.kinds = tuple(self._parts)
         self.local_batch_size = _rows(batch)
         self.model = learner.model
 
-    def write_step(self, path: str, *, local_batch_size: int | None = None) -> Program:
-        """The training step.
+    def write(self, path: str, kind: str = TRAIN, *, local_batch_size: int | None = None) -> Program:
+        """A program.
 
         Args:
           path: of the file to be written.
+          kind: one of `kinds`.
           local_batch_size: None: that of the experiment. Others are of its examples, repeated.
 
         Raises:
-          What TensorFlow's lowering raises of a step that XLA cannot compile.
+          What TensorFlow's lowering raises of what XLA cannot compile.
         """
-        batch = self._batch if local_batch_size is None else _with_rows(self._batch, local_batch_size)
-        function = tf.function(self._step.on_batch, jit_compile=True, autograph=False)
+        on_batch, batch = self._parts[kind]
+        if local_batch_size is not None:
+            batch = _with_rows(batch, local_batch_size)
+        function = tf.function(on_batch, jit_compile=True, autograph=False)
         lowered = function.experimental_get_compiler_ir(batch)
         with open(path, "wb") as file:
             file.write(lowered(stage="hlo_serialized"))
-        model, slots = self._variables, self._learner.optimizer.variables
+        model = self.model.variables
+        slots = self._learner.optimizer.variables if kind == TRAIN else []
         return Program(
+            kind,
             path,
             self._num_replicas,
             _rows(batch),
@@ -116,7 +132,7 @@ def traced(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> I
             with synchronized(learner.model, strategy, wanted=own.synchronize_batch_norm):
                 step = assembly.build_step(training)
                 batch = next(assembly.stream(run, training.source, training.plan))
-                yield Programs(step, learner, batch, num_replicas)
+                yield Programs(step, assembly.build_evaluator(training), learner, batch, num_replicas)
 
 
 def _rows(batch: dict[str, Any]) -> int:

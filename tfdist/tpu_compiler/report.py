@@ -11,14 +11,14 @@ from tfdist.tpu_compiler.program import Program
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 HEADERS = (
-    *("slice", "cores", "batch/core", "largest", "collectives", "sum", "memory", "of", "padding", "flops", "at least"),
-    "peak",
+    *("slice", "step", "cores", "batch/core", "largest", "collectives", "sum", "memory", "of", "padding", "flops"),
+    *("at least", "peak"),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A training step that compiled; bytes, flops and seconds are of one core and one step.
+    """A step that compiled; bytes, flops and seconds are of one core and one step.
 
     Attributes:
       largest_batch: examples of a core with which it still fits; None where nobody asked.
@@ -66,6 +66,7 @@ class Compiled:
     def as_json(self) -> dict[str, Any]:
         return {
             "slice": self.slice.topology,
+            "step": self.program.kind,
             "num_cores": self.slice.num_cores,
             "local_batch_size": self.program.local_batch_size,
             "largest_local_batch_size": self.largest_batch,
@@ -97,6 +98,7 @@ def _row(each: Compiled) -> tuple[str, ...]:
     kinds = [collective["kind"] for collective in each.collectives]
     return (
         each.slice.topology,
+        each.program.kind,
         str(each.slice.num_cores),
         str(each.program.local_batch_size),
         "–" if each.largest_batch is None else str(each.largest_batch),

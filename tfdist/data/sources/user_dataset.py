@@ -34,6 +34,8 @@ _LOG = logging.getLogger(__name__)
 class StreamSource(Source):
     """A source that cannot read an example by its index, and therefore builds its batches itself."""
 
+    calls_python = True
+
     def reader(self, order: Order) -> Reader:
         raise UserError(
             f"A {type(self).__name__} is read from its beginning and cannot be part of a mixture. Use a source that "

@@ -1,4 +1,4 @@
-"""The TPU slices that tfdist trains on, as Cloud TPU and GKE name them: those of a single host.
+"""The TPU slices that tfdist trains on, as Cloud TPU and GKE name them.
 
 The names are those of https://cloud.google.com/tpu/docs/runtimes and
 https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
@@ -41,23 +41,28 @@ SLICES = {
     "v6e-8": TpuSlice("v2-alpha-tpuv6e", "tpu-v6e-slice", "2x4", 8),
 }
 _KINDS = sorted({name.split("-")[0] for name in SLICES})
+_MOST_OF_ONE_HOST = 8  # chips, or cores where the name counts those
+
+
+def has_several_hosts(text: str) -> bool:
+    """Whether a slice's name is that of one of several hosts."""
+    found = re.fullmatch(rf"(?:{'|'.join(_KINDS)})-([0-9]+)", text)
+    return found is not None and int(found[1]) > _MOST_OF_ONE_HOST
 
 
 def tpu_type(text: str) -> str:
     """Checks the name of a slice that a flag names."""
-    if text in SLICES:
+    if text in SLICES or has_several_hosts(text):
         return text
-    known = ", ".join(SLICES)
-    if re.fullmatch(rf"({'|'.join(_KINDS)})-[0-9]+", text):
-        raise ValueError(
-            f"{text} has several hosts or does not exist; tfdist trains on the TPUs of one host (docs/tpu.md). "
-            f"Write one of {known}"
-        )
-    raise ValueError(f"must be one of {known}; received {text!r}.{suggest(text, SLICES)}")
+    raise ValueError(f"must be one of {', '.join(SLICES)} or a larger one; received {text!r}.{suggest(text, SLICES)}")
 
 
 def gpu_or_tpu(text: str) -> str:
     """Checks an accelerator of GKE: a TPU slice, or the label of a GPU."""
+    if has_several_hosts(text):
+        raise ValueError(
+            f"{text} has several hosts; on GKE tfdist trains on the TPUs of one. Write one of {', '.join(SLICES)}"
+        )
     if re.match(r"v[0-9]", text):
         return tpu_type(text)
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):

@@ -21,15 +21,20 @@ INSTALL = (
     ".venv/bin/pip install --quiet -e '.[tpu,gcs,examples]'"
 )
 
+RESOLVER = "google-api-python-client oauth2client"  # by which TensorFlow finds a TPU by its name
+POD_TENSORFLOW = "2.20"
+POD_IMAGE = "tpu-vm-tf-2.20.0-pod-pjrt"
+
 
 def define_flags(values: flags.FlagValues) -> None:
     define_job(values)
-    kinds = "such as v5litepod-8 or v4-8: of one host"
+    kinds = "such as v5litepod-8, v4-8 or, of several hosts, v4-32"
     define_checked("accelerator", accelerators.tpu_type, kinds, values, required=True)
     define_checked("zone", checks.zone, "such as us-central2-b", values, required=True)
     project = checks.pattern(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "the id of a project of Google Cloud")
     define_checked("project", project, "the configured one without", values)
-    define_checked("runtime_version", checks.word, "the plain one for the accelerator without", values)
+    runtime = "the plain one for the accelerator without; of several hosts, one whose hosts run TensorFlow"
+    define_checked("runtime_version", checks.word, runtime, values)
     define_checked("network", checks.word, "of the machine", values)
     define_checked("service_account", checks.word, "its e-mail address; the machine's without", values)
     flags.DEFINE_bool("spot", False, "cheaper, and taken away when somebody pays more", flag_values=values)
@@ -45,9 +50,15 @@ def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
         options["python"].value = ".venv/bin/python"
     job = read_job(options, arguments)
     if job.num_workers > 1 or job.gpus:
-        raise UserError("A TPU slice of one host is one worker: leave --workers and --gpus out with --print=tpu_vm.")
+        raise UserError("A TPU slice is one worker: leave --workers and --gpus out with --print=tpu_vm.")
     if not job.is_in_bucket:
         raise UserError(f"--run_dir={job.run_dir} would be lost with the TPU VM. Write --run_dir=gs://BUCKET/…")
+    has_several_hosts = accelerators.has_several_hosts(options.accelerator)
+    if has_several_hosts and not options.runtime_version:
+        raise UserError(
+            f"--accelerator={options.accelerator} has several hosts, each of which must run TensorFlow's server. Write "
+            f"--runtime_version=IMAGE with an image of TensorFlow {POD_TENSORFLOW} that does, named like {POD_IMAGE}"
+        )
     create = [
         f"--accelerator-type={options.accelerator}",
         f"--runtime-version={options.runtime_version or accelerators.SLICES[options.accelerator].runtime_version}",
@@ -56,8 +67,12 @@ def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
         *(["--spot"] if options.spot else []),
         *([f"--valid-until-duration={options.time}"] if options.time else []),
     ]
-    run = _run(options, job.command)
-    return fill("tpu_vm.sh", options=options, job=job, create=create, install=INSTALL, run=run)
+    # One process trains, on the first host, and reaches the others by their servers.
+    slice_of_servers = [f"TPU_NAME={job.name}", "TPU_LOAD_LIBRARY=0"] if has_several_hosts else []
+    run = _run(options, ["env", *slice_of_servers, *job.command] if has_several_hosts else job.command)
+    installs = f"{INSTALL} {RESOLVER}" if has_several_hosts else INSTALL
+    worker = "0" if has_several_hosts else "all"
+    return fill("tpu_vm.sh", options=options, job=job, create=create, install=installs, run=run, worker=worker)
 
 
 def _run(options: flags.FlagValues, command: Sequence[str]) -> str:

@@ -130,9 +130,17 @@ class Evaluator:
         iterator, self._iterator = self._iterator, None
         dispose(iterator)
 
+    def next_batch(self) -> Any:
+        """The next local batches, for what looks at an evaluation without one."""
+        return next(self._iterator)
+
+    def on_batch(self, batch: Any) -> None:
+        """Adds up one step's local batches. In cross-replica context."""
+        self._strategy.run(self._on_replica, args=(batch,))
+
     def _steps(self, iterator: Iterator[Any], num_steps: tf.Tensor, votes: tf.Tensor) -> tf.Tensor:
         def step(index: tf.Tensor) -> tuple[tf.Tensor]:
-            self._strategy.run(self._on_replica, args=(next(iterator),))
+            self.on_batch(next(iterator))
             return (index + 1,)
 
         tf.while_loop(lambda i: i < num_steps, step, [tf.constant(0)], parallel_iterations=1)

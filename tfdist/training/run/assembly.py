@@ -153,8 +153,17 @@ def _note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
 
 
 def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
-    """This worker's local batches, from a step on."""
-    return run.strategy.distribute(build_pipeline(source, plan, run.topology, first_step=first_step))
+    """This worker's local batches, from a step on.
+
+    Raises:
+      UserError: they would have to be made where Python does not run.
+    """
+    if source.calls_python and run.strategy.num_hosts > 1:
+        raise UserError(
+            f"A {type(source).__name__} reads by Python code, which runs on the first of the {run.strategy.num_hosts} "
+            "hosts of this TPU alone. Give arrays that fit into memory, or use a slice of one host."
+        )
+    return run.strategy.distribute(lambda topology: build_pipeline(source, plan, topology, first_step=first_step))
 
 
 def build_step(training: Training) -> TrainStep:

@@ -19,6 +19,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
 from tfdist.training.step.layer_state import layer_losses
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import pass_over
 from tfdist.training.step.precision import LossScale, factor_of
 
 # From here on it is cheaper to send an embedding's rows than all of it.
@@ -79,6 +80,7 @@ class LocalGradients:
         self._task = task
         self._metrics = metrics
         self._num_microbatches = num_microbatches
+        self._is_even = strategy.needs_static_shapes
         num_parts = strategy.topology.num_replicas * num_microbatches
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
         self._is_scaled = loss_scale is not None or scale_factor != 1.0
@@ -92,7 +94,7 @@ class LocalGradients:
         for i in range(self._num_microbatches):
             # One after the other, so that only one microbatch's activations are alive.
             with tf.control_dependencies([] if sums is None else [sums.divisors[ROWS], *sums.shown.values()]):
-                part = _microbatch(batch, i, self._num_microbatches)
+                part = _microbatch(batch, i, self._num_microbatches, even=self._is_even)
             sums = self._on_microbatch(part, previous=sums)
         assert sums is not None
         return sums
@@ -137,7 +139,8 @@ def forward(
       num_parts: into how many such parts the global batch is cut.
       batch_size: the most examples of a global batch; for several parts.
     """
-    terms, outputs = task.terms(model, part["examples"], training=training)
+    with pass_over(part.get("shares")):
+        terms, outputs = task.terms(model, part["examples"], training=training)
     added, penalties = ([], []) if task.includes_layer_losses else layer_losses(model)
     return reduce_terms(
         terms,
@@ -168,12 +171,15 @@ def _num_examples(part: dict[str, Any]) -> tf.Tensor:
     return tf.cast(tf.shape(tf.nest.flatten(part["examples"])[0])[0], tf.float32)
 
 
-def _microbatch(batch: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """Slice `index` of the `count` that the batch's `splits` mark."""
+def _microbatch(batch: dict[str, Any], index: int, count: int, *, even: bool) -> dict[str, Any]:
+    """Slice `index` of the `count` that the batch's `splits` mark; with `even`, known without them."""
     rows = {name: value for name, value in batch.items() if name != "splits"}
     if count == 1:
         return rows
     first, last = batch["splits"][index], batch["splits"][index + 1]
+    if even:
+        size = tf.nest.flatten(batch["examples"])[0].shape[0]
+        first, last = size * index // count, size * (index + 1) // count
     return tf.nest.map_structure(lambda t: t[first:last], rows)
 
 

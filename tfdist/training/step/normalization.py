@@ -6,21 +6,38 @@ statistics over the global batch it does not; the price is two small reductions 
 Keras's own `synchronized=True` computes the variance as E[x²] − E[x]², which cancels where the mean is large against
 the spread, and leaves masked batches to each replica. Here the squares are taken around the global mean, as in Chan,
 Golub and LeVeque, "Algorithms for Computing the Sample Variance" (1983), and a mask counts as it does on one device.
+Examples that only fill a batch up to the shape that a TPU needs count nothing.
 Invariant: the layers are as the user made them before and afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 
 MOMENTS = "_moments"  # the private method of Keras's layer that is replaced; a test fails when Keras changes it
 Moments = Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor]]
+Sum = Callable[[tf.Tensor], tf.Tensor]
+
+
+class _Pass(threading.local):
+    """The forward pass of this thread; MirroredStrategy has one for each replica.
+
+    Attributes:
+      shares: float32 [n], how much each of its examples counts; None: one.
+    """
+
+    shares: tf.Tensor | None = None
+
+
+_pass = _Pass()
 
 
 def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -46,11 +63,22 @@ def microbatch_note(model: keras.Model, *, num_microbatches: int, global_batch_s
 
 
 @contextlib.contextmanager
+def pass_over(shares: tf.Tensor | None) -> Iterator[None]:
+    """Around a forward pass over examples that count so much, float32 [n]; None: one each."""
+    before, _pass.shares = _pass.shares, shares
+    try:
+        yield
+    finally:
+        _pass.shares = before
+
+
+@contextlib.contextmanager
 def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool) -> Iterator[int]:
     """While it lasts, batch normalization layers compute their statistics over all replicas.
 
     Those with `synchronized=True` do so whether it is `wanted` or not; a subclass that takes its statistics in a way of
-    its own is left alone. Yields how many layers that changed.
+    its own is left alone. Where the strategy has batches padded, what fills them is left out of the statistics of all.
+    Yields how many layers that changed.
 
     Raises:
       RuntimeError: Keras's layer has no such method any more.
@@ -60,9 +88,11 @@ def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool) -> Ite
         raise RuntimeError("This Keras takes batch statistics elsewhere: they would be each replica's own.")
     wanted = wanted and strategy.topology.num_replicas > 1
     layers = [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
-    changed = [layer for layer in layers if wanted or layer.synchronized]
+    pads = strategy.needs_static_shapes
+    changed = [layer for layer in layers if wanted or layer.synchronized or pads]
     for layer in changed:
-        setattr(layer, MOMENTS, _moments_of(layer))
+        over_replicas = wanted or layer.synchronized
+        setattr(layer, MOMENTS, _moments_of(layer, _over_replicas if over_replicas else tf.identity, pads=pads))
     try:
         yield len(changed)
     finally:
@@ -70,17 +100,35 @@ def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool) -> Ite
             delattr(layer, MOMENTS)
 
 
-def _moments_of(layer: keras.layers.BatchNormalization) -> Moments:
-    """What takes the place of the layer's own method."""
+def _moments_of(layer: keras.layers.BatchNormalization, add: Sum, *, pads: bool) -> Moments:
+    """What takes the place of the layer's own method; with `pads`, shares tell padding from examples."""
 
     def moments(inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        inputs = tf.convert_to_tensor(inputs)
         axes = [axis for axis in range(inputs.shape.rank) if axis != layer.axis % inputs.shape.rank]
-        return global_moments(tf.convert_to_tensor(inputs), mask, axes)
+        shares = _pass.shares if pads else None
+        if shares is None:
+            return global_moments(inputs, mask, axes, add=add)[:2]
+        if shares.shape[0] != inputs.shape[0]:
+            raise UserError(
+                f"The batch normalization {layer.name!r} gets {inputs.shape[0]} rows of {shares.shape[0]} examples, so "
+                "it cannot leave out those that pad a last batch. Keep the examples as the first axis there."
+            )
+        mean, variance, count = global_moments(inputs, mask, axes, shares, add=add)
+        counts = count > 0.0  # a microbatch, or without synchronization a replica, may hold padding alone
+        return tf.where(counts, mean, layer.moving_mean), tf.where(counts, variance, layer.moving_variance)
 
     return moments
 
 
-def global_moments(inputs: tf.Tensor, mask: tf.Tensor | None, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+def global_moments(
+    inputs: tf.Tensor,
+    mask: tf.Tensor | None,
+    axes: Sequence[int],
+    shares: tf.Tensor | None = None,
+    *,
+    add: Sum | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Mean and biased variance over `axes` of the global batch; in replica context, elsewhere of `inputs` alone.
 
     Two reductions: of sums and counts, then of the squared distances from the global mean. The gradient is exact: that
@@ -90,26 +138,33 @@ def global_moments(inputs: tf.Tensor, mask: tf.Tensor | None, axes: Sequence[int
       inputs: [n, …], float32 or float64.
       mask: [n, …], one axis fewer, false where a place does not count; None counts all.
       axes: all axes of `inputs` but the channels'.
+      shares: float32 [n], how much each row counts; None: one.
+      add: sums over the replicas; None: over all of the run.
 
     Returns:
-      Two vectors of the channels' length.
+      Two vectors of the channels' length, and what counted: a scalar, or with a mask one number for each channel.
     """
-    if mask is None:
-        counts = tf.cast(tf.reduce_prod(tf.gather(tf.shape(inputs), axes)), inputs.dtype)[tf.newaxis]
-    else:
+    add = add or _over_replicas
+    rank = inputs.shape.rank
+    weights = None if shares is None else tf.reshape(tf.cast(shares, inputs.dtype), [-1, *[1] * (rank - 1)])
+    if mask is not None:
         counted = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
         inputs = tf.where(counted, inputs, tf.zeros_like(inputs))
-        counts = tf.reduce_sum(tf.cast(counted, inputs.dtype), axes)
-    sums = tf.reduce_sum(inputs, axes)
-    sums, counts = tf.split(_over_replicas(tf.concat([sums, counts], 0)), [tf.size(sums), tf.size(counts)])
-    if mask is not None:
-        counts += keras.config.epsilon()  # as Keras's layer does
-    mean = tf.math.divide_no_nan(sums, counts)
-    center = tf.stop_gradient(tf.reshape(mean, [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]))
+        weights = tf.cast(counted, inputs.dtype) * (1.0 if weights is None else weights)
+        counts = tf.reduce_sum(weights, axes)
+    else:
+        along = tf.constant(axes if weights is None else axes[1:], tf.int32)
+        places = tf.reduce_prod(tf.gather(tf.shape(inputs), along))
+        counts = tf.cast(places, inputs.dtype)[tf.newaxis] * (1.0 if weights is None else tf.reduce_sum(weights))
+    sums = tf.reduce_sum(inputs if weights is None else inputs * weights, axes)
+    sums, counts = tf.split(add(tf.concat([sums, counts], 0)), [tf.size(sums), tf.size(counts)])
+    divisors = counts if mask is None else counts + keras.config.epsilon()  # as Keras's layer does
+    mean = tf.math.divide_no_nan(sums, divisors)
+    center = tf.stop_gradient(tf.reshape(mean, [1 if axis in axes else -1 for axis in range(rank)]))
     distances = tf.math.squared_difference(inputs, center)
-    if mask is not None:
-        distances = tf.where(counted, distances, tf.zeros_like(distances))
-    return mean, tf.math.divide_no_nan(_over_replicas(tf.reduce_sum(distances, axes)), counts)
+    if weights is not None:
+        distances *= weights
+    return mean, tf.math.divide_no_nan(add(tf.reduce_sum(distances, axes)), divisors), counts
 
 
 def _over_replicas(vector: tf.Tensor) -> tf.Tensor:
