@@ -931,6 +931,7 @@ def test_what_is_nearly_the_run_directory_is_refused(text, expected):
     assert expected in message(text, roots={"train": logged})
 
 
+@pytest.mark.slow
 def test_without_a_run_directory_its_macro_is_refused():
     loaded = load("train.options = %RUN_DIR\ntrain.model = 1")
     with pytest.raises(UserError, match="%RUN_DIR is used, and this command has no run directory"):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support import REPOSITORY, run_python
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_pages_build_as_a_site_without_a_warning(tmp_path: Path) -> None:

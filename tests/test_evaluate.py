@@ -66,6 +66,7 @@ def logged(run_dir: Path) -> dict[int, dict[str, Any]]:
     return {point["step"]: point for point in points if point["split"] == "eval"}
 
 
+@pytest.mark.slow
 def test_each_checkpoint_is_evaluated_to_what_the_training_found_there(saved: Path, evaluate: Evaluate) -> None:
     points = logged(saved)
     assert list(points) == [23, 46, 69]
@@ -122,6 +123,7 @@ def test_a_directory_without_a_run_is_told(evaluate: Evaluate, tmp_path: Path) -
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_an_experiment_that_says_nothing_of_evaluation_is_evaluated_as_it_was_trained(
     evaluate: Evaluate, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def test_an_experiment_that_says_nothing_of_evaluation_is_evaluated_as_it_was_tr
     }
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_evaluated(evaluate: Evaluate, gcs: GcsServer) -> None:
     settings = params(*EPOCHS, "train.stop_after_epochs = 1")
     os.chdir(REPOSITORY)

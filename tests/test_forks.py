@@ -38,6 +38,7 @@ def test_a_forked_process_sees_what_a_started_one_does(tmp_path: pathlib.Path, s
     assert told["command"][1:] == [str(PROGRAM), "--flag=1"] and told["mark"] == ["TFDIST_TEST_MARK=m"]
 
 
+@pytest.mark.slow
 def test_a_forked_process_is_killed_and_reaped_like_any_child() -> None:
     process = forks.Popen(
         [sys.executable, str(PROGRAM), "wait"], env=support.clean_environment(), stdout=subprocess.PIPE

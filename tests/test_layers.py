@@ -53,6 +53,7 @@ ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
+@pytest.mark.slow
 def test_the_package_keeps_its_layers() -> None:
     found = violations(REPOSITORY / PACKAGE)
     assert not found, "\n".join(found)
@@ -269,6 +270,7 @@ def test_a_breach_is_found(tmp_path: pathlib.Path, files: dict[str, str], expect
     assert expected in found[0]
 
 
+@pytest.mark.slow
 def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
     files = {
         "__init__.py": '"""Names."""\ndef __getattr__(name):\n    from tfdist.checkpoint.a import b\n    return b',

@@ -151,6 +151,7 @@ def check_refused(answer: Answer | Finished, *words: str) -> None:
         assert word in answer.stderr, f"{word!r} is not in: {answer.stderr}"
 
 
+@pytest.mark.slow
 def test_a_best_checkpoint_by_a_misspelt_metric_is_refused(
     answer: Callable[..., Answer],
 ) -> None:
@@ -305,6 +306,7 @@ def test_a_wrong_setting_of_a_strategy_is_told_before_training(
     check_refused(answer(DIGITS, strategy(name), param(setting), "--run_dir=run"), *words)
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Answer]) -> None:
     settings = [param("mirrored.Mirrored.num_cpu_devices = 8"), param("train.global_batch_size = 4")]
     refused = answer(DIGITS, strategy("mirrored"), *settings, "--mode=validate")
@@ -330,6 +332,7 @@ def test_an_included_file_that_is_missing_is_told_with_file_and_line(
     check_refused(answer("--gin_file=my.gin"), "my.gin:2", "'configs/experiments/digits.gin'")
 
 
+@pytest.mark.slow
 def test_a_gin_file_in_a_bucket_that_cannot_be_reached_is_told_within_seconds() -> None:
     args = ["-m", "tfdist.main", "--gin_file=gs://no-such-bucket/experiment.gin"]
     dead_proxy = {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}
@@ -389,6 +392,7 @@ def test_a_wrong_tf_config_is_told(
     check_refused(answer(DIGITS, strategy(name), "--run_dir=run"), "TF_CONFIG", *words)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_name_leads_nowhere_is_told() -> None:
     settings = [strategy("multi_worker"), param("multi_worker.MultiWorker.peer_timeout_seconds = 1")]
     cluster = {"cluster": {"worker": ["127.0.0.1:0", "host1.invalid:2222"]}, "task": {"type": "worker", "index": 0}}
@@ -396,6 +400,7 @@ def test_a_worker_whose_name_leads_nowhere_is_told() -> None:
     check_refused(told, "TF_CONFIG", "127.0.0.1:0", "port 0")
 
 
+@pytest.mark.slow
 def test_horovod_that_is_not_installed_is_told_with_the_command_that_builds_it(tmp_path: Path) -> None:
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('no Horovod here')")
@@ -444,6 +449,7 @@ def test_no_tensorflow_or_a_wrong_one_is_told_with_the_extras_that_bring_it(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_configuration_that_comes_with_tfdist_is_named_from_anywhere(
     answer: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,6 +484,7 @@ def test_a_log_of_metrics_that_is_other_data_is_told(answer: Callable[..., Answe
     check_refused(answer(DIGITS, "--run_dir=run"), "run/metrics.jsonl is no log")
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_no_more_is_told_in_one_message(tmp_path: Path) -> None:
     limit = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); from tfdist import main; sys.exit(main.main())"
@@ -561,6 +568,7 @@ def test_what_the_users_code_does_wrongly_is_told_with_its_line(
     check_refused(answer(DIGITS, param("import mine"), param(setting), "--run_dir=run"), *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -584,6 +592,7 @@ def test_what_fails_only_while_training_is_told_in_one_message_too(
     assert not Path("run/result.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_not_blamed_on_data_that_an_earlier_one_of_the_process_read(
     answer: Callable[..., Answer], tmp_path: Path
 ) -> None:
@@ -623,6 +632,7 @@ def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Answer], monk
         answer(DIGITS, "--run_dir=run")
 
 
+@pytest.mark.slow
 def test_divergence_has_a_status_of_its_own(answer: Callable[..., Answer]) -> None:
     told = answer(DIGITS, param("keras.optimizers.Adam.learning_rate = 1e30"), "--run_dir=run")
     assert told.status == 3 and told.stderr.startswith("error: Training diverged")
@@ -636,6 +646,7 @@ def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Answer], monkeypa
     assert answer(DIGITS) == Answer(130, "", "interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path: Path) -> None:
     line = f"{sys.executable} -m tfdist.main {DIGITS} --mode=validate 2>errors | head -1; echo ${{PIPESTATUS[0]}}"
     told = run_command(["bash", "-c", line], cwd=tmp_path).check()
@@ -665,6 +676,7 @@ DIGITS_FILE = Path("configs/experiments/digits.gin")
 VALIDATED = [(file, None) for file in EXPERIMENTS] + [(DIGITS_FILE, file) for file in STRATEGIES]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize(("experiment", "chosen"), VALIDATED, ids=lambda f: f.stem if f else "own")
 def test_validate_accepts_every_experiment_and_every_strategy(
@@ -692,6 +704,7 @@ def test_validate_accepts_every_experiment_and_every_strategy(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answer: Callable[..., Answer]) -> None:
     lines = answer(DIGITS, param("train.epochs = 3"), "--mode=validate").stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if "train.epochs" in line)
@@ -700,6 +713,7 @@ def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answe
     assert any("train.model" in line and "configs/runs/train_and_evaluate.gin:" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_validate_checks_an_experiment_that_only_trains_and_the_evaluation_of_one_that_does_both(
     answer: Callable[..., Answer], tmp_path: Path
 ) -> None:
@@ -713,6 +727,7 @@ def test_validate_checks_an_experiment_that_only_trains_and_the_evaluation_of_on
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data")
 def test_every_file_of_configs_is_part_of_an_experiment(answer: Callable[..., Answer]) -> None:
     used = set()
@@ -735,6 +750,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     return run_dir, run_python(args, cwd=REPOSITORY).check()
 
 
+@pytest.mark.slow
 def test_the_digits_are_learned(trained: tuple[Path, Finished]) -> None:
     run_dir, _ = trained
     result = json.loads((run_dir / "result.json").read_text())
@@ -765,6 +781,7 @@ def test_on_a_pipe_the_run_is_told_in_plain_lines(trained: tuple[Path, Finished]
     assert lines[-1].startswith("done: 276 steps")
 
 
+@pytest.mark.slow
 def test_evaluating_the_run_gives_the_metrics_of_its_end(trained: tuple[Path, Finished]) -> None:
     run_dir, _ = trained
     run_python(["-m", "tfdist.main", DIGITS, "--mode=evaluate", f"--run_dir={run_dir}"], cwd=REPOSITORY).check()
@@ -776,6 +793,7 @@ def test_evaluating_the_run_gives_the_metrics_of_its_end(trained: tuple[Path, Fi
     assert evaluation["accuracy"] == result["eval_metrics"]["accuracy"]
 
 
+@pytest.mark.slow
 def test_config_gin_run_again_gives_the_same_bits(trained: tuple[Path, Finished], tmp_path: Path) -> None:
     run_dir, _ = trained
     args = ["-m", "tfdist.main", f"--gin_file={run_dir / 'config.gin'}", f"--run_dir={tmp_path / 'again'}"]
@@ -819,6 +837,7 @@ def test_another_experiments_directory_is_refused_with_what_differs(
     assert other.stderr.count(" there, ") == 1
 
 
+@pytest.mark.slow
 def test_mirrored_with_a_single_device_trains(tmp_path: Path) -> None:
     settings = [param("mirrored.Mirrored.num_cpu_devices = 1"), param("train.steps = 5")]
     args = ["-m", "tfdist.main", DIGITS, strategy("mirrored"), *settings, "--run_dir=run"]

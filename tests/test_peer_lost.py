@@ -16,6 +16,8 @@ import support
 
 from tfdist.checkpoint import catalog
 
+pytestmark = pytest.mark.slow
+
 DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
 DEADLINE_SECONDS = 120
 DIES = """
@@ -57,7 +59,6 @@ def wait_for_points(path: pathlib.Path, count: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, killed: int) -> None:
     addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
@@ -77,7 +78,6 @@ def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, 
     assert not (tmp_path / "run" / "result.json").exists()
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_while_none_talks_to_it_is_missed(tmp_path: pathlib.Path) -> None:
     """The chief then waits for it to join the next collective, and no connection of its own breaks."""
     (tmp_path / "dies.py").write_text(DIES)
@@ -95,7 +95,6 @@ def test_a_worker_that_dies_while_none_talks_to_it_is_missed(tmp_path: pathlib.P
     assert stderr.count("error:") == 1 and "Worker 0 lost the connection" in stderr, stderr
 
 
-@pytest.mark.slow
 def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.Path) -> None:
     """Although TensorFlow has a handler of its own for SIGTERM in workers."""
     addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]

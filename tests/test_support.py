@@ -22,6 +22,7 @@ def test_both_outputs_and_the_status_are_returned() -> None:
     assert support.run_python(["-c", program]) == support.Finished(3, "out\n", "err\n")
 
 
+@pytest.mark.slow
 def test_a_process_over_time_is_killed_with_all_it_started_and_shown() -> None:
     with pytest.raises(pytest.fail.Exception, match="not done after 1 s, killed") as failure:
         support.run_python(["-c", PARENT_OF_A_STRAY, "600"], timeout=1)
@@ -61,5 +62,6 @@ def test_no_cluster_leaks_into_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finished.stdout.split() == ["None", "None", "None", "example.org,127.0.0.1,localhost", "y"]
 
 
+@pytest.mark.slow
 def test_free_ports_are_distinct() -> None:
     assert len(set(support.free_ports(20))) == 20

@@ -54,6 +54,7 @@ def run(program: Path, *arguments: str, cwd: Path) -> support.Finished:
     return support.run_command([program, *arguments], env={"PYTHONPATH": None}, cwd=cwd, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_what_is_needed_away_from_the_repository(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -113,6 +114,7 @@ def test_what_the_two_commands_install_is_pinned_to_what_is_asked_for(name: str)
             assert requirement.specifier.contains(version, prereleases=True), f"{pin}: run tools/lock.sh"
 
 
+@pytest.mark.slow
 def test_both_commands_pin_alike_and_every_python_is_thought_of() -> None:
     dev, quick = pins("dev"), pins("quickstart")
     assert quick.keys() <= dev.keys()

@@ -8,6 +8,8 @@ import pytest
 from tfdist.checkpoint.callback_state import Baseline
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 
+pytestmark = pytest.mark.slow
+
 
 def test_state_comes_back_and_a_method_cannot_be_replaced() -> None:
     callback = keras.callbacks.EarlyStopping()

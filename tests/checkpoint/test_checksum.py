@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tfdist.checkpoint.format.checksum import crc32c
 from tfdist.storage import contents
@@ -14,5 +15,6 @@ def test_the_published_example() -> None:
     assert crc32c(b"123456789") == 0xE3069283
 
 
+@pytest.mark.slow
 def test_pieces_give_the_checksum_of_the_whole() -> None:
     assert crc32c(DATA[:7], DATA[7:]) == contents.crc32c(DATA)

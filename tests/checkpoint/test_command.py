@@ -227,6 +227,7 @@ def test_the_help_is_of_the_command(run_dir: pathlib.Path) -> None:
         assert f"  {name}: " in finished.stdout
 
 
+@pytest.mark.slow
 def test_the_package_imports_its_names_when_they_are_used(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "names.py"
     script.write_text(
@@ -245,6 +246,7 @@ def test_the_package_imports_its_names_when_they_are_used(tmp_path: pathlib.Path
     assert "tfdist" in sys.modules
 
 
+@pytest.mark.slow
 def test_a_manifest_of_somebody_else_writes_and_reads_nothing_outside_of_its_checkpoint(
     run_dir: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

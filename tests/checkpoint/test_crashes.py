@@ -11,6 +11,8 @@ from storage import faulty
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints, remove
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("keep_last", [1, 2])
 def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(

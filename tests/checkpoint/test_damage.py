@@ -17,6 +17,7 @@ CUTS_PER_FILE = 40
 FLIPS_PER_FILE = 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_damage_is_always_noticed_and_the_checkpoint_before_is_used(tmp_path: pathlib.Path, compression: str) -> None:
     save_steps(tmp_path, 1, 2, compression=compression, max_file_bytes=4096)
@@ -39,6 +40,7 @@ def test_damage_is_always_noticed_and_the_checkpoint_before_is_used(tmp_path: pa
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(2))
 
 
+@pytest.mark.slow
 def test_every_bit_of_a_manifest_counts(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1)
     path = pathlib.Path(list_checkpoints(str(tmp_path))[0].path) / "manifest.json"
@@ -67,6 +69,7 @@ def test_what_is_wrong_is_said_with_its_figures(tmp_path: pathlib.Path) -> None:
     assert "its checksum is" in verify(entry)
 
 
+@pytest.mark.slow
 def test_when_every_checkpoint_is_damaged_there_is_none(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1, 2)
     for entry in list_checkpoints(str(tmp_path)):

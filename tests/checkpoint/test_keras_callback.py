@@ -77,6 +77,7 @@ def interrupted_again_and_again(
     return fit([Interrupt(None), checkpoint])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", fit_digits.KINDS)
 def test_an_interrupted_fit_goes_on_at_the_next_batch(kind: str, tmp_path: pathlib.Path) -> None:
     counter = Interrupt(None)
@@ -88,6 +89,7 @@ def test_an_interrupted_fit_goes_on_at_the_next_batch(kind: str, tmp_path: pathl
     assert_same(undisturbed, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_freq", ["epoch", 5, 12])
 def test_it_goes_on_from_the_last_checkpoint_however_often_they_are_made(
     save_freq: str | int, tmp_path: pathlib.Path
@@ -117,6 +119,7 @@ def test_the_end_of_an_epoch_may_be_the_moment(hooks_later: int, tmp_path: pathl
     assert_same(undisturbed, again)
 
 
+@pytest.mark.slow
 def test_a_fit_interrupted_twice_in_one_evaluation_keeps_the_metrics_of_its_epoch(tmp_path: pathlib.Path) -> None:
     class InEvaluation(keras.callbacks.Callback):
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -130,6 +133,7 @@ def test_a_fit_interrupted_twice_in_one_evaluation_keeps_the_metrics_of_its_epoc
     assert_same(undisturbed, fit_digits.train("unknown_size", [checkpoint], epochs=2))
 
 
+@pytest.mark.slow
 def test_other_callbacks_go_on_with_what_they_had(tmp_path: pathlib.Path) -> None:
     class Average(keras.callbacks.Callback):
         """The user's own, with state in plain attributes."""
@@ -176,6 +180,7 @@ def test_other_callbacks_go_on_with_what_they_had(tmp_path: pathlib.Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_a_setting_that_the_user_changed_stays_changed(tmp_path: pathlib.Path) -> None:
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=5)
     checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", save_freq=1)
@@ -186,6 +191,7 @@ def test_a_setting_that_the_user_changed_stays_changed(tmp_path: pathlib.Path) -
     assert stopping.patience == 9
 
 
+@pytest.mark.slow
 def test_without_deletion_a_finished_fit_is_not_trained_again(tmp_path: pathlib.Path) -> None:
     def fit(*callbacks: keras.callbacks.Callback, epochs: int) -> Any:
         checkpoint = tfdist.BackupAndRestore(tmp_path / "checkpoints", delete_checkpoint=False)
@@ -198,6 +204,7 @@ def test_without_deletion_a_finished_fit_is_not_trained_again(tmp_path: pathlib.
     assert_same(fit(epochs=3), fit_digits.train("shuffled", [], epochs=3))  # more epochs continue it
 
 
+@pytest.mark.slow
 def test_the_next_fit_of_the_same_model_begins_at_its_first_epoch(tmp_path: pathlib.Path) -> None:
     model = fit_digits.build_model()
     images, labels = fit_digits.digits()
@@ -208,6 +215,7 @@ def test_the_next_fit_of_the_same_model_begins_at_its_first_epoch(tmp_path: path
     assert model.fit(images, labels, epochs=1, verbose=0).epoch == [0]
 
 
+@pytest.mark.slow
 def test_double_checkpoint_keeps_two_and_a_damaged_one_is_passed_over(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +235,7 @@ def test_double_checkpoint_keeps_two_and_a_damaged_one_is_passed_over(
     assert f"from the checkpoint of batch {older.step}" in said
 
 
+@pytest.mark.slow
 def test_a_single_checkpoint_is_kept_otherwise(tmp_path: pathlib.Path) -> None:
     checkpoint = tfdist.BackupAndRestore(tmp_path, save_freq=1)
     with pytest.raises(InterruptedError_):
@@ -235,6 +244,7 @@ def test_a_single_checkpoint_is_kept_otherwise(tmp_path: pathlib.Path) -> None:
     assert len(catalog.list_checkpoints(str(tmp_path))) == 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused_with_the_differences(tmp_path: pathlib.Path) -> None:
     checkpoint = tfdist.BackupAndRestore(tmp_path, save_freq=1)
     with pytest.raises(InterruptedError_):
@@ -245,6 +255,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_differences(tmp_path:
         model.fit(np.zeros((8, 64)), np.zeros((8, 10)), verbose=0, callbacks=[checkpoint])
 
 
+@pytest.mark.slow
 def test_shorter_data_are_refused(tmp_path: pathlib.Path) -> None:
     model = fit_digits.build_model()
     images, labels = fit_digits.digits()
@@ -282,6 +293,7 @@ def test_outside_of_fit_it_says_where_it_belongs(tmp_path: pathlib.Path) -> None
         checkpoint.on_train_begin()
 
 
+@pytest.mark.slow
 def test_after_a_fit_that_raised_signals_do_again_what_they_did_before(tmp_path: pathlib.Path) -> None:
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))

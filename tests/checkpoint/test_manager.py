@@ -324,6 +324,7 @@ def test_going_back_abandons_the_checkpoints_ahead(tmp_path: pathlib.Path) -> No
     assert listener.events("checkpoints_superseded")
 
 
+@pytest.mark.slow
 def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path: pathlib.Path) -> None:
     answers = iter([None, UserError("another run has taken this directory")])  # at the start, at the first commit
 

@@ -64,6 +64,7 @@ def test_only_a_private_directory_in_its_place_is_taken(tmp_path: pathlib.Path, 
     assert place(run, memory).find() is None and place(run, memory).left_alone() == str(made)
 
 
+@pytest.mark.slow
 def test_what_belongs_to_somebody_else_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "shared" / "mine")
     private_directory.make(path)

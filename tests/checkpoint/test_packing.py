@@ -81,6 +81,7 @@ def test_without_the_library_its_extra_is_named_and_auto_does_without(
     assert packing.choose(data, item_bytes=4, write_bytes_per_second=1000)[0] == packing.NONE
 
 
+@pytest.mark.slow
 def test_an_unknown_packing_and_a_broken_frame_are_told() -> None:
     with pytest.raises(UserError, match="packed as 'brotli'"):
         packing.unpack(memoryview(b"x"), "brotli", most_bytes=9)

@@ -250,6 +250,7 @@ def test_the_address_of_the_standard_variable_is_found() -> None:
     assert environment.metadata_address({"GCE_METADATA_HOST": "127.0.0.1:99"}) == "127.0.0.1:99"
 
 
+@pytest.mark.slow
 def test_the_status_of_a_preempted_run_can_be_set() -> None:
     assert PreemptedError("saved").exit_status == EXIT_PREEMPTED == 128 + signal.SIGTERM
     assert PreemptedError("saved", exit_status=75).exit_status == os.EX_TEMPFAIL

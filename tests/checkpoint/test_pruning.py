@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from checkpoint.checkpoints import Listener, new_manager, state_of, steps
 from gcs.faults import Fault
 from gcs.server import GcsServer
 
 from tfdist.checkpoint.catalog import list_checkpoints
+
+pytestmark = pytest.mark.slow
 
 DIRECTORY = "gs://bucket/run/checkpoints"
 

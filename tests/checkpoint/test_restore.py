@@ -95,6 +95,7 @@ def test_a_partial_match_takes_what_fits() -> None:
     assert len(restore.differences(TENSORS, wanted)) == 3
 
 
+@pytest.mark.slow
 def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1, 2)
     second = pathlib.Path(list_checkpoints(str(tmp_path))[1].path)

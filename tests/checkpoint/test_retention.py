@@ -68,6 +68,7 @@ def test_nothing_is_pruned_where_nothing_verifies(tmp_path: pathlib.Path) -> Non
     assert len(list_checkpoints(str(tmp_path))) == 3
 
 
+@pytest.mark.slow
 def test_the_manager_prunes_after_each_commit_and_knows_what_earlier_runs_left(tmp_path: pathlib.Path) -> None:
     settings = {"keep_last": 2, "keep_every_steps": 30, "keep_best": "val_loss"}
     for first in (10, 40):

@@ -134,6 +134,7 @@ def test_one_slow_checkpoint_does_not_change_the_interval_for_long() -> None:
     assert schedule.interval_seconds == pytest.approx(120.0)
 
 
+@pytest.mark.slow
 def test_the_clock_starts_when_training_begins_not_when_the_run_is_built() -> None:
     schedule = Schedule(CheckpointPolicy(every_seconds=60), steps_per_epoch=None)
     schedule.begin(1000.0)

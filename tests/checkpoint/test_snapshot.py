@@ -98,6 +98,7 @@ def test_buffers_are_reused_and_there_are_two(tmp_path: pathlib.Path) -> None:
     pool.close()
 
 
+@pytest.mark.slow
 def test_a_failed_copy_gives_its_buffer_back() -> None:
     pool = BufferPool(max_file_bytes=2**20)
     arrays = {"a": np.ones(5, np.float32)}

@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 from checkpoint.checkpoints import Listener, new_manager
 
 from tfdist.checkpoint import restore
@@ -54,6 +55,7 @@ def test_a_rest_ends_when_somebody_waits() -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_manager_that_is_closed_does_not_wait_for_rests(tmp_path: pathlib.Path) -> None:
     state = State(1, {"weights": np.random.default_rng(0).normal(size=4_000_000)}, {})
     manager = new_manager(tmp_path, on_error="stop", max_file_bytes=2**26)

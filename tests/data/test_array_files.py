@@ -70,6 +70,7 @@ def test_text_becomes_utf_8_and_several_inputs_a_dict(written: dict[str, Any]) -
     assert set(source.structure[0]) == {"name", "x"}
 
 
+@pytest.mark.slow
 def test_images_can_be_augmented(tmp_path: pathlib.Path) -> None:
     images = np.random.default_rng(0).random((ROWS, 6, 6, 1)).astype(np.float32)
     np.savez(tmp_path / "images.npz", x=images, y=np.arange(ROWS))
@@ -86,6 +87,7 @@ def test_images_can_be_augmented(tmp_path: pathlib.Path) -> None:
     np.testing.assert_array_equal(column(plain, 0), images)
 
 
+@pytest.mark.slow
 def test_mistakes_have_messages(written: dict[str, Any], tmp_path: pathlib.Path) -> None:
     (tmp_path / "broken.npz").write_bytes(b"PK nothing")
     (tmp_path / "broken.npy").write_bytes(b"nothing")

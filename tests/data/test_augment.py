@@ -107,6 +107,7 @@ def test_layers_that_do_not_fit_are_refused(builder: object, message: str) -> No
         Augmentation([builder], STRUCTURE)
 
 
+@pytest.mark.slow
 def test_what_is_no_image_or_changes_its_shape_is_refused() -> None:
     with pytest.raises(UserError, match=r"changes images.*inputs here are \[30\]"):
         Augmentation([keras.layers.RandomFlip], (tf.TensorSpec([None, 30]), STRUCTURE[1]))

@@ -100,6 +100,7 @@ SOURCES: dict[str, Callable[[pathlib.Path], Source]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "seed"),
     [(name, where, 5) for name in SOURCES for where in ("memory", "disk")] + [("records", "memory", None)],
@@ -122,6 +123,7 @@ def forget_files(folder: pathlib.Path) -> None:
         path.write_bytes(b"\xff" * path.stat().st_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_after_one_epoch_of_all_workers_the_files_are_not_read(tmp_path: pathlib.Path, name: str) -> None:
     folder = tmp_path / "data"
@@ -237,6 +239,7 @@ def holder(directory: pathlib.Path) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.slow
 def test_memory_is_given_back_by_the_last_worker_or_after_a_kill_by_the_next(tmp_path: pathlib.Path) -> None:
     directory, other = tmp_path / "caches" / "one", tmp_path / "caches" / "two"
     first, second = holder(directory), holder(directory)
@@ -284,6 +287,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: pathlib.Path) -> None:
         build_pipeline(Cached(Mixture([lambda: (np.zeros(4), np.zeros(4))])), plan, Topology(0, 1, 1))
 
 
+@pytest.mark.slow
 def test_a_shared_memory_that_others_prepared_is_left_alone(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_request_without_end_is_not_read_to_its_end(address: str) -> None:
             connection.sendall(b"x" * serving.MOST_REQUEST_BYTES)
 
 
+@pytest.mark.slow
 def test_neither_a_reset_nor_a_silent_connection_holds_up_the_others(address: str) -> None:
     for _ in range(10):
         broken = connected(address)
@@ -102,6 +103,7 @@ def test_neither_a_reset_nor_a_silent_connection_holds_up_the_others(address: st
     assert x.shape == (4, 2)
 
 
+@pytest.mark.slow
 def test_a_served_that_is_forgotten_frees_its_place_in_the_service(address: str) -> None:
     for _ in range(5):  # more than there are places
         served = Served(lambda: ARRAYS, services=[address])
@@ -123,6 +125,7 @@ def test_what_a_run_has_fitted_is_read_and_nothing_is_written_beside_it(tmp_path
         pass
 
 
+@pytest.mark.slow
 def test_what_answers_and_is_no_service_is_one_message() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

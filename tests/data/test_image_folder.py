@@ -35,6 +35,7 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "num_local"), TOPOLOGIES)
 @pytest.mark.parametrize("augmented", [False, True])
 def test_each_image_once_an_epoch_in_the_same_batches_for_any_workers(
@@ -115,6 +116,7 @@ def test_corrupt_images_are_named_or_replaced_and_counted(root: pathlib.Path, ca
     assert same(batches, global_batches(lambda: make(2), steps=STEPS, num_workers=3))
 
 
+@pytest.mark.slow
 def test_mistakes_have_messages(root: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     empty = tmp_path_factory.mktemp("empty")
     (tmp_path_factory.mktemp("no_images") / "a").mkdir()

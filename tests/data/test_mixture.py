@@ -38,6 +38,7 @@ def sources_of(batches: Sequence[Any]) -> np.ndarray:
     return (column(batches, 0)[:, 0] // 1000).astype(int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "num_local"), [(1, 2), (3, 1), (2, 2)])
 @pytest.mark.parametrize("weights", [(5, 1, 2), {0: (1, 0, 1), 1: (1, 3, 0.5)}], ids=str)
 def test_batches_are_the_same_for_any_workers_and_from_any_step(weights: Any, num_workers: int, num_local: int) -> None:
@@ -69,6 +70,7 @@ def test_an_epoch_longer_than_a_source_many_times_over() -> None:
         assert sorted(found[begin : begin + 7]) == list(range(7))
 
 
+@pytest.mark.slow
 def test_weights_change_by_epoch_by_step_and_in_ramps() -> None:
     by_epoch = global_batches(lambda: mixture({0: (1, 0, 0), 2: (0, 1, 1)}, examples_per_epoch=16), steps=8)
     assert set(sources_of(by_epoch[:4])) == {0} and set(sources_of(by_epoch[4:])) == {1, 2}
@@ -101,6 +103,7 @@ def test_steps_to_places_follows_the_plan() -> None:
     assert schedule.quotas(20, Order(8, 1, drop_remainder=True)).begins == (0, 68)
 
 
+@pytest.mark.slow
 def test_sources_that_augment_and_map_files_can_be_mixed(tmp_path: pathlib.Path) -> None:
     (tmp_path / "images" / "a").mkdir(parents=True)
     for number in range(9):
@@ -140,6 +143,7 @@ def test_mistakes_have_messages() -> None:
             global_batches(lambda settings=settings: Mixture(**settings), steps=1)
 
 
+@pytest.mark.slow
 def test_arrays_and_sources_can_stand_in_for_functions() -> None:
     made = Mixture([ArraySource(numbers(0)), lambda: numbers(1)], weights=(1, 1))
     assert made.num_examples == 30

@@ -130,6 +130,7 @@ class _Fetching(Source):
         return Staged(fetch, lambda squares: squares + 1)
 
 
+@pytest.mark.slow
 def test_what_fetches_lives_as_long_as_the_iterator() -> None:
     batches = plan(num_examples=20, num_replicas=1, global_batch_size=4)
     iterator = iter(build_pipeline(_Fetching(), batches, Topology(0, 1, 1), first_step=2))

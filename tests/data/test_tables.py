@@ -99,6 +99,7 @@ def batches(source: Table, num_workers: int, steps: int, *, first_step: int = 0,
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_each_row_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
@@ -116,6 +117,7 @@ def test_each_row_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
     assert list(itertools.chain(*batches(source, 2, steps, seed=None))) == list(range(sum(sizes)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_worker_reads_its_own_groups_only_and_each_once(
     tmp_path: pathlib.Path, form: str, monkeypatch: pytest.MonkeyPatch

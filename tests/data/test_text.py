@@ -75,6 +75,7 @@ def numbers(source: TextLines, found: Any) -> list[int]:
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket_batches", [0, 4])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_each_line_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
@@ -92,6 +93,7 @@ def test_each_line_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
     assert numbers(source, batches(source, 2, steps, seed=None)) == list(range(sum(sizes)))
 
 
+@pytest.mark.slow
 def test_buckets_pad_less_than_a_third_as_much(tmp_path: pathlib.Path) -> None:
     files = write_numbered(tmp_path, [900, 300])
     for_each_word = {}

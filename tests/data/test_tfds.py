@@ -67,6 +67,7 @@ def theirs(directory: str, split: str) -> list[tuple[bytes, int]]:
     return sorted((image.tobytes(), int(label)) for image, label in loaded.as_numpy_iterator())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_format: str, split: str) -> None:
@@ -77,6 +78,7 @@ def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_form
     assert sorted(found) == theirs(prepared["tfrecord"], split)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 def test_the_batches_are_the_same_for_any_number_of_workers(prepared: dict[str, str], file_format: str) -> None:
     source = load_tfds(name="digits", split="train[:30%]", data_dir=prepared[file_format], **_blocks(file_format))
@@ -150,6 +152,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.slow
 def test_prepared_data_is_read_without_a_network_attempt(prepared: dict[str, str]) -> None:
     done = run_python(["-c", GUARD, prepared["tfrecord"]], timeout=60).check()
     assert done.stdout.splitlines()[0] == "1437"

@@ -57,6 +57,7 @@ def read(source: TFRecordSource, count: int | None = None) -> Any:
     return source.reader(Order(8, None))(positions, tf.constant(0, tf.int64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", UNEQUAL_SIZES, ids=str)
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
 def test_each_example_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
@@ -81,6 +82,7 @@ def test_without_shuffling_the_order_is_that_of_the_files(tmp_path: pathlib.Path
     assert [n for b in global_batches(source, plan(source, 2, seed=None), 2, steps=2) for n in b] == list(range(19))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [2, 4, 8])
 @pytest.mark.parametrize("sizes", [[900, 100, 1500, 0, 711], [3211]], ids=str)
 def test_a_worker_reads_its_own_bytes_and_no_others(
@@ -102,6 +104,7 @@ def test_a_worker_reads_its_own_bytes_and_no_others(
         assert seen_by_the_system <= 1.02 * total / num_workers + 4096
 
 
+@pytest.mark.slow
 def test_the_left_overs_of_other_workers_streams_are_read_alone(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def unknown_length() -> tf.data.Dataset:
     return tf.data.Dataset.range(2 * EXAMPLES).filter(lambda i: i % 2 == 0).map(lambda i: pair(i // 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [plain, shuffled, by_epoch, by_seed, generated, unknown_length])
 @pytest.mark.parametrize(("num_workers", "num_local"), [(1, 1), (3, 1), (2, 2)])
 def test_each_example_once_an_epoch_in_the_same_batches_for_any_workers(
@@ -76,6 +77,7 @@ def test_each_example_once_an_epoch_in_the_same_batches_for_any_workers(
         assert same(global_batches(make, steps=3, first_step=first, **workers), expected[first : first + 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"num_microbatches": 2}, {"pad": True}, {"drop_remainder": True}], ids=str)
 def test_microbatches_padding_and_dropping_are_the_plans(settings: dict[str, Any]) -> None:
     found = global_batches(lambda: DatasetFunction(plain), steps=6, num_workers=2, **settings)
@@ -83,6 +85,7 @@ def test_microbatches_padding_and_dropping_are_the_plans(settings: dict[str, Any
     assert same(found, global_batches(lambda: as_source(arrays), steps=6, num_workers=2, seed=None, **settings))
 
 
+@pytest.mark.slow
 def test_an_endless_dataset_needs_the_length_of_an_epoch() -> None:
     def endless() -> tf.data.Dataset:
         return tf.data.Dataset.counter().map(pair)
@@ -112,6 +115,7 @@ def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return pair(tf.strings.to_number(record, tf.int64))
 
 
+@pytest.mark.slow
 def test_files_are_shared_out_when_there_are_enough(shards: list[str]) -> None:
     def read() -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices(shards).interleave(tf.data.TFRecordDataset).map(parse)
@@ -131,6 +135,7 @@ def test_files_are_shared_out_when_there_are_enough(shards: list[str]) -> None:
         assert same(resumed, batches[5:7])
 
 
+@pytest.mark.slow
 def test_the_policy_follows_from_what_it_is_built_of(shards: list[str]) -> None:
     def policy(dataset: Callable[[], tf.data.Dataset], workers: int = 2) -> str:
         return DatasetFunction(dataset, num_examples=8).policy(workers, trains=True)[0]
@@ -171,6 +176,7 @@ def unseeded() -> tf.data.Dataset:
     return tf.data.Dataset.range(EXAMPLES).shuffle(9).map(jittered)
 
 
+@pytest.mark.slow
 def test_what_draws_without_a_seed_takes_the_runs_for_any_workers_and_whatever_was_read_before() -> None:
     tf.random.set_seed(5)
     source = DatasetFunction(unseeded)
@@ -233,6 +239,7 @@ def test_mistakes_have_messages(function: Any, settings: dict[str, Any], message
         DatasetFunction(function, **settings)
 
 
+@pytest.mark.slow
 def test_fewer_examples_than_said_end_the_stream_with_an_error() -> None:
     with pytest.raises(tf.errors.FailedPreconditionError) as raised:
         global_batches(lambda: DatasetFunction(plain, num_examples=40), steps=5)

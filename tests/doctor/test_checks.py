@@ -87,6 +87,7 @@ def test_tensorflow_may_be_any_one_of_its_packages() -> None:
     assert missing.what == "TensorFlow is not installed" and "tfdist[gpu]" in missing.hint
 
 
+@pytest.mark.slow
 def test_packages_that_are_missing_are_found_and_the_rest_is_looked_at(tmp_path: Path) -> None:
     missing = {
         "google_crc32c": "google-crc32c",
@@ -221,6 +222,7 @@ def met(cluster: Cluster) -> list[Finding]:
     return meeting.check_peer(cluster, peer, seconds=1.0)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_off_is_found() -> None:
     cluster = two()
     with peer_that_answers(cluster.workers[1], words(cluster, time=time.time() - 60)):
@@ -230,6 +232,7 @@ def test_a_clock_that_is_off_is_found() -> None:
     assert any("did not reach this worker" in what for what in by_level(found, "warning"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [({"workers": ["a:1", "b:2"]}, "has another TF_CONFIG: worker 1 of a:1, b:2"), ({"index": 0}, "worker 0 of")],
@@ -241,6 +244,7 @@ def test_a_peer_with_another_tf_config_is_found(changed: dict[str, Any], expecte
     assert problem.level == "problem" and expected in problem.what
 
 
+@pytest.mark.slow
 def test_something_else_at_a_peers_address_is_found() -> None:
     cluster = two()
     with peer_that_answers(cluster.workers[1], b"HTTP/1.1 400 Bad Request\r\n"):
@@ -292,6 +296,7 @@ def test_the_later_statement_of_a_setting_counts(monkeypatch: pytest.MonkeyPatch
     assert loading.stated(gin_files=digits, gin_params=["train.epochs = 13"])["train.epochs"] == "13"
 
 
+@pytest.mark.slow
 def test_findings_are_lines_that_say_why_and_what_to_do() -> None:
     found = [findings.fine("machine", "good"), Finding("problem", "ports", "taken\nby x", "It is needed.", "End x.")]
     assert findings.as_text(found[1]).splitlines() == [

@@ -109,6 +109,7 @@ def test_alone_it_says_whom_it_did_not_reach_and_what_cannot_be_written(gcs: Gcs
     assert in_the_way.read_text() == "" and not gcs.buckets.names("bucket")
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_cluster_is_fine(run_python: Callable[..., support.Finished], tmp_path: Path) -> None:
     finished = run_python(["-m", "tfdist.doctor", f"--run_dir={tmp_path}"], cwd=support.REPOSITORY)
     assert finished.status == EXIT_DONE
@@ -136,6 +137,7 @@ def test_a_mistake_in_its_own_arguments_is_one_message(
     assert finished.status == EXIT_USER_ERROR and expected in finished.stderr and finished.stdout == ""
 
 
+@pytest.mark.slow
 def test_its_help_needs_no_tensorflow(run_python: Callable[..., support.Finished]) -> None:
     program = "import sys; from tfdist.commands import doctor\ntry: doctor.main(['--help'])\nexcept SystemExit: pass\n"
     finished = run_python(["-c", program + "assert 'tensorflow' not in sys.modules and 'gin' not in sys.modules"])

@@ -78,6 +78,7 @@ def private_imports(tree: ast.Module) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_private_interface_is_used_that_is_not_listed() -> None:
     used: set[str] = set()
     for path, tree in sources():
@@ -90,6 +91,7 @@ def test_no_private_interface_is_used_that_is_not_listed() -> None:
     assert used >= LISTED, f"nothing uses {sorted(LISTED - used)} any more"
 
 
+@pytest.mark.slow
 def test_nothing_private_is_imported_that_is_not_listed() -> None:
     modules = {f"{module}.{name}" for module, names in OF_MODULES.items() for name in names} | set(OF_MODULES)
     used = set()
@@ -112,6 +114,7 @@ def test_the_installed_release_has_it(interface: str, gone: list[str]) -> None:
     assert interface not in gone
 
 
+@pytest.mark.slow
 def test_what_a_release_does_not_have_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.level for each in check_private_interfaces()] == ["ok"]
     monkeypatch.setitem(private_interfaces.OF_OBJECTS, "symbol", {"_keras_mask_of_old": ""})

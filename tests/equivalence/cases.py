@@ -2,10 +2,10 @@
 
     PYTHONPATH=.:tests python -m equivalence.cases STRATEGY DIRECTORY [CASE …]
 
-STRATEGY: one_device, mirrored2, mirrored4, padded2, multi_worker (with TF_CONFIG), horovod (under horovodrun). Each
-case is a run of `experiment.train`, from data to export/model.keras, in DIRECTORY/CASE. Models are smooth (tanh, no
-pooling), so that the last bit of a sum does not decide which way a unit goes and differences stay as small as they
-begin.
+STRATEGY: one_device, mirrored2, mirrored4, mirrored_gpus, padded2, multi_worker (with TF_CONFIG), horovod (under
+horovodrun). Each case is a run of `experiment.train`, from data to export/model.keras, in DIRECTORY/CASE. Models are
+smooth (tanh, no pooling), so that the last bit of a sum does not decide which way a unit goes and differences stay as
+small as they begin.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "one_device": OneDevice,
     "mirrored2": lambda: Mirrored(num_cpu_devices=2),
     "mirrored4": lambda: Mirrored(num_cpu_devices=4),
+    "mirrored_gpus": Mirrored,
     "padded2": lambda: PaddedMirrored(num_cpu_devices=2),
     "multi_worker": MultiWorker,
     "horovod": Horovod,

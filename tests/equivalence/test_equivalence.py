@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Collection
 
 import keras
 import numpy as np
@@ -38,10 +39,11 @@ pytestmark = pytest.mark.slow
 
 
 class Runs:
-    """The runs of all cases by strategy, made when they are first asked for."""
+    """The runs of these cases by strategy, made when they are first asked for."""
 
-    def __init__(self, root: pathlib.Path) -> None:
+    def __init__(self, root: pathlib.Path, cases: Collection[str]) -> None:
         self._root = root
+        self._cases = cases
         self._done: set[str] = set()
 
     def of(self, strategy: str, case: str) -> pathlib.Path:
@@ -52,7 +54,8 @@ class Runs:
             launch = LAUNCH[strategy]
             program = [*launch, "--module=equivalence.cases", "--"] if launch else ["-m", "equivalence.cases"]
             paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-            names = PADDED_CASES if strategy == "padded2" else ()
+            possible = PADDED_CASES if strategy == "padded2" else CASES
+            names = [case for case in possible if case in self._cases]
             support.run_python([*program, strategy, directory, *names], env={"PYTHONPATH": paths}, timeout=900).check()
         assert (directory / case / "result.json").exists(), f"{strategy} did not finish {case}"
         return directory / case
@@ -68,8 +71,9 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("equivalence"))
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    chosen = {item.callspec.params["case"] for item in request.session.items if item.module is request.module}
+    return Runs(tmp_path_factory.mktemp("equivalence"), chosen)
 
 
 def tolerance(case: str) -> float:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support import REPOSITORY, run_python
 
+pytestmark = pytest.mark.slow
+
 FOLDER = REPOSITORY / "examples/diabetes"
 
 

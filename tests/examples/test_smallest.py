@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from support import REPOSITORY, run_python
 
 FOLDER = REPOSITORY / "examples/smallest"
 
 
+@pytest.mark.slow
 def test_the_smallest_experiment_learns(tmp_path: Path) -> None:
     run_python(["-m", "tfdist.main", "--gin_file=smallest.gin", f"--run_dir={tmp_path}"], cwd=FOLDER).check()
     result = json.loads((tmp_path / "result.json").read_text())

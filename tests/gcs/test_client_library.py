@@ -45,6 +45,7 @@ def test_small_objects_with_preconditions_and_metadata(bucket: storage.Bucket) -
         found.reload()
 
 
+@pytest.mark.slow
 def test_a_resumable_upload_goes_on_after_faults(gcs: GcsServer, bucket: storage.Bucket, file: pathlib.Path) -> None:
     gcs.faults.add(Fault("reset_upload", method="PUT", skip=1), Fault("status", method="PUT", skip=1, status=503))
     bucket.blob("x", chunk_size=1024 * 1024).upload_from_filename(file, if_generation_match=0, checksum="crc32c")
@@ -62,6 +63,7 @@ def test_parts_are_uploaded_and_downloaded_at_once(
     assert bucket.get_blob("x").md5_hash is None
 
 
+@pytest.mark.slow
 def test_listing_with_delimiter_and_pages(bucket: storage.Bucket) -> None:
     for name in ("a/1", "a/2", "b", "c/1"):
         bucket.blob(name).upload_from_string(b"")

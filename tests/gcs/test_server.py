@@ -356,6 +356,7 @@ def test_faults_and_records_over_http(server: GcsServer, client: Client) -> None
     assert client.json("DELETE", "/_faults")[0] == 200
 
 
+@pytest.mark.slow
 def test_the_command_says_its_address_and_keeps_objects_in_a_directory(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, REPOSITORY / "tests" / "gcs" / "server.py", "--bucket=b", f"--directory={tmp_path}"]
     for attempt in range(2):

@@ -28,6 +28,7 @@ def by_tfdist(model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.
     return tfdist.fit(model, *args, **{"verbose": 0} | kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behavior", BEHAVIORS, ids=lambda b: b.name)
 @pytest.mark.filterwarnings("ignore")
 def test_a_behavior_of_fit(behavior: Behavior) -> None:
@@ -46,6 +47,7 @@ def test_the_page_has_the_table_of_this_list() -> None:
     assert table() in PAGE.read_text(), "python -m keras_fit.behaviors prints it"
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_runs_as_it_says(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +66,7 @@ def _blocks(lines: list[str]) -> tuple[list[str], list[str]]:
     return indented[:end], indented[end:]
 
 
+@pytest.mark.slow
 def test_the_behaviors_have_names_of_their_own() -> None:
     names = [each.name for each in BEHAVIORS]
     assert len(set(names)) == len(names)

@@ -34,6 +34,7 @@ def fit(model: keras.Model, **changes: Any) -> keras.callbacks.History:
     return tfdist.fit(model, X, Y, **{"validation_data": (X[:20], Y[:20]), "verbose": 0} | changes)
 
 
+@pytest.mark.slow
 def test_a_finished_run_gives_its_weights_and_history_and_goes_on_with_more_epochs(tmp_path: pathlib.Path) -> None:
     trained, again, further, whole = (classifier() for _ in range(4))
     once = fit(trained, epochs=2, run_dir=str(tmp_path / "run"))
@@ -52,6 +53,7 @@ def test_a_finished_run_gives_its_weights_and_history_and_goes_on_with_more_epoc
         fit(classifier(), epochs=4, batch_size=10, run_dir=str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(tmp_path: pathlib.Path) -> None:
     class Interrupts(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -69,6 +71,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: pathlib.Path) -> None:
     assert not differences(state(resumed), state(whole))
 
 
+@pytest.mark.slow
 def test_without_a_run_dir_nothing_is_kept_and_each_call_shuffles_anew(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +89,7 @@ def test_without_a_run_dir_nothing_is_kept_and_each_call_shuffles_anew(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_each_verbose_tells(capfd: pytest.CaptureFixture[str]) -> None:
     says = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print("mine"))
     lines = {}
@@ -101,6 +105,7 @@ def test_what_each_verbose_tells(capfd: pytest.CaptureFixture[str]) -> None:
     assert not any("tfdist-fit" in line for line in lines[1]), "no path of what is not kept"
 
 
+@pytest.mark.slow
 def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() -> None:
     given = batches()
     tfdist.fit(classifier(), given, epochs=2, steps_per_epoch=3, verbose=0)
@@ -109,6 +114,7 @@ def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() 
         tfdist.fit(classifier(), batches(4), epochs=2, steps_per_epoch=3, verbose=0)
 
 
+@pytest.mark.slow
 def test_no_optimizer_is_left_without_its_own_reduction() -> None:
     by_path = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {".*bias": keras.optimizers.Adam()})
     model = classifier()

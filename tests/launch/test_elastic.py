@@ -192,6 +192,7 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(tmp_path: pa
     assert run.result()["examples_seen"] == reference.result()["examples_seen"] == 6 * 249
 
 
+@pytest.mark.slow
 def test_a_status_that_would_be_so_again_ends_all_at_once(open_elastic: Any) -> None:
     program = """
 wait_for("start-1")
@@ -208,6 +209,7 @@ sys.exit(4)  # it lost the other
     assert len(elastic.marks("start-*")) == 2
 
 
+@pytest.mark.slow
 def test_what_fails_when_the_run_is_done_does_no_harm(open_elastic: Any) -> None:
     program = """
 wait_for("start-1")
@@ -223,6 +225,7 @@ mark("done")
     assert elastic.marks("start-2") == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_too_often_is_left_out_and_the_other_goes_on(open_elastic: Any) -> None:
     program = """
 wait_for("start-1")
@@ -241,6 +244,7 @@ sys.exit(4)
     assert len(elastic.marks("start-*")) == 2 + 3  # the other was there once more, and alone
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_notice_the_end_of_a_round_is_killed(open_elastic: Any) -> None:
     program = """
 wait_for("start-1")
@@ -259,6 +263,7 @@ while True:
     assert len(elastic.marks("start-2")) == 2
 
 
+@pytest.mark.slow
 def test_a_host_that_is_taken_away_is_left_also_before_the_training_has_begun(open_elastic: Any) -> None:
     program = """
 if size == 1:
@@ -275,6 +280,7 @@ time.sleep(100)  # it imports TensorFlow, say, and SIGTERM ends it
     assert elastic.marks("start-2") == [f"start-2.{stays}"]
 
 
+@pytest.mark.slow
 def test_when_one_workers_machine_is_taken_away_the_others_go_on(open_elastic: Any) -> None:
     program = """
 if size == 1:
@@ -297,6 +303,7 @@ sys.exit(143)  # as all agree to
     assert len(elastic.marks("start-2")) == 1
 
 
+@pytest.mark.slow
 def test_when_horovodrun_is_told_to_end_the_workers_save_and_nothing_is_left(open_elastic: Any) -> None:
     program = """
 def save(*_):
@@ -347,6 +354,7 @@ def test_failures_that_bring_no_new_step_are_enough_in_the_end() -> None:
     assert account(two, ended(137, was_ended=True), ended(137, was_ended=True)) == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

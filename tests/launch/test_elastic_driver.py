@@ -11,6 +11,8 @@ import pytest
 from tfdist.errors import PeerLostError
 from tfdist.launch.horovod.elastic_driver import Driver
 
+pytestmark = pytest.mark.slow
+
 PLACE = {f"HOROVOD_{name}": "0" for name in ("RANK", "LOCAL_RANK", "CROSS_RANK")}
 PLACE |= {f"HOROVOD_{name}": "1" for name in ("SIZE", "LOCAL_SIZE", "CROSS_SIZE")}
 

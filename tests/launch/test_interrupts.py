@@ -53,6 +53,7 @@ def wait_for_child(run: Run) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 @both_launchers
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGHUP, EXIT_PREEMPTED)])
 def test_the_first_is_as_sigterm_and_reaches_the_workers_once(
@@ -68,6 +69,7 @@ def test_the_first_is_as_sigterm_and_reaches_the_workers_once(
     assert not [*run.directory.glob("twice*"), *run.directory.glob("sigint*")]
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_kills_and_a_second_hangup_does_not(launch: Callable[..., Run]) -> None:
     run = launch(SAVES)
     run.wait_for("ready0", "ready1")
@@ -116,6 +118,7 @@ def test_while_the_launcher_starts(launch: Callable[..., Run], monkeypatch: pyte
     assert any("SIGINT was received" in line for line in stderr)
 
 
+@pytest.mark.slow
 @both_launchers
 def test_while_the_workers_start(launch: Callable[..., Run], launcher: str) -> None:
     run = launch("time.sleep(100)", options=(f"--launcher={launcher}", "--max_restarts=3"), workers=4)
@@ -131,6 +134,7 @@ def test_while_it_prints(launch: Callable[..., Run]) -> None:
     end(run, EXIT_INTERRUPTED)
 
 
+@pytest.mark.slow
 def test_between_a_failure_and_the_next_start(launch: Callable[..., Run]) -> None:
     program = """
 run_dir.mkdir(exist_ok=True)
@@ -147,6 +151,7 @@ sys.exit(7)
             mark.unlink()
 
 
+@pytest.mark.slow
 def test_as_the_last_worker_ends(launch: Callable[..., Run]) -> None:
     for _ in range(5):
         run = launch("mark('done'); mark(f'gone{index}')", workers=1)
@@ -159,6 +164,7 @@ def test_as_the_last_worker_ends(launch: Callable[..., Run]) -> None:
             mark.unlink()
 
 
+@pytest.mark.slow
 def test_the_third_ctrl_c_ends_a_launcher_that_is_stuck(
     launch: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +179,7 @@ def test_the_third_ctrl_c_ends_a_launcher_that_is_stuck(
     end(run, -signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_printed_job_is_interrupted_without_a_word() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "tfdist.launch", "--print=slurm", "--", "--gin_file=configs/experiments/digits.gin"],

@@ -50,6 +50,7 @@ with socket.socket() as other:
     assert (status, sorted(stdout)) == (0, ["[worker 0] kept", "[worker 1] kept"])
 
 
+@pytest.mark.slow
 @both_launchers
 def test_each_line_keeps_its_stream_and_bears_its_workers_name(launch: Callable[..., Run], launcher: str) -> None:
     program = """
@@ -81,6 +82,7 @@ for i in range(300):
     assert {line.partition("] ")[2] for line in stdout} == {"a" * 700 + "b" * 700}
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_stop_the_workers(launch: Callable[..., Run]) -> None:
     program = """
 for i in range(20000):
@@ -95,6 +97,7 @@ mark(f"done{index}")
     assert all((run.directory / f"done{i}").exists() for i in (0, 1))
 
 
+@pytest.mark.slow
 @both_launchers
 def test_the_first_failure_ends_the_others_and_is_the_commands(launch: Callable[..., Run], launcher: str) -> None:
     program = """
@@ -114,6 +117,7 @@ time.sleep(100)
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 @both_launchers
 def test_a_worker_that_ignores_sigterm_is_killed_with_its_children(launch: Callable[..., Run], launcher: str) -> None:
     program = """
@@ -133,6 +137,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert_gone(run.pid("child"))
 
 
+@pytest.mark.slow
 @both_launchers
 def test_children_that_a_worker_leaves_behind_end_with_it(launch: Callable[..., Run], launcher: str) -> None:
     program = """
@@ -144,6 +149,7 @@ mark(f"child{index}", subprocess.Popen([sys.executable, "-c", "import time; time
     assert_gone(run.pid("child1"))
 
 
+@pytest.mark.slow
 def test_what_caused_a_lost_peer_counts_even_if_it_ends_later(launch: Callable[..., Run]) -> None:
     program = """
 if index == 0:
@@ -160,6 +166,7 @@ sys.exit(2)
     assert stderr[-1].startswith("[launch] worker 1 ended with status 2")
 
 
+@pytest.mark.slow
 def test_a_lost_peer_without_a_cause_is_status_4(launch: Callable[..., Run]) -> None:
     status, _, _ = launch("if index == 0: sys.exit(4)\ntime.sleep(100)").end()
     assert status == EXIT_PEER_LOST
@@ -184,6 +191,7 @@ time.sleep(100)
     assert after[-2:] == ["[launch] worker 1 ended with status 3:", "[launch]   the cause"]
 
 
+@pytest.mark.slow
 @both_launchers
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_reaches_the_workers_which_may_take_their_time(
@@ -207,6 +215,7 @@ time.sleep(100)
     assert sorted(stdout) == ["[worker 0] saved", "[worker 1] saved"]
 
 
+@pytest.mark.slow
 @both_launchers
 def test_a_signal_before_the_workers_have_started_ends_them_alike(launch: Callable[..., Run], launcher: str) -> None:
     run = launch("time.sleep(100)", options=(f"--launcher={launcher}",))
@@ -243,6 +252,7 @@ time.sleep(100)
     assert all((run.directory / f"saved{index}").exists() for index in (0, 1))
 
 
+@pytest.mark.slow
 def test_when_one_worker_is_preempted_the_others_save_too(launch: Callable[..., Run]) -> None:
     program = """
 def save(*_):
@@ -260,6 +270,7 @@ time.sleep(100)
     assert (status, stdout) == (EXIT_PREEMPTED, ["[worker 0] saved"])
 
 
+@pytest.mark.slow
 @both_launchers
 def test_no_worker_outlives_a_launcher_that_is_killed(launch: Callable[..., Run], launcher: str) -> None:
     program = """
@@ -275,12 +286,14 @@ time.sleep(100)
         assert_gone(run.pid(name), within_seconds=20.0 if launcher == "horovod" else 2.0)
 
 
+@pytest.mark.slow
 def test_when_time_is_up_all_end_with_124(launch: Callable[..., Run]) -> None:
     status, _, stderr = launch("time.sleep(100)", options=("--timeout_seconds=1",)).end()
     assert status == 124
     assert "[launch] The time of 1 s is up; ending the workers." in stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 @both_launchers
 def test_pinned_workers_share_no_cpu(launch: Callable[..., Run], launcher: str) -> None:
@@ -303,6 +316,7 @@ def events(run: Run, name: str) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
+@pytest.mark.slow
 def test_failures_restarts_waits_and_the_breaker_are_events(launch: Callable[..., Run]) -> None:
     program = """
 run_dir.mkdir(exist_ok=True)
@@ -325,6 +339,7 @@ time.sleep(100)
     assert [event["level"] for event in events(run, "breaker_opened")] == ["error"]
 
 
+@pytest.mark.slow
 def test_wrong_input_and_a_start_that_left_are_not_started_again(launch: Callable[..., Run]) -> None:
     program = """
 if sys.argv[1] == "left":
@@ -346,6 +361,7 @@ def test_a_signal_ends_the_waiting_for_the_next_start(launch: Callable[..., Run]
     assert run.end()[0] == EXIT_PREEMPTED
 
 
+@pytest.mark.slow
 @both_launchers
 def test_others_go_on_without_a_worker_that_does_not_come_back(launch: Callable[..., Run], launcher: str) -> None:
     program = """
@@ -366,6 +382,7 @@ time.sleep(100)
     assert [event["details"]["places"] for event in events(run, "restarted")] == [[0, 1, 2], [0, 2]]
 
 
+@pytest.mark.slow
 def test_without_restarts_a_hang_is_told_and_not_ended(launch: Callable[..., Run]) -> None:
     program = """
 heartbeat.beat(heartbeat.BUILDING)
@@ -452,6 +469,7 @@ def endings(*statuses: tuple[int, int, int, bool]) -> list[Ending]:
     return [Ending(*ending) for ending in statuses]
 
 
+@pytest.mark.slow
 def test_blame_goes_to_the_first_by_its_own_doing() -> None:
     def blamed(*statuses: tuple[int, int, int, bool]) -> int:
         ending = blame(endings(*statuses))

@@ -199,6 +199,7 @@ EVERYTHING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--workers=2"], EVERYTHING, ["--accelerator=v5litepod-8"]])
 def test_a_job_set_fits_the_published_schemas(options: list[str]) -> None:
     check_job_set(manifest(*options))
@@ -235,6 +236,7 @@ def test_a_sweep_on_ray_is_led_by_one_process() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_schemas_find_mistakes() -> None:
     for break_it in (
         lambda spec: spec["failurePolicy"].update(maxRestart=3),
@@ -539,6 +541,7 @@ esac
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statuses", "starts"), [([0], 1), ([2], 1), ([143, 143, 1, 0], 4), ([1, 1], 2), ([143, 255, 3], 3)]
 )
@@ -561,6 +564,7 @@ def test_a_tpu_vm_of_somebody_else_is_not_deleted(tmp_path: pathlib.Path) -> Non
     assert "delete" not in (stubs / "calls").read_text()
 
 
+@pytest.mark.slow
 def test_a_tpu_vm_is_given_back_when_the_script_is_ended(tmp_path: pathlib.Path) -> None:
     ended = '*tfdist.main*) kill -TERM "$PPID"; sleep 0.2 ;;'
     stubs = write_stubs(tmp_path, gcloud=GCLOUD.replace("*tfdist.main*)", f"{ended}\n    never)"))
@@ -584,6 +588,7 @@ script="$(sed -n 's/.*--host-discovery-script \\([^ ]*\\).*/\\1/p' <<<"$*")"
     assert run_script(refused, stubs, tmp_path).status == 1 and (stubs / "found").read_text() == "good:2\n" * 2
 
 
+@pytest.mark.slow
 def test_the_doctor_takes_the_place_of_the_training() -> None:
     words = [f"--gin_file={DIGITS.partition('=')[2]}", "--gin_param=train.epochs = 3", "--run_dir=gs://bucket/run"]
     given = ["--", *words, "--verbose"]
@@ -598,6 +603,7 @@ def test_the_doctor_takes_the_place_of_the_training() -> None:
     assert "python -m tfdist.doctor" in text and "validate" not in text
 
 
+@pytest.mark.slow
 def test_help_lists_the_options_of_each_scheduler() -> None:
     for scheduler in command.SCHEDULERS:
         shown = io.StringIO()

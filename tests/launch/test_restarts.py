@@ -203,6 +203,7 @@ def test_stacks_show_the_main_thread_first_and_a_librarys_frames_as_one() -> Non
     assert stacks.waits_for_input(dump) and not stacks.waits_for_input(dump.split("\n\n")[1])
 
 
+@pytest.mark.slow
 def test_what_the_supervisor_does_goes_behind_the_events_of_the_run(tmp_path: pathlib.Path, gcs: GcsServer) -> None:
     for place in (str(tmp_path / "run"), "gs://bucket/run"):
         said: list[str] = []

@@ -73,6 +73,7 @@ def test_what_may_change_on_resume_is_what_is_declared_so() -> None:
     assert "train.seed" in kept and "train.epochs" not in kept
 
 
+@pytest.mark.slow
 def test_the_page_of_all_settings_is_what_they_declare() -> None:
     page = settings_page.PAGE.read_text()
     assert settings_page.written() == page, "run: python tools/settings_page.py"

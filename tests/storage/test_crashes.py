@@ -46,6 +46,7 @@ def test_a_rewritten_file_is_the_old_or_the_new_one_wherever_the_process_ends(tm
     assert faulty.crash_everywhere(write, check) >= 6
 
 
+@pytest.mark.slow
 def test_an_error_at_any_step_is_raised_and_leaves_no_file_and_nothing_beside_it(tmp_path: pathlib.Path) -> None:
     steps = _steps_of_a_new_file(tmp_path / "all")
     assert steps == ["create", *["write"] * 6, "fsync", "link", "unlink", "fsync_directory"]

@@ -48,6 +48,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.kind}-{f.status}" if f.kind == "status" else f.kind)
 def test_a_new_object_is_made_once_and_whole_under_faults(gcs: GcsServer, num_bytes: int, fault: Fault) -> None:
@@ -61,6 +62,7 @@ def test_a_new_object_is_made_once_and_whole_under_faults(gcs: GcsServer, num_by
         files.write_new(PATH, [data])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -79,6 +81,7 @@ def test_an_object_made_of_parts_is_committed_once(gcs: GcsServer, fault: Fault)
     assert files.read(PATH) == data.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
 def test_a_lost_reply_is_no_excuse_for_anothers_object(gcs: GcsServer, num_bytes: int) -> None:
     """The first try is lost on its way there, and another writer makes the same bytes in the meantime."""
@@ -116,6 +119,7 @@ def test_a_refused_precondition_is_an_existing_file_at_once(gcs: GcsServer, num_
     assert gcs.buckets.names("bucket") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -140,6 +144,7 @@ def test_a_read_is_whole_under_faults(gcs: GcsServer, num_bytes: int, fault: Fau
     assert files.read_range(PATH, 3, num_bytes) == data[3:].tobytes()
 
 
+@pytest.mark.slow
 def test_a_read_asks_only_for_what_has_not_come(gcs: GcsServer) -> None:
     data = content(200_000)
     files.write_atomic(PATH, data.tobytes())
@@ -148,6 +153,7 @@ def test_a_read_asks_only_for_what_has_not_come(gcs: GcsServer) -> None:
     assert gcs.count("GET", DOWNLOAD) >= 3
 
 
+@pytest.mark.slow
 def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(gcs: GcsServer) -> None:
     files.write_atomic(PATH, b"old" * 100_000)
     gcs.faults.add(Fault("stall_download", path=DOWNLOAD, seconds=0.3))
@@ -164,6 +170,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(gcs: GcsServer
     assert files.read(PATH) == b"new" * 100_000
 
 
+@pytest.mark.slow
 def test_listing_goes_through_all_pages_also_under_faults(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from gcs import json_api
 
@@ -179,6 +186,7 @@ def test_listing_goes_through_all_pages_also_under_faults(gcs: GcsServer, monkey
     assert gcs.buckets.names("bucket") == []
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_busy_is_given_up_in_the_end(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
     gcs.faults.add(Fault("status", status=503, count=None))
@@ -229,6 +237,7 @@ for call in (lambda: files.exists("gs://b/x"), lambda: files.write_new("gs://b/x
 """
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_fails_within_seconds() -> None:
     [port] = free_ports(1)
     done = run_python(["-c", TIMED], env={"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}).check()
@@ -248,6 +257,7 @@ def test_a_server_that_never_answers_fails_within_half_a_minute() -> None:
     assert all(float(seconds) <= 25 for seconds in found)
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_told() -> None:
     code = (
         "import sys; sys.modules['google.cloud.storage'] = None\n"

@@ -13,6 +13,8 @@ from support import clean_environment
 
 from tfdist.storage import files
 
+pytestmark = pytest.mark.slow
+
 OBJECTS = "/b/bucket/o"  # the library also asks for the bucket, on a thread of its own, for traces
 NUM_BYTES = 5 << 19
 # Three parts, composing, looking at the result, removing the parts.
@@ -30,7 +32,6 @@ def test_an_upload_in_parts_takes_so_many_requests(gcs: GcsServer) -> None:
     assert gcs.buckets.names("bucket") == ["run/large"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["stall_upload", "stall_download"])  # before the server acts, and after it
 def test_a_kill_at_any_request_leaves_the_object_whole_or_none(gcs: GcsServer, moment: str) -> None:
     found = []

@@ -92,6 +92,7 @@ def test_the_lease_of_a_killed_run_is_taken_over_at_once(root: str) -> None:
         held.release()
 
 
+@pytest.mark.slow
 def test_one_waits_for_an_owner_that_is_about_to_end(root: str) -> None:
     with holder(root) as first:
         told: list[str] = []
@@ -147,6 +148,7 @@ def test_a_stolen_lease_is_noticed_by_the_renewal(gcs: GcsServer, monkeypatch: p
     assert json.loads(files.read("gs://bucket/run/.lease"))["name"] == "far run"  # the thief's stays
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_under_faults(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
     held, _ = take("gs://bucket/run")
@@ -160,6 +162,7 @@ def test_a_lease_is_renewed_under_faults(gcs: GcsServer, monkeypatch: pytest.Mon
     assert gcs.buckets.names("bucket") == []
 
 
+@pytest.mark.slow
 def test_a_bucket_that_refuses_to_delete_does_not_hold_up_the_end_of_a_run(gcs: GcsServer) -> None:
     held, _ = take("gs://bucket/run")
     gcs.faults.add(Fault("status", method="DELETE", count=None))
@@ -170,6 +173,7 @@ def test_a_bucket_that_refuses_to_delete_does_not_hold_up_the_end_of_a_run(gcs: 
     assert gcs.buckets.names("bucket") == ["run/.lease"]  # until it lapses
 
 
+@pytest.mark.slow
 def test_the_lease_of_another_machine_is_taken_when_it_lapses(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere("gs://bucket/run/.lease")
     with pytest.raises(UserError, match="far run"):
@@ -182,6 +186,7 @@ def test_the_lease_of_another_machine_is_taken_when_it_lapses(gcs: GcsServer, mo
     assert "took over" in told[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead_seconds", [600, -600])
 def test_a_wrong_clock_neither_takes_a_live_run_over_nor_waits_for_one_that_is_long_gone(
     gcs: GcsServer, monkeypatch: pytest.MonkeyPatch, ahead_seconds: float

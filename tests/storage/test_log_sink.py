@@ -24,6 +24,7 @@ for n in range(int(sys.argv[3])):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_append_to_one_log_leave_every_line_whole(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log.jsonl"
     command = [sys.executable, "-c", _APPEND, str(path)]
@@ -114,6 +115,7 @@ def test_a_put_that_failed_is_said_and_made_good_by_the_next(caplog: pytest.LogC
     assert "the store is away" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_last_put_that_fails_is_raised() -> None:
     store = _Store(1, 2)
     log = RewrittenLog(store.put, existing=b"", interval_seconds=3600)

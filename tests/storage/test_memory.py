@@ -45,5 +45,6 @@ def test_a_group_above_counts_too_and_version_1_has_other_names(root: pathlib.Pa
     assert available_bytes(root) == 300 * MIB
 
 
+@pytest.mark.slow
 def test_this_machine_says_something() -> None:
     assert available_bytes() > 0

@@ -30,6 +30,7 @@ def test_files_that_grow_are_stored_meanwhile_and_at_the_end(gcs: GcsServer) -> 
     assert gcs.count("POST", "uploadType") == 3  # what did not grow is not put again
 
 
+@pytest.mark.slow
 def test_a_last_put_that_fails_is_raised(gcs: GcsServer) -> None:
     mirror = Mirror("gs://bucket/run")
     pathlib.Path(mirror.local, "events").write_bytes(b"one")

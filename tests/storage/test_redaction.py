@@ -44,6 +44,7 @@ def test_an_emulator_that_does_not_answer_is_named_without_its_password(
     assert f"127.0.0.1:{port}" in said and SECRET not in said and "user" not in said
 
 
+@pytest.mark.slow
 def test_a_place_that_is_no_place_is_named_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoint.main(["list", f"https://user:{SECRET}@host/run"]) == 2
     said = capsys.readouterr().err

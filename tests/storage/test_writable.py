@@ -69,6 +69,7 @@ def test_an_empty_path_is_refused() -> None:
         check_writable("")
 
 
+@pytest.mark.slow
 def test_a_bucket_behind_a_dead_server_fails_within_seconds_with_the_reason_and_the_cure() -> None:
     done = run_python(["-c", _CHECK], env={"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"})
     message, seconds = done.check().stdout.splitlines()

@@ -78,6 +78,7 @@ def test_horovod_without_horovodrun_is_refused_with_what_to_start(monkeypatch: p
     assert "--launcher=horovod" in str(raised.value) and "on purpose, write --workers=1, or -np 1" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_horovod_that_meets_nobody_among_several_is_refused() -> None:
     """As under srun, with a Horovod that was built without MPI."""
     refuse_unmet(2, {"PMI_SIZE": "2"})

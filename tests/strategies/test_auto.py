@@ -69,6 +69,7 @@ def test_a_strategy_in_the_place_of_what_makes_one_is_refused() -> None:
         choose(mirrored=Mirrored(num_cpu_devices=2))
 
 
+@pytest.mark.slow
 def test_in_a_pod_the_name_of_a_peer_may_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MultiWorker(peer_timeout_seconds=600)._name_patience_seconds() == 10.0
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")

@@ -144,6 +144,7 @@ def test_a_malformed_address_is_named_by_its_task(address: str, expected: str) -
     assert re.search(expected, message), message
 
 
+@pytest.mark.slow
 def test_two_tasks_with_one_address_are_both_named() -> None:
     message = message_of({"cluster": {"chief": ["Host0:1"], "worker": ["b:1", "host0:1"]}, "task": FIRST})
     assert "cluster.chief[0] and cluster.worker[1] have the same address" in message

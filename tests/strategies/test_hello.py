@@ -47,6 +47,7 @@ def test_other_lines_are_refused_by_a_worker_and_by_the_doctor(line: bytes) -> N
             decode(line)
 
 
+@pytest.mark.slow
 def test_a_doctor_takes_only_facts() -> None:
     said = {"protocol": meeting.PROTOCOL, "index": 0, "time": 1.0, "workers": ["a:1"], "facts": FACTS}
     assert meeting.decode(json.dumps(said).encode())["facts"] == FACTS

@@ -14,7 +14,7 @@ from tfdist.strategies.cluster import horovod_rendezvous
 from tfdist.strategies.cluster.environment import ELASTIC_CHILD_VARIABLE
 from tfdist.strategies.cluster.horovod_rendezvous import Meeting, meet, read_meeting
 
-pytestmark = pytest.mark.horovod
+pytestmark = [pytest.mark.horovod, pytest.mark.slow]
 
 
 @pytest.fixture

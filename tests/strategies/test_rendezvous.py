@@ -101,6 +101,7 @@ def listener(address: str, serve: Callable[[socket.socket], None]) -> Iterator[N
         server.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 6])
 def test_workers_started_together_meet_and_leave_their_ports_free(count: int, workers: Workers, addresses) -> None:
     cluster = addresses(count)
@@ -110,6 +111,7 @@ def test_workers_started_together_meet_and_leave_their_ports_free(count: int, wo
         socket.create_server(("127.0.0.1", port_of(address))).close()
 
 
+@pytest.mark.slow
 def test_they_meet_every_time(workers: Workers, addresses) -> None:
     cluster = addresses(3)
     for _ in range(8):
@@ -117,6 +119,7 @@ def test_they_meet_every_time(workers: Workers, addresses) -> None:
         assert [end_of(process) for process in started] == [(0, "met\n")] * 3
 
 
+@pytest.mark.slow
 def test_localhost_and_a_chief_task_do_as_well(workers: Workers, addresses) -> None:
     first, second = (f"localhost:{port_of(address)}" for address in addresses(2))
     jobs = {"chief": [first], "worker": [second]}
@@ -130,6 +133,7 @@ def test_a_worker_alone_waits_for_nobody(workers: Workers, addresses) -> None:
     assert end_of(workers.start(tf_config(addresses(1), 0))) == (0, "met\n")
 
 
+@pytest.mark.slow
 def test_who_comes_late_is_named_and_then_met(workers: Workers, addresses) -> None:
     cluster = addresses(3)
     early = [workers.start(tf_config(cluster, index)) for index in (0, 2)]
@@ -140,6 +144,7 @@ def test_who_comes_late_is_named_and_then_met(workers: Workers, addresses) -> No
     assert all(status == 0 and output.endswith("met\n") for status, output in map(end_of, early))
 
 
+@pytest.mark.slow
 def test_who_dies_while_waiting_can_be_started_again(workers: Workers, addresses) -> None:
     cluster = addresses(3)
     first, second = (workers.start(tf_config(cluster, index)) for index in (0, 1))
@@ -151,6 +156,7 @@ def test_who_dies_while_waiting_can_be_started_again(workers: Workers, addresses
     assert [end_of(process)[0] for process in [first, *again]] == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_who_never_comes_is_named_at_the_end_with_status_4(index: int, workers: Workers, addresses) -> None:
     cluster = addresses(3)
@@ -162,6 +168,7 @@ def test_who_never_comes_is_named_at_the_end_with_status_4(index: int, workers: 
     assert f"worker {1 - index} at" not in output
 
 
+@pytest.mark.slow
 def test_who_hangs_is_named(workers: Workers, addresses) -> None:
     cluster = addresses(2)
     with listener(cluster[1], lambda connection: held.append(connection)):
@@ -171,6 +178,7 @@ def test_who_hangs_is_named(workers: Workers, addresses) -> None:
     assert f"worker 1 at {cluster[1]} (it does not answer" in output
 
 
+@pytest.mark.slow
 def test_another_program_at_a_peers_address_is_named(workers: Workers, addresses) -> None:
     cluster = addresses(2)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port_of(cluster[1])), http.server.SimpleHTTPRequestHandler)
@@ -184,6 +192,7 @@ def test_another_program_at_a_peers_address_is_named(workers: Workers, addresses
     assert f"worker 1 cannot be reached at its address {cluster[1]}" in output and "something else" in output
 
 
+@pytest.mark.slow
 def test_a_process_with_another_index_at_a_peers_address_is_named(workers: Workers, addresses) -> None:
     cluster = addresses(2)
     hello = {"protocol": "tfdist-rendezvous-1", "start": "x", "index": 0, "workers": cluster, "ready": False}
@@ -202,6 +211,7 @@ def test_a_process_with_another_index_at_a_peers_address_is_named(workers: Worke
     )
 
 
+@pytest.mark.slow
 def test_different_clusters_are_told_to_both(workers: Workers, addresses) -> None:
     cluster = addresses(3)
     started = [workers.start(tf_config(cluster, 0)), workers.start(tf_config(cluster[:2], 1))]
@@ -210,6 +220,7 @@ def test_different_clusters_are_told_to_both(workers: Workers, addresses) -> Non
         assert "different clusters" in output and ", ".join(cluster) in output
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named(workers: Workers, addresses) -> None:
     cluster = addresses(2)
     with listener(cluster[0], lambda connection: connection.close()):
@@ -218,6 +229,7 @@ def test_a_taken_port_is_named(workers: Workers, addresses) -> None:
     assert f"worker 0 cannot listen at its address {cluster[0]}: port {port_of(cluster[0])} of this machine" in output
 
 
+@pytest.mark.slow
 def test_a_host_name_that_does_not_resolve_is_named(workers: Workers, addresses) -> None:
     cluster = [*addresses(1), "no-such-host.invalid:2222"]
     status, output = end_of(workers.start(tf_config(cluster, 0)))

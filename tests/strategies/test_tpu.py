@@ -156,6 +156,7 @@ def test_how_many_replicas_there_will_be_only_the_hardware_knows() -> None:
     assert TPU("local").expected_replicas() is None
 
 
+@pytest.mark.slow
 def test_a_host_that_answers_without_a_tpu_is_told_from_one_that_does_not(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     address = f"--gin_param=tpu.TPU.address = 'grpc://127.0.0.1:{port}'"
@@ -164,6 +165,7 @@ def test_a_host_that_answers_without_a_tpu_is_told_from_one_that_does_not(tmp_pa
     assert f"error: The TPU 'grpc://127.0.0.1:{port}' does not initialize: TPUs not found in the cluster" in told.stderr
 
 
+@pytest.mark.slow
 def test_behind_the_hardware_the_digits_train_in_bfloat16_on_padded_batches_that_xla_compiles(tmp_path: Path) -> None:
     settings = ["train.precision = 'bfloat16'", "train.xla = 'on'", "train.epochs = 3"]
     arguments = [*DIGITS_ON_TPU, *(f"--gin_param={setting}" for setting in settings), "--run_dir=run"]
@@ -175,6 +177,7 @@ def test_behind_the_hardware_the_digits_train_in_bfloat16_on_padded_batches_that
     assert result["eval_metrics"]["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_cores_cannot_share_evenly_is_refused(tmp_path: Path) -> None:
     arguments = [*DIGITS_ON_TPU, "--gin_param=train.global_batch_size = 33", "--run_dir=run"]
     told = run_program(CPUS_FOR_A_TPU, arguments, tmp_path)

@@ -36,6 +36,7 @@ def test_other_losses_take_any_target() -> None:
     regression.check_examples(model(1), (np.zeros([2, 4]), np.array([-5.0, 9.0])), "training")
 
 
+@pytest.mark.slow
 def test_the_output_with_the_wrong_label_is_named() -> None:
     inputs = keras.Input([4])
     outputs = {name: keras.layers.Dense(2, name=name)(inputs) for name in ("left", "right")}

@@ -14,6 +14,8 @@ from training.trainings import run
 from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised
 
+pytestmark = pytest.mark.slow
+
 
 def softmax_model(units: int = 10) -> keras.Model:
     inputs = keras.Input((64,))

@@ -18,6 +18,7 @@ from tfdist.tasks.supervised import Supervised
 BATCH, SEED = 64, 3
 
 
+@pytest.mark.slow
 def test_own_loss_and_metrics_give_what_fit_gives(tmp_path: pathlib.Path) -> None:
     data = digits(300)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -48,6 +49,7 @@ class OwnLossAlone(keras.Sequential):
         return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_without_a_loss_may_have_its_own(tmp_path: pathlib.Path) -> None:
     def model() -> keras.Model:
         made = OwnLossAlone([keras.Input((64,)), keras.layers.Dense(10)])
@@ -94,6 +96,7 @@ def test_what_cannot_be_called_in_parts_is_refused(tmp_path: pathlib.Path, model
         raise trained.error
 
 
+@pytest.mark.slow
 def test_a_stateful_layer_trains_on_one_device_and_is_refused_in_parts(tmp_path: pathlib.Path) -> None:
     def model() -> keras.Model:
         inputs = keras.Input(batch_shape=(64, 64))

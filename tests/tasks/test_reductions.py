@@ -78,6 +78,7 @@ def distance(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     return tf.sqrt(tf.reduce_sum((y_true - y_pred) ** 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
 @pytest.mark.parametrize("loss", [keras.losses.Dice(), keras.losses.Tversky(), keras.losses.Circle(), distance])
 def test_a_loss_of_a_whole_batch_gives_keras_numbers(loss: Any, weighted: bool) -> None:
@@ -144,6 +145,7 @@ def weight_of(values: list[float], **changes: Any) -> list[float]:
     return [float(w) for w in reduce_terms(terms, **given | {"added": added, "outputs": None}).weight]
 
 
+@pytest.mark.slow
 def test_examples_weigh_something_unless_all_weights_are_zero() -> None:
     assert weight_of([1.0, 2.0]) == []  # without weights it is known beforehand
     assert weight_of([1.0, 2.0], weights=[0.0, 0.5]) == [0.5]

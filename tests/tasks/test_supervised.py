@@ -125,6 +125,7 @@ SINGLE: dict[str, tuple[Callable[[], keras.Model], np.ndarray, Callable[[], Any]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_single_output_gives_keras_numbers(name: str) -> None:
     build, y, loss, metrics = SINGLE[name]
@@ -156,6 +157,7 @@ def test_weights_of_sequences_may_be_of_examples_or_of_steps(weights: np.ndarray
     assert ours["sparse_categorical_accuracy"] == pytest.approx((full * hits).sum() / full.sum(), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["", "xla"])
 @pytest.mark.parametrize("recurrent", [False, True], ids=["dense", "lstm"])
 @pytest.mark.parametrize("weights", [WEIGHTS, STEP_WEIGHTS, None], ids=["by example", "by step", "none"])
@@ -185,6 +187,7 @@ def two_losses() -> dict[str, Any]:
 TARGETS = {"label": LABELS, "odd": (LABELS % 2).astype(np.float32)[:, np.newaxis]}
 
 
+@pytest.mark.slow
 def test_several_outputs_give_keras_numbers() -> None:
     model, coefficients = two_outputs(), {"odd": 0.3}
     metrics = {"label": [lambda: keras.metrics.SparseCategoricalAccuracy(name="hits")]}
@@ -230,6 +233,7 @@ def test_weights_for_all_outputs_weigh_each() -> None:
     assert ours == pytest.approx(named, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sequence_beside_another_output_may_have_weights_of_steps_and_a_mask() -> None:
     inputs = keras.Input((T,), dtype="int32")
     x = keras.layers.Embedding(9, 4, mask_zero=True)(inputs)

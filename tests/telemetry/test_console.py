@@ -287,6 +287,7 @@ def test_numbers_keep_the_digits_that_tell_something(number: float, text: str) -
     assert number_text(number) == text
 
 
+@pytest.mark.slow
 def test_the_bar_drops_metrics_before_the_rate_and_the_rate_before_the_loss_and_cuts_none() -> None:
     plan = Plan(steps_per_epoch=68)
     metrics = {"loss": 0.5, "accuracy": 0.9, "precision": 0.8, "recall": 0.7}

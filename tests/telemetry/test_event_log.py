@@ -70,6 +70,7 @@ def test_every_number_becomes_json_that_a_strict_parser_takes_and_float_reads_ba
     assert np.array_equal(float(parsed), float(number), equal_nan=True)
 
 
+@pytest.mark.slow
 def test_arrays_mappings_and_strange_text_become_one_line_of_json() -> None:
     value = {"array": np.array([1.0, np.inf]), 3: (None, True), "text": "a\nb\u2028\udcff"}
     text = to_json(value)

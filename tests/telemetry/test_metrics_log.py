@@ -94,6 +94,7 @@ def test_a_metric_that_takes_a_key_of_the_contract_is_refused(tmp_path: pathlib.
         log.log(step=1, epoch=1, split="train", metrics={"step": 1.0})
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_points_that_are_logged(tmp_path: pathlib.Path) -> None:
     log = MetricsLog(RunDirectory(str(tmp_path)))
 

@@ -41,6 +41,7 @@ def test_notices_of_other_threads_are_warnings_among_the_events(directory: RunDi
     assert told(directory) == [("warning", "record_corrupt", record) for record in (3, 4, 5)]
 
 
+@pytest.mark.slow
 def test_without_a_run_a_notice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     notices.give("record_corrupt", "Record 3 is wrong.", record=3)
     assert "Record 3 is wrong." in caplog.text

@@ -44,11 +44,13 @@ def _run(body: str, after: str = "", **environment: str) -> Finished:
     return run_python(["-c", script], env={"TF_CPP_MIN_LOG_LEVEL": None, "CUDA_VISIBLE_DEVICES": None} | environment)
 
 
+@pytest.mark.slow
 def test_importing_tensorflow_and_the_first_operations_say_nothing() -> None:
     done = _run("import tensorflow", _FIRST_OP)
     assert (done.status, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_user_who_set_the_level_hears_tensorflow() -> None:
     done = _run("import tensorflow", TF_CPP_MIN_LOG_LEVEL="0")
     assert done.status == 0
@@ -60,6 +62,7 @@ def test_a_warning_during_the_import_is_shown() -> None:
     assert "UserWarning: look here" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_import_that_fails_shows_its_traceback() -> None:
     done = _run("import tensorflow.no_such_module")
     assert done.status == 1

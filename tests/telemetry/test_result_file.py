@@ -82,6 +82,7 @@ def test_a_result_that_cannot_be_written_leaves_the_old_one(tmp_path: pathlib.Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_versions_are_known_without_importing_anything_heavy() -> None:
     script = "import sys; from tfdist.telemetry.result import versions; print(*versions()); print(*sys.modules)"
     found, modules = run_python(["-c", script]).check().stdout.splitlines()

@@ -30,6 +30,7 @@ def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RunDirectory("~/run").path == "/home/somebody/run"
 
 
+@pytest.mark.slow
 def test_create_makes_the_directory_or_says_why_not(tmp_path: pathlib.Path) -> None:
     RunDirectory(str(tmp_path / "new" / "run")).create()
     assert (tmp_path / "new" / "run").is_dir()

@@ -59,6 +59,7 @@ def test_it_copies_what_is_there(name: str) -> None:
         assert isinstance(json.loads(rest), list)  # so that signals reach Python and no shell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_its_versions_are_those_of_the_project(name: str) -> None:
     text = (REPOSITORY / name).read_text()

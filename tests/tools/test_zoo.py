@@ -22,6 +22,7 @@ def test_every_public_class_has_a_case_or_a_reason(monkeypatch: pytest.MonkeyPat
     assert collection.uncovered() == ["layers/Novel: no case", "losses/Dice: not in Keras"]
 
 
+@pytest.mark.slow
 def test_every_case_builds_its_parts() -> None:
     for key, case in collection.all_cases().items():
         assert len(case.data()[0]) == 21, key

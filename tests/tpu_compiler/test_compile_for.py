@@ -188,6 +188,7 @@ def test_a_slice_that_is_none_is_refused(slices: str, message: str, gin_file: Pa
     assert done.status == 2 and message in done.stderr, done.outputs()
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_cores_cannot_share_is_refused(gin_file: Path) -> None:
     done = compile_for("v5e:2x2", gin_file, "train.global_batch_size = 30")
     assert done.status == 2 and "30 cannot be split evenly among 4 replicas" in done.stderr, done.outputs()
@@ -197,6 +198,7 @@ def test_slices_count_their_chips() -> None:
     assert slice_of("v5p:2x2x4").num_cores == 16 and slice_of("v5e:2x4").chip is CHIPS["v5e"]
 
 
+@pytest.mark.slow
 def test_collectives_are_read_from_a_program() -> None:
     program = """
       %a = (f32[3,4]{1,0:T(8,128)}, bf16[5]{0}) all-reduce(%x, %y), replica_groups={{0,1}}

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
@@ -19,6 +20,8 @@ from tfdist.telemetry.console.console import open_console
 from tfdist.training.run import assembly
 from tfdist.training.run.run import Request, open_run
 from tfdist.training.run.settings import TrainSettings
+
+pytestmark = pytest.mark.slow
 
 
 def weighted_digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

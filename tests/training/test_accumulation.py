@@ -45,6 +45,7 @@ def test_slices_are_no_larger_than_with_all_workers(monkeypatch: pytest.MonkeyPa
     assert slices_of(keras.layers.Dense(1), workers=1, slices=4)[0] == 12
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_statistics_of_a_slice_keeps_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALL_WORKERS_VARIABLE, "3")
     slices, (message,) = slices_of(keras.layers.BatchNormalization(name="norm"), workers=2)

@@ -64,6 +64,7 @@ def cut(data: Any, num: int = 101) -> Any:
     return tf.nest.map_structure(lambda a: a[:num], data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "rate"),
     [("sum_over_batch_size", 0.1), ("sum", 0.002), ("mean_with_sample_weight", 0.1), ("none", 0.002)],
@@ -80,6 +81,7 @@ def test_sample_weights_under_each_reduction(tmp_path: pathlib.Path, reduction: 
     agrees(tmp_path, dense_model, data, optimizer, lambda: Supervised(loss=loss()), *theirs)
 
 
+@pytest.mark.slow
 def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path) -> None:
     def loss() -> Any:
         tags = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
@@ -102,6 +104,7 @@ def averaged_and_accumulated() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(0.01, weight_decay=0.01, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [
@@ -119,6 +122,7 @@ def test_settings_of_the_optimizer(tmp_path: pathlib.Path, optimizer: Any, model
     agrees(tmp_path, model, data, optimizer, classification_by("sum_over_batch_size"), *theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_hot", [False, True])
 def test_weights_of_classes(tmp_path: pathlib.Path, one_hot: bool) -> None:
     class_weight, data = {0: 5.0, 3: 0.0, 8: 0.5}, one_hot_digits(300) if one_hot else digits(300)

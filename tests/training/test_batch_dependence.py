@@ -67,6 +67,7 @@ def test_layers_that_see_their_batch_are_named(model: Callable[[], keras.Model],
     assert all(np.array_equal(a, b) for a, b in zip(before, built.get_weights(), strict=True))
 
 
+@pytest.mark.slow
 def test_validate_names_them_and_says_what_microbatches_change(tmp_path: pathlib.Path) -> None:
     told: list[str] = []
     settings = BASE | {"model": lambda: around(layers.BatchNormalization(name="norm"), Centered(name="centered"))}

@@ -71,6 +71,7 @@ TRAIN = {"loss", "sparse_categorical_accuracy"}
 BOTH = TRAIN | {f"val_{name}" for name in TRAIN}
 
 
+@pytest.mark.slow
 def test_hooks_come_in_keras_order_with_keras_logs(tmp_path: pathlib.Path) -> None:
     recorder = Recorder()
     run(tmp_path, epochs=2, callbacks=[recorder])
@@ -80,6 +81,7 @@ def test_hooks_come_in_keras_order_with_keras_logs(tmp_path: pathlib.Path) -> No
     assert recorder.params["epochs"] == 2 and recorder.params["steps"] == STEPS_PER_EPOCH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_call", [None, 3])
 def test_batch_hooks_come_for_each_batch_and_one_line_says_that_calls_are_short(
     tmp_path: pathlib.Path, steps_per_call: int | None
@@ -99,6 +101,7 @@ def test_batch_hooks_come_for_each_batch_and_one_line_says_that_calls_are_short(
     assert last == [p["loss"] for p in trained.points("eval")]
 
 
+@pytest.mark.slow
 def test_what_a_batch_hook_assigns_acts_on_the_next_batch(tmp_path: pathlib.Path) -> None:
     class Freezes(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -134,6 +137,7 @@ def test_callbacks_of_keras_that_do_nothing_in_a_batch_hook_shorten_no_call(tmp_
     assert keras.callbacks.TensorBoard("x")._should_trace is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_begin"])
 def test_a_stop_asked_for_before_the_first_batch_ends_the_training_after_it(tmp_path: pathlib.Path, hook: str) -> None:
     class Stops(keras.callbacks.Callback):
@@ -155,6 +159,7 @@ class Spoils(keras.callbacks.Callback):
             self.model.weights[0].assign(np.full((64, 32), np.nan, np.float32))
 
 
+@pytest.mark.slow
 def test_terminate_on_nan_ends_the_training_as_fit_does_and_what_is_put_back_is_kept(tmp_path: pathlib.Path) -> None:
     recorder = Recorder()
     best = keras.callbacks.EarlyStopping(restore_best_weights=True, patience=9)
@@ -170,6 +175,7 @@ def test_terminate_on_nan_ends_the_training_as_fit_does_and_what_is_put_back_is_
     assert trained.result.eval_metrics["loss"] == trained.points("eval")[1]["loss"]
 
 
+@pytest.mark.slow
 def test_what_nobody_puts_back_has_diverged_once_all_callbacks_were_told(tmp_path: pathlib.Path) -> None:
     for name, deterministic in (("quick", False), ("careful", True)):
         recorder = Recorder()
@@ -187,6 +193,7 @@ def test_what_nobody_puts_back_has_diverged_once_all_callbacks_were_told(tmp_pat
     assert isinstance(trained.error, DivergedError)
 
 
+@pytest.mark.slow
 def test_early_stopping_puts_back_the_best_weights_and_they_are_what_is_evaluated(tmp_path: pathlib.Path) -> None:
     stopping = keras.callbacks.EarlyStopping(patience=1, min_delta=100.0, restore_best_weights=True)
     trained = run(tmp_path / "stopped", epochs=9, callbacks=[stopping])
@@ -204,6 +211,7 @@ def test_early_stopping_puts_back_the_best_weights_and_they_are_what_is_evaluate
     )
 
 
+@pytest.mark.slow
 def test_the_best_weights_that_are_put_back_stay_before_the_averages(tmp_path: pathlib.Path) -> None:
     stopping = keras.callbacks.EarlyStopping(patience=1, min_delta=100.0, restore_best_weights=True)
     trained = run(tmp_path / "stopped", epochs=9, optimizer=ema_sgd, callbacks=[stopping])
@@ -219,12 +227,14 @@ def model_of(callback: keras.callbacks.Callback) -> keras.Model:
     return callback.model
 
 
+@pytest.mark.slow
 def test_early_stopping_without_putting_back_keeps_the_last_weights(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path / "stopped", epochs=9, callbacks=[keras.callbacks.EarlyStopping(min_delta=100.0)])
     assert trained.bits() == run(tmp_path / "whole", epochs=trained.result.epochs).bits()
     assert trained.result.eval_metrics["loss"] == trained.points("eval")[-1]["loss"]
 
 
+@pytest.mark.slow
 def test_a_plateau_lowers_the_rate_that_is_logged_and_used(tmp_path: pathlib.Path) -> None:
     plateau = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=100.0, factor=0.0, min_lr=0.0)
     trained = run(tmp_path, epochs=4, callbacks=[plateau])
@@ -232,12 +242,14 @@ def test_a_plateau_lowers_the_rate_that_is_logged_and_used(tmp_path: pathlib.Pat
     assert trained.points("eval")[1]["loss"] == trained.points("eval")[3]["loss"]  # nothing is learned at a rate of 0
 
 
+@pytest.mark.slow
 def test_a_scheduler_callback_sets_the_rate(tmp_path: pathlib.Path) -> None:
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 * rate)
     trained = run(tmp_path, epochs=3, callbacks=[scheduler])
     assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx([0.1, 0.05, 0.025])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -270,6 +282,7 @@ class UsesItsModel(keras.callbacks.Callback):
         self.seen.append(found)
 
 
+@pytest.mark.slow
 def test_a_callback_finds_its_model_compiled_and_the_exported_one_is_not(tmp_path: pathlib.Path) -> None:
     uses = UsesItsModel()
     trained = run(tmp_path, epochs=2, callbacks=[uses], eval_data=lambda: digits(200))
@@ -280,6 +293,7 @@ def test_a_callback_finds_its_model_compiled_and_the_exported_one_is_not(tmp_pat
     assert trained.bits() == run(tmp_path / "without", epochs=2, eval_data=lambda: digits(200)).bits()
 
 
+@pytest.mark.slow
 def test_a_callback_evaluates_a_model_of_several_named_outputs(tmp_path: pathlib.Path) -> None:
     data, seen = two_outputs()[:2], []
 
@@ -300,6 +314,7 @@ def test_a_callback_evaluates_a_model_of_several_named_outputs(tmp_path: pathlib
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_models_own_is_trained_with_callbacks_as_without(tmp_path: pathlib.Path) -> None:
     own = {"model": own_methods_model, "task": lambda: Supervised(loss=sparse_loss()), "epochs": 1}
     with_one = run(tmp_path / "with", callbacks=[keras.callbacks.History()], **own)
@@ -308,11 +323,13 @@ def test_a_loss_of_the_models_own_is_trained_with_callbacks_as_without(tmp_path:
     assert with_one.bits() == without.bits()
 
 
+@pytest.mark.slow
 def test_early_stopping_knows_which_way_a_metric_is_better(tmp_path: pathlib.Path) -> None:
     stops = keras.callbacks.EarlyStopping("val_sparse_categorical_accuracy", min_delta=0.9, patience=1)
     assert run(tmp_path, epochs=5, callbacks=[stops]).result.epochs == 2
 
 
+@pytest.mark.slow
 def test_model_checkpoints_hold_the_weights_of_their_epoch(tmp_path: pathlib.Path) -> None:
     best = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}-{val_loss:.3f}.keras"), save_best_only=True)
     often = keras.callbacks.ModelCheckpoint(
@@ -330,6 +347,7 @@ def test_model_checkpoints_hold_the_weights_of_their_epoch(tmp_path: pathlib.Pat
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_tensorboard_and_csv_are_written(tmp_path: pathlib.Path) -> None:
     board = keras.callbacks.TensorBoard(str(tmp_path / "board"), histogram_freq=1, update_freq=1)
     trained = run(tmp_path / "run", callbacks=[board, keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))])
@@ -339,6 +357,7 @@ def test_tensorboard_and_csv_are_written(tmp_path: pathlib.Path) -> None:
     assert [float(row["val_loss"]) for row in rows] == [p["loss"] for p in trained.points("eval")]
 
 
+@pytest.mark.slow
 def test_lambdas_are_called_batch_hooks_too(tmp_path: pathlib.Path) -> None:
     batches, epochs = [], []
     callback = keras.callbacks.LambdaCallback(
@@ -350,6 +369,7 @@ def test_lambdas_are_called_batch_hooks_too(tmp_path: pathlib.Path) -> None:
     assert epochs == [(i, p["loss"]) for i, p in enumerate(trained.points("eval"))]
 
 
+@pytest.mark.slow
 def test_history_terminate_on_nan_and_swapped_averages_work(tmp_path: pathlib.Path) -> None:
     history = keras.callbacks.History()
     callbacks = [history, keras.callbacks.TerminateOnNaN(), keras.callbacks.SwapEMAWeights()]
@@ -364,6 +384,7 @@ class StopsItself(keras.callbacks.Callback):
         self.model.stop_training = epoch == 1
 
 
+@pytest.mark.slow
 def test_a_users_callback_stops_the_training_and_the_next_one_starts_afresh(tmp_path: pathlib.Path) -> None:
     for name in ("one", "two"):
         assert run(tmp_path / name, epochs=5, callbacks=[StopsItself()]).result.epochs == 2
@@ -374,6 +395,7 @@ class StopsInTheMiddle(keras.callbacks.Callback):
         self.model.stop_training = self.model.optimizer.iterations >= 9
 
 
+@pytest.mark.slow
 def test_a_batch_hook_stops_the_training_within_a_call_and_ends_the_epoch_there(tmp_path: pathlib.Path) -> None:
     epochs = Recorder()
     trained = run(tmp_path, epochs=5, callbacks=[StopsInTheMiddle(), epochs])

@@ -68,6 +68,7 @@ def test_several_outputs_have_their_losses_weights_and_metrics_by_name() -> None
     assert terms["size"].coefficient == 0.5 and terms["kind"].coefficient == 1.0
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_compiled_needs_optimizer_and_task() -> None:
     def plain() -> keras.Model:
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])

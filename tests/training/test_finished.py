@@ -29,6 +29,7 @@ def lines(trained: Trained) -> list[tuple[int, str]]:
     return sorted((point["step"], point["split"]) for point in points)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [cosine, ema_sgd], ids=["schedule", "average"])
 def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(tmp_path: pathlib.Path, optimizer: Any) -> None:
     """With a schedule, and with averages, which stand in place of the weights when a run is finished."""
@@ -45,6 +46,7 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(tmp_path: pathl
     assert "was finished at step 14. More is asked for, and it resumes." in extended["details"]["message"]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_no_result_until_it_is_done(tmp_path: pathlib.Path) -> None:
     run(tmp_path, **EXACT | {"epochs": 1})
     run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 1, fail)], **EXACT | {"epochs": 3})
@@ -52,6 +54,7 @@ def test_a_run_that_goes_on_has_no_result_until_it_is_done(tmp_path: pathlib.Pat
     assert run(tmp_path, **EXACT | {"epochs": 3}).result.steps == 3 * STEPS_PER_EPOCH
 
 
+@pytest.mark.slow
 def test_as_many_or_fewer_epochs_leave_nothing_to_train(tmp_path: pathlib.Path) -> None:
     first = run(tmp_path, **EXACT | {"epochs": 2})
     result = (tmp_path / "result.json").read_bytes()
@@ -62,6 +65,7 @@ def test_as_many_or_fewer_epochs_leave_nothing_to_train(tmp_path: pathlib.Path) 
     assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == len(first.result.starts) == 1
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_a_finished_run_cannot_go_on(tmp_path: pathlib.Path) -> None:
     run(tmp_path, **EXACT | {"epochs": 1, "checkpoint": "off"})
     result = (tmp_path / "result.json").read_bytes()
@@ -77,6 +81,7 @@ def test_without_a_checkpoint_a_finished_run_cannot_go_on(tmp_path: pathlib.Path
     assert (tmp_path / "damaged" / "result.json").exists() and (tmp_path / "result.json").read_bytes() == result
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_other_settings_is_another_experiment_without_checkpoints_too(tmp_path: pathlib.Path) -> None:
     settings = EXACT | {"epochs": 1, "checkpoint": "off"}
     run(tmp_path, named={"train.seed": "1"}, **settings)
@@ -109,6 +114,7 @@ def test_an_unfinished_sweep_is_no_place_for_a_training(tmp_path: pathlib.Path) 
 # What a run says of its starts and of its end
 
 
+@pytest.mark.slow
 def test_a_start_before_the_first_checkpoint_is_no_going_on(tmp_path: pathlib.Path) -> None:
     run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 2, fail)], **EXACT)
     trained = run(tmp_path, **EXACT | {"epochs": 1})
@@ -120,6 +126,7 @@ def test_a_start_before_the_first_checkpoint_is_no_going_on(tmp_path: pathlib.Pa
     assert [(start["step"], start["lost_steps"]) for start in trained.result.starts] == [(0, 0), (0, 14)]
 
 
+@pytest.mark.slow
 def test_what_was_lost_is_counted_and_said(tmp_path: pathlib.Path) -> None:
     once = EXACT | {"checkpoint": CheckpointPolicy(every_steps=6)}
     run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 1, fail)], **once)
@@ -130,6 +137,7 @@ def test_what_was_lost_is_counted_and_said(tmp_path: pathlib.Path) -> None:
     assert [(start["step"], start["lost_steps"]) for start in trained.result.starts] == [(0, 0), (6, 1)]
 
 
+@pytest.mark.slow
 def test_a_run_says_why_it_ended_and_what_was_best(tmp_path: pathlib.Path) -> None:
     impatient = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, min_delta=10.0, restore_best_weights=True)
     trained = run(tmp_path, **EXACT | {"epochs": 9, "callbacks": [impatient]})
@@ -150,6 +158,7 @@ def test_a_run_says_why_it_ended_and_what_was_best(tmp_path: pathlib.Path) -> No
     assert hardware["devices"] == {"CPU": 1} and hardware["cpus"] >= 1 and hardware["memory_bytes"] > 2**28
 
 
+@pytest.mark.slow
 def test_a_callback_of_ones_own_that_stops_is_named(tmp_path: pathlib.Path) -> None:
     class Enough(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -167,6 +176,7 @@ def test_a_callback_of_ones_own_that_stops_is_named(tmp_path: pathlib.Path) -> N
 # The best
 
 
+@pytest.mark.slow
 def test_each_new_best_is_backed_up_when_it_is_found(tmp_path: pathlib.Path) -> None:
     policy = CheckpointPolicy(every_steps=1000, keep_last=1, keep_best="val_loss")
     rises = keras.callbacks.LambdaCallback()
@@ -183,6 +193,7 @@ def test_each_new_best_is_backed_up_when_it_is_found(tmp_path: pathlib.Path) -> 
     assert trained.result.best["step"] == best
 
 
+@pytest.mark.slow
 def test_a_best_survives_a_restart(tmp_path: pathlib.Path) -> None:
     policy = CheckpointPolicy(every_steps=1000, keep_best="val_loss")
     whole = run(tmp_path / "whole", **EXACT | {"checkpoint": policy})
@@ -221,6 +232,7 @@ def test_a_best_by_a_metric_that_nothing_reports_is_refused(
 # What is left out
 
 
+@pytest.mark.slow
 def test_a_partial_restore_names_what_it_left_out_both_ways(tmp_path: pathlib.Path) -> None:
     source = run(tmp_path / "source", **EXACT | {"epochs": 1})
 

@@ -60,6 +60,7 @@ class Recorder:
         self.warnings.append((step, waited, hint))
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_the_time_the_pipeline_took() -> None:
     strategy = OneDevice()
     strategy.connect()
@@ -83,6 +84,7 @@ def test_what_is_measured_is_the_time_the_pipeline_took() -> None:
     assert 0.45 < waited <= took + 0.001  # ten batches of 0.05 s, the first of which may be under way
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_tells_each_epochs_share_and_warns_once_with_the_cure(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_run_that_waits_tells_each_epochs_share_and_warns_once_with_the_cure(
     assert not any("input" in name for name in trained.points("train")[0])
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_wait_is_not_warned(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path, epochs=3, steps_per_call=1)
     told = trained.events("input_wait")
@@ -108,6 +111,7 @@ def test_a_run_that_does_not_wait_is_not_warned(tmp_path: pathlib.Path) -> None:
     assert not trained.events("input_bound")
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_is_not_measured_and_the_next_of_the_process_is(tmp_path: pathlib.Path) -> None:
     deterministic = run(tmp_path / "deterministic", deterministic=True, epochs=2, eval_data=None)
     assert not deterministic.events("input_wait") and deterministic.result.steps == 14

@@ -15,6 +15,8 @@ from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write import writer_thread
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED, NotSavedError, PreemptedError
 
+pytestmark = pytest.mark.slow
+
 RARE = CheckpointPolicy(every_steps=1000)
 
 

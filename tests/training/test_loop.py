@@ -34,6 +34,7 @@ def evaluated_again(trained: Trained) -> dict[str, float]:
     return model.evaluate(*digits(101), verbose=0, return_dict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "steps", "epochs"),
     [
@@ -59,6 +60,7 @@ def test_a_run_ends_at_its_steps_or_epochs_whichever_comes_first(
     assert trained.result.eval_metrics == pytest.approx(evaluated_again(trained), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path, epochs=None, steps=17, eval_every_steps=5, log_every_steps=3)
     assert [p["step"] for p in trained.points("eval")] == [5, 10, 15, 17]
@@ -66,6 +68,7 @@ def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Pa
     assert [p["epoch"] for p in trained.points("train")] == [1, 1, 1, 2, 2, 2, 3, 3]
 
 
+@pytest.mark.slow
 def test_an_epochs_loss_is_the_mean_over_its_steps_and_starts_anew(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path, epochs=2, log_every_steps=1)
     points = {p["step"]: p["loss"] for p in trained.points("train")}
@@ -147,6 +150,7 @@ def test_a_divergence_ends_the_run_at_its_step(tmp_path: pathlib.Path, steps_per
     assert not (tmp_path / "export").exists()
 
 
+@pytest.mark.slow
 def test_the_kept_average_is_what_is_exported_and_evaluated(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path, optimizer=ema_sgd, epochs=2)
     assert trained.result.eval_metrics == pytest.approx(evaluated_again(trained), abs=1e-6)
@@ -169,6 +173,7 @@ class WithUnused(keras.Model):
         return self.used(x)
 
 
+@pytest.mark.slow
 def test_variables_that_the_loss_does_not_depend_on_are_told_once_and_stay(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path, model=WithUnused, epochs=3, optimizer=lambda: keras.optimizers.Adam(1e-3, use_ema=True))
     (event,) = trained.events("variables_unused")
@@ -236,6 +241,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_models_of_every_kind_learn_and_are_exported(tmp_path: pathlib.Path, name: str) -> None:
     trained = run(tmp_path, epochs=4, **KINDS[name])
@@ -247,6 +253,7 @@ def test_models_of_every_kind_learn_and_are_exported(tmp_path: pathlib.Path, nam
         np.testing.assert_array_equal(loaded.predict(digits(5)[0]), trained.model.predict(digits(5)[0]))
 
 
+@pytest.mark.slow
 def test_no_bit_of_a_logged_loss_depends_on_where_calls_end(tmp_path: pathlib.Path) -> None:
     settings = {"task": two_output_task, "model": two_output_model, "train_data": two_outputs, "eval_data": None}
     points = [
@@ -257,6 +264,7 @@ def test_no_bit_of_a_logged_loss_depends_on_where_calls_end(tmp_path: pathlib.Pa
     assert {"loss", "digit_loss", "odd_loss"} < points[0][0].keys()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_training_is_in_the_exported_model(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path, epochs=1, optimizer=lambda: keras.optimizers.Adam())
     assert not trained.exported().compiled and getattr(trained.exported(), "optimizer", None) is None
@@ -267,6 +275,7 @@ def test_nothing_of_the_training_is_in_the_exported_model(tmp_path: pathlib.Path
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pathlib.Path) -> None:
     def decaying() -> keras.optimizers.Optimizer:
         rate = keras.optimizers.schedules.CosineDecay(0.5, 3 * STEPS_PER_EPOCH)
@@ -291,6 +300,7 @@ def test_stopping_after_some_epochs_needs_checkpoints(tmp_path: pathlib.Path) ->
         run(tmp_path, epochs=3, stop_after_epochs=1, checkpoint="off")
 
 
+@pytest.mark.slow
 def test_epochs_of_so_many_steps_begin_where_they_are_told_and_are_evaluated_as_listed(tmp_path: pathlib.Path) -> None:
     begun: list[int] = []
     noting = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
@@ -302,6 +312,7 @@ def test_epochs_of_so_many_steps_begin_where_they_are_told_and_are_evaluated_as_
     assert trained.result.epochs == 5 and trained.result.eval_metrics
 
 
+@pytest.mark.slow
 def test_evaluations_of_every_second_epoch() -> None:
     boundaries = Boundaries(total_steps=20, steps_per_epoch=4, eval_every_epochs=2)
     assert [step for step in range(1, 21) if boundaries.evaluates(step)] == [8, 16]

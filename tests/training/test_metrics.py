@@ -16,8 +16,9 @@ from tfdist.errors import UserError
 from tfdist.tasks.base import MetricSpec
 from tfdist.training.step.metrics import MetricGroup
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_two_replicas_report_what_one_device_does(tmp_path: pathlib.Path, mirrored: Callable[[str], Any]) -> None:
     expected = run(tmp_path, **MANY_METRICS).result
     found = mirrored("metrics")

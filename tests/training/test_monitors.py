@@ -59,6 +59,7 @@ def test_a_monitor_of_an_evaluation_needs_one() -> None:
         check(callbacks.EarlyStopping(), evaluates=False)
 
 
+@pytest.mark.slow
 def test_two_that_set_the_learning_rate_are_refused() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     for callback in (callbacks.ReduceLROnPlateau(), callbacks.LearningRateScheduler(lambda epoch: 0.1)):

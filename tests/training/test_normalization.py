@@ -98,6 +98,7 @@ def test_the_layer_and_its_moving_statistics_are_one_devices(mirrored: Callable[
     assert differ(found["weights"], layer.get_weights()) < 1e-4
 
 
+@pytest.mark.slow
 def test_statistics_of_microbatches_are_told_of(tmp_path: pathlib.Path) -> None:
     settings = {"model": normalized, "eval_data": None, "steps": 1}
     trained = run(tmp_path / "cut", num_microbatches=4, **settings)
@@ -162,6 +163,7 @@ def test_the_variables_that_a_forward_pass_moves_are_found_and_frozen_weights_ar
     assert [v.name for v in moving_variables(model)] == ["moving_mean", "moving_variance"]
 
 
+@pytest.mark.slow
 def test_separated_losses_still_count_and_the_model_can_be_saved(tmp_path: pathlib.Path) -> None:
     model, x = activity_model(), np.ones((4, 64), np.float32)
     model(x)

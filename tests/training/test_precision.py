@@ -47,6 +47,7 @@ def test_the_scale_is_that_of_the_mean_loss_and_a_power_of_two(batch_size: int) 
     assert 1.0 <= float(LossScale(batch_size).factor()) * batch_size / 2.0**15 < 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_half_precision_learns_the_digits(tmp_path: pathlib.Path, precision: str) -> None:
     trained = run(
@@ -63,6 +64,7 @@ def test_half_precision_learns_the_digits(tmp_path: pathlib.Path, precision: str
     assert np.mean(np.argmax(loaded, -1) == digits(101)[1]) >= 0.97
 
 
+@pytest.mark.slow
 def test_what_overflows_even_at_scale_1_is_a_divergence(tmp_path: pathlib.Path) -> None:
     images, labels = digits()
     trained = run(tmp_path, precision="float16", train_data=lambda: (images * 1e6, labels), epochs=20, may_fail=True)

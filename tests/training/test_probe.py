@@ -77,6 +77,7 @@ def test_what_cannot_be_compiled_is_not_chosen() -> None:
     assert kept.numpy() == 1.0
 
 
+@pytest.mark.slow
 def test_a_packing_is_tried_only_where_it_packs_in_another_way() -> None:
     candidates = (0, 1 << 20, 2 << 20, 4 << 20)
     assert distinct_packings(candidates, 300_000) == distinct_packings(candidates, 1 << 20) == [0]

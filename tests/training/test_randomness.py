@@ -10,8 +10,9 @@ from training.checks import drawn_masks
 
 from tfdist.strategies.one_device import OneDevice
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_replicas_draw_apart_and_the_first_as_one_device(mirrored: Callable[[str], Any]) -> None:
     strategy = OneDevice()
     strategy.connect()

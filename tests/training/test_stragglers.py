@@ -11,6 +11,8 @@ import support
 from tfdist.strategies.base import Topology
 from tfdist.training.watch.stragglers import SLOW_CALLS, Stragglers, WorkerTimes
 
+pytestmark = pytest.mark.slow
+
 SLOW_SECONDS = 0.4  # that a busy machine does not make the other worker seem slow too
 MODULE = f"""\
 import json, os, time
@@ -41,7 +43,6 @@ class UnevenSource(RandomAccessSource):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pathlib.Path, launcher: str) -> None:
     (tmp_path / "uneven.py").write_text(MODULE)

@@ -34,6 +34,7 @@ def averaged_adam() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(3e-3, use_ema=True, ema_overwrite_frequency=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -64,6 +65,7 @@ def test_training_is_as_if_a_batch_of_no_weight_had_not_been_there(
         assert state(scales[0]) == state(scales[1])
 
 
+@pytest.mark.slow
 def test_where_nothing_weighs_anything_nothing_is_learned_and_there_is_no_loss(tmp_path: pathlib.Path) -> None:
     def nothing() -> Any:
         images, labels = digits(192)
@@ -93,6 +95,7 @@ def test_where_nothing_weighs_anything_nothing_is_learned_and_there_is_no_loss(t
     assert len(trained.events("weightless_step")) == len(trained.events("weightless_evaluation")) == 1
 
 
+@pytest.mark.slow
 def test_what_is_counted_goes_on_after_a_restart(tmp_path: pathlib.Path) -> None:
     settings = WEIGHTLESS | {"epochs": 2, "optimizer": averaged_adam}
     whole = run(tmp_path / "whole", **settings)

@@ -7,6 +7,7 @@ import os
 import pathlib
 from collections.abc import Callable
 
+import pytest
 import support
 
 COMMON = """\
@@ -154,6 +155,7 @@ def test_a_prepared_process_becomes_the_trial_and_none_is_lost_where_preparing_f
     assert "ran with values" in (tmp_path / "third").read_text()
 
 
+@pytest.mark.slow
 def test_a_trial_is_built_ahead_and_begins_when_it_is_started(
     tmp_path: pathlib.Path, run_python: Callable[..., support.Finished]
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_trial_is_built_ahead_and_begins_when_it_is_started(
     assert "old" not in changed and "ran with changed new" in changed
 
 
+@pytest.mark.slow
 def test_nothing_is_built_ahead_where_memory_is_short(
     tmp_path: pathlib.Path, run_python: Callable[..., support.Finished]
 ) -> None:

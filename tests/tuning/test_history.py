@@ -161,6 +161,7 @@ def test_a_sweep_in_a_bucket_is_read(gcs: GcsServer, tmp_path: pathlib.Path) -> 
     assert len(read_sweep("gs://bucket/run").trials) == 3
 
 
+@pytest.mark.slow
 def test_nothing_of_this_imports_tensorflow_or_keras(tmp_path: pathlib.Path) -> None:
     run_dir = asha_sweep(9).write(tmp_path)
     code = f"""
@@ -172,6 +173,7 @@ print([name for name in ("tensorflow", "keras", "keras_tuner", "gin", "matplotli
     assert run_python(["-c", code]).check().stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_what_a_model_asks_for_is_one_setting_of_the_configuration() -> None:
     own, of_model = Parameter(path="a.rate", kind="float"), Parameter(path="units", kind="integer", of_model=True)
     values = {"a.rate": 0.5, "units": 8, "units_1": 16}

@@ -112,6 +112,7 @@ def test_keras_tuners_own_tuner_trains_by_tfdist(experiment: pathlib.Path, tmp_p
     assert "epoch" not in finished.stdout  # verbose=0
 
 
+@pytest.mark.slow
 def test_the_space_is_found_in_each_conditional_scope_and_a_fixed_value_leaves_it() -> None:
     found = hypermodel.HyperModel(hyper_models.build, {}).find_space()
     assert {each.name: type(each).__name__ for each in found.space} == {

@@ -77,6 +77,7 @@ def test_noise_alone_leaves_a_fit_that_tells_nothing() -> None:
     assert importance_of(sweep_of(lambda _: float(generator.normal()))).fit < 0.2
 
 
+@pytest.mark.slow
 def test_direction_and_scale_do_not_change_the_shares() -> None:
     def objective(values: Mapping[str, Any]) -> float:
         return values["Dropout.rate"] + 0.1 * values["models.build.layers"]
@@ -134,6 +135,7 @@ def test_a_value_has_its_place_on_the_axis(parameter: Parameter, value: Any, exp
     assert unit_value(parameter, value) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_one_parameter_explains_all_that_is_explained() -> None:
     sweep = sweep_of(lambda v: -v["Dropout.rate"])
     (rate,) = [parameter for parameter in sweep.parameters if parameter.path == "Dropout.rate"]

@@ -132,6 +132,7 @@ def test_the_grid_does_not_wait_for_trials_to_end() -> None:
     assert oracle.create_trial("worker-6").status == "STOPPED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [search.Random(), search.Bayesian(num_initial_points=2)])
 def test_the_same_calls_get_the_same_answers_and_no_file_is_written(
     chosen: search.Search, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
@@ -174,6 +175,7 @@ def test_a_search_says_what_it_lacks(chosen: search.Search, limits: dict[str, An
         chosen.check(**limits)
 
 
+@pytest.mark.slow
 def test_a_search_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(UserError, match="factor must be a whole number of at least 2; received 1"):
         search.Asha(factor=1)

@@ -100,6 +100,7 @@ JOURNALS: dict[str, Journal] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOURNALS)
 def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> None:
     page = report_of(JOURNALS[name], tmp_path)
@@ -111,6 +112,7 @@ def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> 
         assert len(list(csv.DictReader(table))) == len(read_sweep(str(tmp_path)).trials)
 
 
+@pytest.mark.slow
 def test_the_page_holds_everything_and_asks_for_nothing(shared: tuple[Page, pathlib.Path]) -> None:
     page, run_dir = shared
     assert len(page.references) == 2 * len(_PLOTS)
@@ -156,6 +158,7 @@ def test_each_trial_links_to_its_run_directory(shared: tuple[Page, pathlib.Path]
     )
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_journal_cannot_become_part_of_the_page(tmp_path: pathlib.Path) -> None:
     attack = '</td><script src="https://x">alert(1)</script>'
     journal = Journal(space={attack: {"kind": "choice", "values": [attack, "$x_{$"]}}, objective=attack).begin()
@@ -182,6 +185,7 @@ def test_unreadable_lines_are_told_on_the_page(tmp_path: pathlib.Path) -> None:
     assert "2 lines of sweep.jsonl could not be read" in pathlib.Path(page).read_text()
 
 
+@pytest.mark.slow
 def test_the_same_journal_gives_the_same_files(shared: tuple[Page, pathlib.Path], tmp_path: pathlib.Path) -> None:
     def contents(run_dir: pathlib.Path) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (run_dir / "report").iterdir()}
@@ -232,6 +236,7 @@ def test_names_are_as_short_as_they_can_be_told_apart() -> None:
     assert value_text("@keras.optimizers.Adam()", most=10) == "@Adam()"
 
 
+@pytest.mark.slow
 def test_a_report_is_written_into_a_bucket(gcs: GcsServer) -> None:
     files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(asha_sweep(9).lines()))
     assert write_report("gs://bucket/run") == "gs://bucket/run/report/index.html"
@@ -239,6 +244,7 @@ def test_a_report_is_written_into_a_bucket(gcs: GcsServer) -> None:
     assert files.read("gs://bucket/run/trials.csv").startswith(b"trial,status,objective,")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_report_again(tmp_path: pathlib.Path) -> None:
     run_dir = asha_sweep(9).write(tmp_path)
     done = run_python(["-m", "tfdist.tuning.report", run_dir]).check()
@@ -252,6 +258,7 @@ def test_the_command_says_what_is_wrong_with_status_2(tmp_path: pathlib.Path, ar
     assert "error: " in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_extra_the_table_is_written_and_the_rest_asked_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

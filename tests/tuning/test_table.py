@@ -142,6 +142,7 @@ def test_lines_are_written_where_no_cursor_can_be_moved() -> None:
     assert isinstance(open_table(io.StringIO()), PlainTable)
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_table_and_a_line_for_each_trial_that_ended(tmp_path: pathlib.Path) -> None:
     run_dir = ended(asha_sweep(4)).write(tmp_path)
     code = f"""

@@ -79,6 +79,7 @@ def test_an_oracle_repeats_nothing_that_it_knows(chosen: search.Search) -> None:
     assert oracle.trials["known-1"].score == pytest.approx(0.3)
 
 
+@pytest.mark.slow
 def test_bayesian_search_learns_from_what_is_known() -> None:
     made = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
     oracle = search.Bayesian(num_initial_points=3, beta=0.1).build(Terms(made.hyperparameters(), OBJECTIVE, 9, 9, 0))

@@ -14,6 +14,8 @@ from tfdist import main as command
 from tfdist.errors import EXIT_IN_USE
 from tfdist.storage import lease
 
+pytestmark = pytest.mark.slow
+
 RATE = "keras.optimizers.SGD.learning_rate"
 UNDER_ADAM = "{'train.optimizer': ['@keras.optimizers.Adam']}"
 UNDER_SGD = "{'train.optimizer': ['@keras.optimizers.SGD']}"
