@@ -67,12 +67,21 @@ class Programs:
     Attributes:
       kinds: of the programs that the experiment has.
       local_batch_size: the training's, as the experiment has it.
+      step: the training step.
+      batches: local batches of the training from the second on, without end.
     """
 
     def __init__(
-        self, step: TrainStep, evaluator: Evaluator | None, learner: Learner, batch: Any, num_replicas: int
+        self,
+        step: TrainStep,
+        evaluator: Evaluator | None,
+        learner: Learner,
+        batches: Iterator[Any],
+        num_replicas: int,
     ) -> None:
         self._learner, self._num_replicas = learner, num_replicas
+        self.step, self.batches = step, batches
+        batch = next(batches)
         self._parts: dict[str, tuple[Callable[[Any], Any], Any]] = {TRAIN: (step.on_batch, batch)}
         if evaluator is not None:
             self._parts[EVALUATE] = (evaluator.on_batch, evaluator.next_batch())
@@ -131,8 +140,8 @@ def traced(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> I
             learner = training.learner
             with synchronized(learner.model, strategy, wanted=own.synchronize_batch_norm):
                 step = assembly.build_step(training)
-                batch = next(assembly.stream(run, training.source, training.plan))
-                yield Programs(step, assembly.build_evaluator(training), learner, batch, num_replicas)
+                batches = assembly.stream(run, training.source, training.plan)
+                yield Programs(step, assembly.build_evaluator(training), learner, batches, num_replicas)
 
 
 def _rows(batch: dict[str, Any]) -> int:

@@ -1,0 +1,204 @@
+"""What GPUs make of tfdist: the same trainings as on the CPU, speed, and where a step's time goes; in one JSON file.
+
+    tools/gpu_check.sh [--json=FILE] [--cpu]
+    tools/gpu_check.sh --program=FILE [--gin_file=FILE …] [--gin_param=BINDING …]
+
+The first needs GPUs; with --cpu the CPU takes their place, to try the check itself. The second packs the training step
+of an experiment, with its variables and batches, for tools/run_program.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+CASES = ("sgd", "adam_clipped", "uneven", "accumulation", "sample_weights", "batch_norm", "batch_norm_convolution")
+STEPS, BATCHES = 100, 25  # of a packed program; its batches are used again in turn
+PRECISIONS = ("float32", "bfloat16", "float16")
+PROFILED_STEPS = 20
+FLAGS = flags.FLAGS
+flags.DEFINE_string("json", "gpu_check.json", "the file to write")
+flags.DEFINE_bool("cpu", False, "let the CPU take the place of GPUs")
+flags.DEFINE_string("program", None, "pack a training step into this file instead")
+flags.DEFINE_multi_string("gin_file", [], "of the experiment to pack; the digits without")
+flags.DEFINE_multi_string("gin_param", [], "of the experiment to pack")
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[1:]:
+        raise app.UsageError(f"nothing takes {arguments[1]!r}")
+    if FLAGS.program:
+        pack(FLAGS.program, FLAGS.gin_file, FLAGS.gin_param)
+        return
+    gpus = [] if FLAGS.cpu else gpu_names()
+    if not gpus and not FLAGS.cpu:
+        sys.exit("error: nvidia-smi lists no GPU on this machine. With --cpu the CPU takes its place.")
+    print(f"{len(gpus)} GPUs: {', '.join(gpus)}" if gpus else "no GPU: the CPU in its place", flush=True)
+    found = {"machine": machine(gpus), "differences": differences(len(gpus)), "speed": speed(), "profile": profile()}
+    Path(FLAGS.json).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    print(f"written: {FLAGS.json}")
+
+
+def gpu_names() -> list[str]:
+    try:
+        told = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
+    except OSError:
+        return []
+    return told.stdout.splitlines() if told.returncode == 0 else []
+
+
+def machine(gpus: list[str]) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    query = ["nvidia-smi", "--query-gpu=driver_version,memory.total,compute_cap", "--format=csv"]
+    return {
+        "gpus": gpus,
+        "details": subprocess.run(query, capture_output=True, text=True).stdout.splitlines() if gpus else [],
+        "cpus": os.cpu_count(),
+        "versions": {"python": sys.version.split()[0]} | {name: version(name) for name in ("keras", "numpy", "tfdist")},
+    }
+
+
+def differences(num_gpus: int) -> dict[str, dict[str, float]]:
+    """The largest difference of a weight from the CPU's, by strategy and case of the equivalence suite."""
+    strategies = ["one_device", *(["mirrored_gpus"] if num_gpus > 1 else [])]
+    with tempfile.TemporaryDirectory(prefix="tfdist-gpu-") as directory:
+        expected = weights(f"{directory}/cpu", "one_device", {"CUDA_VISIBLE_DEVICES": ""})
+        # TensorFloat-32 keeps ten bits of a factor, which is not what the two are compared for.
+        found = {each: weights(f"{directory}/{each}", each, {"NVIDIA_TF32_OVERRIDE": "0"}) for each in strategies}
+    return {
+        strategy: {
+            case: max(float(abs(a - b).max()) for a, b in zip(ours[case], expected[case], strict=True))
+            for case in CASES
+        }
+        for strategy, ours in found.items()
+    }
+
+
+def weights(directory: str, strategy: str, variables: dict[str, str]) -> dict[str, list[Any]]:
+    print(f"training {len(CASES)} cases: {strategy} {variables}", flush=True)
+    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", "equivalence.cases", strategy, directory, *CASES]
+    subprocess.run(command, env={**os.environ, **paths, **variables}, check=True, stdout=subprocess.DEVNULL)
+    import keras
+
+    return {case: keras.models.load_model(f"{directory}/{case}/export/model.keras").get_weights() for case in CASES}
+
+
+def speed() -> dict[str, Any]:
+    """The figures of benchmarks/step.py for one device."""
+    from measuring import as_table, figures_of
+
+    figures = figures_of("step_parts", "one_device")
+    print(as_table(figures), flush=True)
+    return {figure.name: dataclasses.asdict(figure) for figure in figures}
+
+
+def profile() -> dict[str, Any]:
+    """Where the time of some steps of a convolutional network went, by operation of the device or else of the host."""
+    import tensorflow as tf
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+    from trainings import tfdist_training
+    from workloads import deep_convnet
+
+    from tfdist.strategies.one_device import OneDevice
+
+    strategy = OneDevice()
+    strategy.connect()
+    train = tfdist_training(strategy, deep_convnet("convnet", batch=256, num_examples=2048))
+    train(PROFILED_STEPS)
+    with tempfile.TemporaryDirectory(prefix="tfdist-profile-") as directory:
+        tf.profiler.experimental.start(directory)
+        train(PROFILED_STEPS)
+        tf.profiler.experimental.stop()
+        (file,) = Path(directory).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(file.read_bytes())
+    planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
+    is_gpu = bool(planes)
+    planes = planes or [plane for plane in space.planes if plane.name == "/host:CPU"]
+    picoseconds: Counter[str] = Counter()
+    for plane in planes:
+        for line in plane.lines:
+            for event in line.events:
+                picoseconds[plane.event_metadata[event.metadata_id].name] += event.duration_ps
+    return {
+        "steps": PROFILED_STEPS,
+        "device": "GPU" if is_gpu else "CPU",
+        "milliseconds": {name: round(each / 1e9, 3) for name, each in picoseconds.most_common(20)},
+    }
+
+
+def pack(path: str, gin_files: list[str], gin_params: list[str]) -> None:
+    """Writes the training step of an experiment in each precision: program, variables, batches and the CPU's losses."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import numpy as np
+
+    from tfdist import main as command
+    from tfdist.config import loading
+
+    loaded = loading.load(
+        gin_files=gin_files or ["tfdist:experiments/digits.gin"],
+        gin_params=gin_params,
+        roots=lambda: command.load_roots(verbose=False),
+    )
+    arrays: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="tfdist-pack-") as run_dir:
+        for precision in PRECISIONS:
+            packed = loaded.run("train", lambda settings, p=precision: packed_step(settings, p), run_dir=run_dir)
+            arrays |= {f"{precision}/{name}": value for name, value in packed.items()}
+            losses = packed["losses"]
+            print(f"{precision}: {len(packed['hlo']):,} bytes; loss {losses[0]:.4f} → {losses[-1]:.4f}", flush=True)
+    np.savez_compressed(path, **arrays)
+    print(f"written: {path}")
+
+
+def packed_step(settings: Any, precision: str) -> dict[str, Any]:
+    """One replica's step: `hlo`, what it takes (`batch_…` by number of the batch, then `variable_…`), `aliases` (places
+    among the results and the arguments of each variable that it changes), and the `losses` of the CPU, the first
+    result."""
+    import re
+
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdist.tpu_compiler.program import traced
+    from tfdist.tuning.search import hypermodel
+
+    settings = dataclasses.replace(settings, precision=precision)
+    with traced(settings, hypermodel.builder_of(settings), num_replicas=1) as programs:
+        batches = [next(programs.batches) for _ in range(BATCHES)]
+        step = tf.function(lambda batch: programs.step.on_batch(batch).loss, jit_compile=True, autograph=False)
+        lowered = step.experimental_get_compiler_ir(batches[0])
+        header = lowered(stage="hlo").split("\n", 1)[0]
+        aliases = [tuple(map(int, pair)) for pair in re.findall(r"\{(\d+)\}: \((\d+),", header)]
+        concrete = step.get_concrete_function(batches[0])
+        by_handle = {id(variable.handle): variable for variable in concrete.graph.variables}
+        values = [by_handle[id(handle)].numpy() for handle in concrete.captured_inputs]
+        packed = {
+            "hlo": np.frombuffer(lowered(stage="hlo_serialized"), np.uint8),
+            "aliases": np.array(aliases, np.int32).reshape(-1, 2),
+            "examples": np.array(programs.local_batch_size),
+            **{f"variable_{i}": value for i, value in enumerate(values)},
+            **{
+                f"batch_{i}_{j}": part.numpy()
+                for i, batch in enumerate(batches)
+                for j, part in enumerate(tf.nest.flatten(batch))
+            },
+        }
+        packed["losses"] = np.array([float(step(batches[i % BATCHES])) for i in range(STEPS)])
+        return packed
+
+
+if __name__ == "__main__":
+    app.run(main)
