@@ -44,18 +44,19 @@ class Runs:
     def __init__(self, root: pathlib.Path, cases: Collection[str]) -> None:
         self._root = root
         self._cases = cases
-        self._done: set[str] = set()
+        self._done: set[tuple[str, str]] = set()
 
     def of(self, strategy: str, case: str) -> pathlib.Path:
         """The run directory."""
         directory = self._root / strategy
-        if strategy not in self._done:
-            self._done.add(strategy)
+        if (strategy, case) not in self._done:
             launch = LAUNCH[strategy]
             program = [*launch, "--module=equivalence.cases", "--"] if launch else ["-m", "equivalence.cases"]
             paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
             possible = PADDED_CASES if strategy == "padded2" else CASES
-            names = [case for case in possible if case in self._cases]
+            names = [each for each in possible if each == case or each in self._cases]
+            names = [each for each in names if (strategy, each) not in self._done]
+            self._done.update((strategy, each) for each in names)
             support.run_python([*program, strategy, directory, *names], env={"PYTHONPATH": paths}, timeout=900).check()
         assert (directory / case / "result.json").exists(), f"{strategy} did not finish {case}"
         return directory / case
@@ -72,8 +73,8 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    chosen = {item.callspec.params["case"] for item in request.session.items if item.module is request.module}
-    return Runs(tmp_path_factory.mktemp("equivalence"), chosen)
+    items = [item for item in request.session.items if item.module is request.module]
+    return Runs(tmp_path_factory.mktemp("equivalence"), {item.callspec.params.get("case") for item in items})
 
 
 def tolerance(case: str) -> float:

@@ -308,6 +308,11 @@ def check_seconds(name: str, seconds: object) -> None:
         raise UserError(f"{name} is {seconds!r}; write seconds above 0.")
 
 
+def read_ahead(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
+    """The dataset with its next element in the memory of a device already."""
+    return dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=1))
+
+
 def placed(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
     """The tensor with a device: TensorFlow asks where a sum should go, and what was read from a variable has none."""
     return tensor if isinstance(tensor, tf.IndexedSlices) else tf.identity(tensor)

@@ -18,7 +18,7 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError, is_whole_number
 from tfdist.strategies.alone import refuse_unmet, refuse_without_horovodrun
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout, read_ahead
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import meet, read_meeting
 from tfdist.strategies.one_device import use_only
@@ -93,7 +93,7 @@ class Horovod(Strategy):
         dataset = make(self.topology)
         device = self.distribution.extended.worker_devices[0]
         if "GPU" in device:
-            dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device))
+            dataset = read_ahead(dataset, device)
         return iter(dataset)
 
     def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.alone import refuse_others
-from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead
 from tfdist.strategies.cluster import environment
 
 
@@ -38,6 +41,11 @@ class OneDevice(Strategy):
         use_only(self.device)
         # TensorFlow's default strategy: placement by device visibility, no wrapping of what is run.
         return tf.distribute.get_strategy(), Topology(worker_index=0, num_workers=1, num_local_replicas=1)
+
+    def distribute(self, make: MakeDataset) -> Iterator[Any]:
+        dataset = make(self.topology)
+        gpus = tf.config.list_logical_devices("GPU")
+        return iter(read_ahead(dataset, gpus[0].name) if gpus else dataset)
 
 
 def use_only(device: str) -> None:

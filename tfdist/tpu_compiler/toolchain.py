@@ -51,7 +51,7 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
     Raises:
       UserError: the environment cannot be made.
     """
-    python = _environment(tell)
+    python = python_with_jax(tell)
     command = [str(python), "-I", str(SCRIPT)]
     with subprocess.Popen(
         command,
@@ -67,8 +67,12 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
             process.kill()
 
 
-def _environment(tell: Callable[[str], None]) -> Path:
-    """The Python of the environment."""
+def python_with_jax(tell: Callable[[str], None]) -> Path:
+    """The Python of the environment, which is made where there is none yet.
+
+    Raises:
+      UserError: it cannot be made.
+    """
     cache = Path(environment.cache_directory())
     name = "-".join(["tpu-compiler", f"cp{sys.version_info.major}{sys.version_info.minor}", *PACKAGES])
     place = cache / name.replace("==", "")

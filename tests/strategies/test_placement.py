@@ -1,0 +1,107 @@
+"""Where a step computes, with a second logical device of the CPU in an accelerator's place."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+import pytest
+import support
+import tensorflow as tf
+
+from tfdist.strategies.one_device import OneDevice
+
+# Trains under OneDeviceStrategy on the second device, and prints by device the operations of the step's graph, and on
+# which devices variables lie.
+ON_THE_SECOND_DEVICE = """
+    import collections, json, sys, tempfile
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    from tfdist.strategies.of_tensorflow import strategy_over
+    from tfdist.telemetry.console.console import open_console
+    from tfdist.training.loop.votes import Vote
+    from tfdist.training.run import assembly
+    from tfdist.training.run.run import Request, open_run
+    from tpu_compiler.test_program import settings
+
+    strategy = strategy_over(tf.distribute.OneDeviceStrategy("/device:CPU:1"))
+    own = settings(strategy)
+    with tempfile.TemporaryDirectory() as run_dir:
+        request = Request(run_dir, console=lambda is_chief: open_console(is_chief=False), keeps=False)
+        with open_run(request, strategy, mode="train") as run:
+            training = assembly.assemble(run, own, own.model)
+            step = assembly.build_step(training)
+            iterator = assembly.stream(run, training.source, training.plan)
+            context.context().enable_graph_collection()
+            step.run(iterator, tf.constant(3), Vote().tensor(), tf.zeros([2], tf.float64))
+            learner = training.learner
+            variables = [*learner.model.variables, *learner.optimizer.variables, *learner.train_metrics.variables]
+            found = {"variables": sorted({v.value.device[-5:] for v in variables}), "operations": {}, "constants": 0}
+            for function in context.export_run_metadata().function_graphs:
+                is_step = any(node.op == "LoopCond" for graph in function.partition_graphs for node in graph.node)
+                for graph in function.partition_graphs if is_step else ():
+                    kinds = found["operations"].setdefault(graph.node[0].device[-5:], [])
+                    kinds.extend(sorted({node.op for node in graph.node}))
+                    if graph.node[0].device.endswith("CPU:0"):
+                        shapes = [node.attr["value"].tensor.tensor_shape for node in graph.node if node.op == "Const"]
+                        found["constants"] = max([found["constants"], *(len(shape.dim) for shape in shapes)])
+    print("found", json.dumps(found))
+"""
+# What the host may do: loops and conditions, and arithmetic on numbers of the step.
+CONTROL = {"Enter", "Exit", "Identity", "LoopCond", "Merge", "NextIteration", "NoOp", "Switch", "_Arg", "_Retval"}
+TRANSFERS = {"_Recv", "_Send", "_HostRecv", "_HostSend"}
+NUMBERS = {
+    *("AddV2", "Cast", "Const", "Equal", "FloorMod", "Less", "LogicalAnd", "LogicalNot", "Mul", "SelectV2", "Sub"),
+    *("Timestamp", "Unpack"),
+}
+
+
+@pytest.mark.slow
+def test_a_step_computes_where_its_variables_are_and_the_host_counts() -> None:
+    paths = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
+    done = support.run_python(["-c", textwrap.dedent(ON_THE_SECOND_DEVICE)], env=paths).check()
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    found = json.loads(line.removeprefix("found "))
+    assert found["variables"] == ["CPU:1"]
+    assert sorted(found["operations"]) == ["CPU:0", "CPU:1"]
+    assert set(found["operations"]["CPU:0"]) <= CONTROL | TRANSFERS | NUMBERS
+    assert found["constants"] <= 1  # the host's are numbers
+    assert {"IteratorGetNext", "ReadVariableOp", "AssignVariableOp"} <= set(found["operations"]["CPU:1"])
+
+
+READ_AHEAD = """
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    from tfdist.strategies.one_device import OneDevice
+
+    strategy = OneDevice("CPU")
+    strategy.connect()
+    real = tf.config.list_logical_devices
+    tf.config.list_logical_devices = lambda kind=None: real("CPU")[1:] if kind == "GPU" else real(kind)
+    iterator = strategy.distribute(lambda topology: tf.data.Dataset.range(5).repeat())
+    read = tf.function(lambda i: tf.add_n([next(i), next(i)]))
+    print("found", next(iterator).device, int(read(iterator)))
+"""
+
+
+@pytest.mark.slow
+def test_batches_of_one_device_wait_in_its_memory() -> None:
+    done = support.run_python(["-c", textwrap.dedent(READ_AHEAD)]).check()
+    assert "device:CPU:1 3" in done.stdout, done.outputs()
+
+
+def test_without_a_gpu_nothing_is_copied() -> None:
+    strategy = OneDevice("CPU")
+    strategy.connect()
+
+    def make(topology: Any) -> tf.data.Dataset:
+        assert (topology.num_workers, topology.num_local_replicas) == (1, 1)
+        return tf.data.Dataset.range(3)
+
+    assert [int(each) for each in strategy.distribute(make)] == [0, 1, 2]
