@@ -13,6 +13,7 @@ import numpy as np
 
 from tfdist.checkpoint.format.entries import Entry
 from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.telemetry.console.sizes import in_bytes
 
 _LONGEST_VALUE = 100
 
@@ -45,7 +46,7 @@ def entry_row(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str
     return {
         "step": f"{entry.step:,}",
         "created": "" if manifest is None else manifest.created[:19].replace("T", " "),
-        "size": "" if manifest is None else describe_size(manifest.num_stored_bytes),
+        "size": "" if manifest is None else in_bytes(manifest.num_stored_bytes),
         "files": "" if manifest is None else f"{len(manifest.files):,}",
         "metrics": "" if manifest is None else " ".join(f"{n}={v:.4g}" for n, v in sorted(manifest.metrics.items())),
         "state": state,
@@ -53,6 +54,7 @@ def entry_row(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str
 
 
 def tensor_row(name: str, array: np.ndarray) -> dict[str, str]:
+    """A row on one tensor of a checkpoint."""
     shape = ", ".join(map(str, array.shape))
     return {"name": name, "type": f"{array.dtype.name}[{shape}]", "bytes": f"{array.nbytes:,}"}
 
@@ -86,12 +88,3 @@ def summary(values: Mapping[str, Any], indent: str = "  ") -> str:
             text = json.dumps(value)
             lines.append(f"{indent}{name}: {text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + ' …'}")
     return "\n".join(lines) or f"{indent}none"
-
-
-def describe_size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

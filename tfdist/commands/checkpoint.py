@@ -16,11 +16,12 @@ from tfdist.checkpoint import catalog, restore, retention
 from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.format import transfer
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
-from tfdist.checkpoint.listing import describe_size, entry_row, reason_to_keep, summary, table, tensor_row
+from tfdist.checkpoint.listing import entry_row, reason_to_keep, summary, table, tensor_row
 from tfdist.checkpoint.policy import BEST_MODES, CheckpointPolicy
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError, suggest
 from tfdist.storage import files
+from tfdist.telemetry.console.sizes import in_bytes
 from tfdist.telemetry.run_directory import RunDirectory
 
 EXIT_DAMAGED = 1
@@ -80,7 +81,7 @@ def verify_command(given: Given) -> int:
         problem = catalog.verify(entry)
         damaged += problem is not None
         if problem is None and entry.manifest is not None:
-            num_files, size = len(entry.manifest.files), describe_size(entry.manifest.num_stored_bytes)
+            num_files, size = len(entry.manifest.files), in_bytes(entry.manifest.num_stored_bytes)
             print(f"step {entry.step:,}: right ({num_files:,} file{'s' * (num_files != 1)}, {size})", flush=True)
         else:
             print(f"step {entry.step:,}: damaged: {problem} ({entry.path})", flush=True)
@@ -93,7 +94,7 @@ def show_command(given: Given) -> int:
     if entry.manifest is None:
         raise DamagedCheckpoint(f"{entry.problem} ({entry.path})")
     manifest = entry.manifest
-    size = f"{describe_size(manifest.num_tensor_bytes)}, {describe_size(manifest.num_stored_bytes)} stored"
+    size = f"{in_bytes(manifest.num_tensor_bytes)}, {in_bytes(manifest.num_stored_bytes)} stored"
     print(f"path      {entry.path}\nstep      {entry.step:,}\ncreated   {manifest.created}\nsize      {size}")
     for title, values in (("metrics", manifest.metrics), ("identity", manifest.identity), ("values", manifest.values)):
         print(f"\n{title}\n{summary(values)}")

@@ -63,7 +63,8 @@ def _as_json(found: Sequence[Any]) -> str:
 
 
 def _as_text(found: Sequence[Any]) -> str:
-    from tfdist.tpu_compiler.report import in_bytes, table
+    from tfdist.telemetry.console.sizes import in_bytes
+    from tfdist.tpu_compiler.report import table
 
     program = found[0].program
     notes = dict.fromkeys(f"\nnote: {note}" for each in found for note in each.notes)

@@ -47,6 +47,8 @@ class Import:
 
 @dataclass(frozen=True)
 class Include:
+    """`include 'FILE'`."""
+
     file: str
 
 

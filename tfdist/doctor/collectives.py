@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.doctor.findings import WARNING, Finding, fine
 from tfdist.strategies.base import Strategy, Topology
+from tfdist.telemetry.console.sizes import in_bytes
 
 GROUP = "allreduce"
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
@@ -104,9 +105,5 @@ def table(timings: Sequence[Timing]) -> str:
     for each in timings:
         rates = (f"{rate / 1e6:>7,.1f} MB/s" for rate in (each.bytes_per_second, each.bus_bytes_per_second))
         times = (f"{seconds * 1e3:>7.2f} ms" for seconds in (each.seconds, each.least_seconds))
-        lines.append(f"{_size(each.num_bytes):>8}  " + "  ".join((*times, *rates)))
+        lines.append(f"{in_bytes(each.num_bytes):>8}  " + "  ".join((*times, *rates)))
     return "\n".join(lines)
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes // MEBIBYTE} MiB" if num_bytes >= MEBIBYTE else f"{num_bytes // KIBIBYTE} KiB"

@@ -18,6 +18,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def main(parent_pid: int, cpus: str, command: list[str]) -> None:
+    """Becomes the command, on these processors, as a process that ends when the launcher does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent_pid:

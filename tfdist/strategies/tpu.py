@@ -93,5 +93,6 @@ def _said(address: str | None) -> str:
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of an error's message, as a sentence."""
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__).rstrip(".") + "."

@@ -18,6 +18,7 @@ _BITS = {"pred": 8}
 
 
 def main() -> None:
+    """Answers jobs until there are no more."""
     for line in sys.stdin:
         job = json.loads(line)
         try:
@@ -29,6 +30,7 @@ def main() -> None:
 
 
 def compiled(path: str, num_replicas: int, topology: str) -> dict[str, object]:
+    """The answer to one job."""
     import numpy as np
     from jax._src.interpreters import mlir
     from jax.experimental import topologies

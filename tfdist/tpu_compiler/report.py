@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.telemetry.console.sizes import in_bytes
 from tfdist.tpu_compiler.chips import Slice
 from tfdist.tpu_compiler.program import Program
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+GIB = 1 << 30
 HEADERS = (
     *("slice", "step", "cores", "batch/core", "largest", "collectives", "sum", "memory", "of", "padding", "flops"),
     *("at least", "peak"),
@@ -111,10 +112,3 @@ def _row(each: Compiled) -> tuple[str, ...]:
         f"{1e6 * each.seconds:.3g} µs",
         f"{100 * each.share_of_peak:.2g} %",
     )
-
-
-def in_bytes(count: float) -> str:
-    for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:g} B"

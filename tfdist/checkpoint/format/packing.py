@@ -38,6 +38,7 @@ def require(packing: str) -> None:
 
 
 def is_installed() -> bool:
+    """Whether what compresses is there."""
     return importlib.util.find_spec("blosc2") is not None
 
 

@@ -22,6 +22,7 @@ from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
 
 def main(directory: Path, cpus_of_ranks: str, variables_of_ranks: str, command: list[str]) -> None:
+    """Runs the command as the worker of this rank, with its processors and variables; ends as it ends."""
     rank = int(os.environ["HOROVOD_RANK"])
     cpus = [int(cpu) for cpu in cpus_of_ranks.split(":")[rank].split(",") if cpu]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # horovodrun.py had it ignored, and the worker would inherit that

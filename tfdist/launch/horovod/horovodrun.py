@@ -14,6 +14,7 @@ from typing import Any
 
 
 def main(script: str, arguments: list[str]) -> None:
+    """Runs horovodrun's script, with SIGTERM ignored by it and by what it starts."""
     set_handler = signal.signal
     set_handler(signal.SIGTERM, signal.SIG_IGN)  # which its processes inherit; horovod_worker.py undoes it
 

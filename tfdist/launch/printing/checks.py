@@ -13,6 +13,7 @@ SECRET_WORDS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE"
 
 
 def port(text: str) -> int:
+    """Checks a port that needs no privileges."""
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1024 <= int(text) <= 65535:
         raise ValueError(f"must be a port from 1024 to 65535; received {text!r}")
     return int(text)

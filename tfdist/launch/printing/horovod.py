@@ -19,6 +19,7 @@ from tfdist.launch.printing.templates import fill
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of this scheduler."""
     define_job(values)
     slots = "HOST:SLOTS,HOST:SLOTS; a slot is a process, one for each GPU"
     define_checked("hosts", checks.hosts, slots, values)
@@ -32,6 +33,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
+    """The text to print, for these flags and the arguments of tfdist.main."""
     job = read_job(options, arguments)
     if options.gpus or options.cpus:
         raise UserError(

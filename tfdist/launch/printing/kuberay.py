@@ -18,10 +18,12 @@ RAY_VERSION = "2.60.0"  # pyproject.toml's extra
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of this scheduler."""
     kubernetes.define_pods(values)
 
 
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
+    """The text to print, for these flags and the arguments of tfdist.main."""
     job = read_job(options, arguments)
     if options.accelerator in accelerators.SLICES:
         raise UserError(

@@ -22,6 +22,7 @@ from tfdist.launch.printing.templates import fill
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of this scheduler."""
     define_pods(values)
     launchers = ["tf_config", "horovod"]
     flags.DEFINE_enum("launcher", "tf_config", launchers, "a JobSet, or an MPIJob", flag_values=values)
@@ -48,6 +49,7 @@ def define_pods(values: flags.FlagValues) -> None:
 
 
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
+    """The text to print, for these flags and the arguments of tfdist.main."""
     job = read_job(options, arguments)
     values = values_of_pods(options, job)
     if options.accelerator in accelerators.SLICES and (

@@ -15,9 +15,11 @@ from tfdist.launch.printing.templates import fill
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of this scheduler."""
     slurm.define_flags(values)
 
 
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
+    """The text to print, for these flags and the arguments of tfdist.main."""
     job = read_job(options, arguments)
     return fill("ray_slurm.sh", options=options, job=job, driver=on_ray.driver(options, job))

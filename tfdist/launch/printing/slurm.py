@@ -18,6 +18,7 @@ from tfdist.launch.printing.templates import fill
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of this scheduler."""
     define_job(values, memory=checks.slurm_memory)
     define_checked("time", checks.slurm_time, "limit of one start, such as 24:00:00", values, required=True)
     for name in ("partition", "account", "qos"):
@@ -30,6 +31,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
+    """The text to print, for these flags and the arguments of tfdist.main."""
     job = read_job(options, arguments)
     worker = [job.python, "-m", "tfdist.launch.slurm_worker"]
     worker += [] if job.module == "tfdist.main" else [f"--module={job.module}"]

@@ -27,6 +27,7 @@ POD_IMAGE = "tpu-vm-tf-2.20.0-pod-pjrt"
 
 
 def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of this scheduler."""
     define_job(values)
     kinds = "such as v5litepod-8, v4-8 or, of several hosts, v4-32"
     define_checked("accelerator", accelerators.tpu_type, kinds, values, required=True)
@@ -46,6 +47,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def render(options: flags.FlagValues, arguments: Sequence[str]) -> str:
+    """The text to print, for these flags and the arguments of tfdist.main."""
     if options.python == "python":
         options["python"].value = ".venv/bin/python"
     job = read_job(options, arguments)

@@ -52,6 +52,7 @@ def reported_by(metrics: MetricGroup, task: Task, *, evaluates: bool) -> Reporte
 
 
 def not_evaluated(setting: str, name: str) -> UserError:
+    """The error for a metric of an evaluation that there is none of."""
     return UserError(
         f"{setting} {name!r}, and nothing is evaluated. Write train.eval_data, or name a metric of the training, such "
         "as 'loss'."
@@ -59,4 +60,5 @@ def not_evaluated(setting: str, name: str) -> UserError:
 
 
 def not_reported(setting: str, name: str, known: Sequence[str]) -> UserError:
+    """The error for a metric that nothing reports, with those that something does."""
     return UserError(f"{setting} {name!r}, which is not reported.{suggest(name, known)} Reported: {', '.join(known)}.")
