@@ -13,7 +13,7 @@ from support import REPOSITORY
 # Each part of the package, with the parts it may import: those below it. Parts of one level do not know each other.
 FOUNDATION = {"storage", "telemetry", "settings", "user_code", "command_line", "requirements", "errors"}
 COMPUTING = {"strategies"} | FOUNDATION
-MATERIAL = {"data", "tasks", "checkpoint"} | COMPUTING
+MATERIAL = {"data", "tasks", "recipes", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
     "": {"checkpoint", "keras_fit"},  # the package itself, whose names are imported when they are first used
     "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler"} | MATERIAL,
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "training": MATERIAL,
     "data": COMPUTING,
     "tasks": COMPUTING,
+    "recipes": COMPUTING,
     "checkpoint": COMPUTING,
     "strategies": FOUNDATION,
     "telemetry": {"storage", "requirements", "errors"},  # what is told is stored

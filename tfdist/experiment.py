@@ -28,7 +28,6 @@ from tfdist.training.run.run import Request, Run, open_run
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
 from tfdist.training.run.starts import read_starts
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.normalization import synchronized
 from tfdist.training.step.precision import set_precision
 from tfdist.tuning.search import hypermodel
 
@@ -56,7 +55,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         training = assembly.assemble(run, settings, model)
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
-        with synchronized(training.learner.model, strategy, wanted=settings.synchronize_batch_norm):
+        with assembly.in_place(training):
             step = assembly.build_step(training)
             evaluator = assembly.build_evaluator(training)
             with open_recovery(training) as opened:

@@ -21,6 +21,9 @@ import tensorflow as tf
 
 from tfdist.data.sources.sklearn_sets import load_digits
 from tfdist.experiment import train
+from tfdist.recipes import schedules
+from tfdist.recipes.groups import Group, Grouped, LayerwiseDecay
+from tfdist.recipes.optimizers import Lars
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
@@ -240,6 +243,14 @@ def two_optimizers() -> keras.optimizers.Optimizer:
     return keras.optimizers.MultiOptimizer(of_paths, loss_scale_factor=8.0)
 
 
+def grouped_adamw() -> keras.optimizers.Optimizer:
+    """No decay of biases, a slow first layer, and a last one that begins later."""
+    plain = Group("bias$", decays=False), Group("dense_1/", frozen_for="0.5 epochs")
+    layerwise = LayerwiseDecay(["dense/", "dense_1/"], 0.5)
+    rate = schedules.ForBatch(schedules.CosineDecay(3e-3, "1 of run"), 64)
+    return Grouped(lambda: keras.optimizers.AdamW(rate, weight_decay=0.1), plain, layerwise)()
+
+
 def ema_sgd() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.2, momentum=0.9, use_ema=True, ema_momentum=0.9)
 
@@ -361,6 +372,20 @@ BASE: dict[str, Any] = {
 # In order, so that the example that overflows is in the middle step and in the last replica's part of it.
 OVERFLOW: dict[str, Any] = {"precision": "float16", "shuffle": False, "eval_data": None, "epochs": 1}
 
+SHORT: dict[str, Any] = {"epochs": 1, "eval_data": None, "train_data": lambda: digits(501)}
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "adafactor": lambda: keras.optimizers.Adafactor(1e-3),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.02),
+    "adamax": lambda: keras.optimizers.Adamax(3e-3),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.02),
+    "lamb": lambda: keras.optimizers.Lamb(3e-3),
+    "lars": lambda: Lars(schedules.Warmup(1.0, "3 steps", start=0.1), trust_coefficient=0.02, decay=1e-3),
+    "lion": lambda: keras.optimizers.Lion(1e-4),
+    "muon": lambda: keras.optimizers.Muon(1e-3),
+    "nadam": lambda: keras.optimizers.Nadam(3e-3),
+    "rmsprop": lambda: keras.optimizers.RMSprop(1e-3, epsilon=1e-3),
+}
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {},
     "adam_clipped": {"optimizer": clipped_adam},
@@ -453,6 +478,17 @@ CASES: dict[str, dict[str, Any]] = {
     "overflow": OVERFLOW | {"train_data": overflowing_digits},
     "overflow_left_out": OVERFLOW | {"train_data": lambda: digits(128)},
     "weight_decay": {"optimizer": lambda: keras.optimizers.AdamW(3e-3, weight_decay=0.05)},
+    **{f"optimizer_{name}": SHORT | {"optimizer": make} for name, make in OPTIMIZERS.items()},
+    "groups": SHORT | {"optimizer": grouped_adamw},
+    "followed": SHORT
+    | {
+        "optimizer": lambda: keras.optimizers.SGD(0.2, momentum=0.9, weight_decay=0.1, use_ema=True),
+        "follow": {
+            "optimizer.momentum": schedules.WarmupStableDecay(0.9, "3 steps", "2 steps"),
+            "optimizer.weight_decay": schedules.CosineDecay(0.1, "1 of run"),
+            "optimizer.ema_momentum": schedules.EqualAverage("0.5 of run"),
+        },
+    },
 }
 
 

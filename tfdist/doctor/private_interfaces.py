@@ -79,15 +79,16 @@ OF_OBJECTS = {
     "optimizer": {
         "_accumulated_gradients": "gradients accumulated outside of apply, where a collective is allowed",
         "_all_reduce_sum_gradients": "gradients are summed once, before",
-        "_apply_weight_decay": "the update of accumulated gradients",
+        "_apply_weight_decay": "the update of accumulated gradients, and decay by groups",
         "_backend_apply_gradients": "the update of accumulated gradients",
         "_backend_update_step": "the update of accumulated gradients",
         "_clip_gradients": "the update of accumulated gradients",
-        "_get_variable_index": "the accumulator of a variable",
+        "_get_variable_index": "the accumulator of a variable, and its group",
         "_iterations": "steps, not updates",
         "_learning_rate": "whether a schedule sets it",
         "_model_variables_moving_average": "the averages of use_ema",
         "_trainable_variables": "the variables of those averages",
+        "_use_weight_decay": "decay by groups keeps what the optimizer excludes",
     },
     "several optimizers": {"_var_key": "the optimizer of a variable", "_var_to_optimizer_idx": "the same"},
     "tensorboard": {

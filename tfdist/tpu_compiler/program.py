@@ -24,7 +24,6 @@ from tfdist.training.loop.learner import Learner, ModelBuilder
 from tfdist.training.run import assembly
 from tfdist.training.run.run import Request, open_run
 from tfdist.training.run.settings import TrainSettings
-from tfdist.training.step.normalization import synchronized
 from tfdist.training.step.step import TrainStep
 
 TRAIN, EVALUATE = "train", "evaluate"
@@ -138,7 +137,7 @@ def traced(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> I
         with open_run(request, strategy, mode="train") as run:
             training = assembly.assemble(run, own, model)
             learner = training.learner
-            with synchronized(learner.model, strategy, wanted=own.synchronize_batch_norm):
+            with assembly.in_place(training):
                 step = assembly.build_step(training)
                 batches = assembly.stream(run, training.source, training.plan)
                 yield Programs(step, assembly.build_evaluator(training), learner, batches, num_replicas)

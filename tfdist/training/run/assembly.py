@@ -19,6 +19,8 @@ from tfdist.data.pipeline.input_hints import hint_for
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline, dispose
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
+from tfdist.recipes.followed import Holders, followed
+from tfdist.recipes.lengths import RunLength
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
@@ -49,7 +51,8 @@ from tfdist.training.run.tuned import choose_packing, choose_xla
 from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.normalization import microbatch_note
+from tfdist.training.step.normalization import microbatch_note, synchronized
+from tfdist.training.step.optimizer import bind_schedules, parts
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
 from tfdist.training.step.state import ModelState
@@ -95,9 +98,33 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
         batch_size=plan.global_batch_size,
     )
     check_reported(settings, learner.eval_metrics, parts.task, learner.optimizer)
+    bind_schedules(learner.optimizer, length_of(settings, plan))
     plan = accumulation.made_up(run, learner, plan)
     _note_microbatches(run, learner.model, plan)
     return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
+
+
+def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
+    """How long a training is, in the units of its schedules."""
+    return RunLength(
+        total_steps=settings.boundaries(plan.steps_per_epoch).total_steps,
+        steps_per_epoch=plan.steps_per_epoch,
+        examples_per_epoch=plan.num_examples_until(plan.steps_per_epoch),
+        global_batch_size=plan.global_batch_size,
+    )
+
+
+@contextlib.contextmanager
+def in_place(training: Training) -> Iterator[None]:
+    """While it lasts, layers and optimizer are as the training needs them traced; afterwards as the user made them."""
+    settings, learner = training.settings, training.learner
+    length = length_of(settings, training.plan)
+    holders = Holders(parts(learner.optimizer), learner.model, training.task.loss_weights)
+    with (
+        synchronized(learner.model, training.run.strategy, wanted=settings.synchronize_batch_norm),
+        followed(settings.follow or {}, holders, length),
+    ):
+        yield
 
 
 def check_reported(

@@ -18,7 +18,9 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline
 from tfdist.data.sources.source import Source
+from tfdist.recipes.followed import Holders, followed
 from tfdist.strategies.base import Strategy, Topology
+from tfdist.telemetry.console.curve import curve
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_stateful
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
@@ -28,11 +30,12 @@ from tfdist.training.run.examples import check_first_batch, named_arrays
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
-from tfdist.training.step.optimizer import build_optimizer
+from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts
 from tfdist.training.step.precision import set_precision
 from tfdist.user_code import said
 
 Tell = Callable[[str], None]
+CURVE_COLUMNS = 72
 
 
 def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> None:
@@ -65,6 +68,12 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     _tell_notes(tell, built, task.inputs(batches["training"]), training)
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
+    run_length = assembly.length_of(settings, training)
+    bind_schedules(made, run_length)
+    with followed(settings.follow or {}, Holders(parts(made), built, task.loss_weights), run_length):
+        pass  # every name is that of something
+    for one in parts(made):
+        _tell_schedule(tell, one._learning_rate, run_length.total_steps)
 
 
 def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell) -> None:
@@ -80,6 +89,19 @@ def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell
     check_fit(built, task, source.structure, [MetricGroup(task.metric_specs())])
     check_first_batch(built, task, batch, "evaluation")
     tell(f"model: {built.name}, {built.count_params():,} parameters")
+
+
+def _tell_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
+    """Draws the learning rates of a run, and says some; nothing where they stay."""
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return
+    steps = [round(i * (total_steps - 1) / (CURVE_COLUMNS - 1)) for i in range(CURVE_COLUMNS)]
+    rates = [float(schedule(np.int64(step))) for step in steps]
+    for line in curve(rates):
+        tell(f"  {line}")
+    highest = int(np.argmax(rates))
+    shown = dict.fromkeys([0, *([highest] if 0 < highest < CURVE_COLUMNS - 1 else []), CURVE_COLUMNS // 2, -1])
+    tell(f"learning rate: {', '.join(f'{rates[i]:.3g} at step {steps[i]:,}' for i in shown)}")
 
 
 def _tell_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int) -> Any:

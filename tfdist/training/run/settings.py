@@ -45,6 +45,13 @@ PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
 
 
+FOLLOW = Check(
+    "{'optimizer.weight_decay': @schedules.CosineDecay()}",
+    lambda value: (
+        isinstance(value, Mapping)
+        and all(isinstance(each, keras.optimizers.schedules.LearningRateSchedule) for each in value.values())
+    ),
+)
 START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
 WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
@@ -67,6 +74,12 @@ class TrainSettings(BatchSettings, LengthSettings):
     optimizer: OptimizerBuilder | None = setting(
         "builds the Keras optimizer, in the scope too; None takes that which the model is compiled with",
         checked_later("@keras.optimizers.Adam, or a name, 'adam'"),
+        None,
+    )
+    follow: Mapping[str, Any] | None = setting(
+        "schedules of other numbers than the learning rate, by name: 'optimizer.weight_decay', 'layers.dropout*.rate', "
+        "'loss_weights.OUTPUT'",
+        or_none(FOLLOW),
         None,
     )
     task: Task | None = setting(

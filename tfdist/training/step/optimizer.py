@@ -11,6 +11,9 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError, suggest
+from tfdist.recipes.groups import GROUPS
+from tfdist.recipes.lengths import RunLength
+from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, shown
 
 REDUCTION = "_all_reduce_sum_gradients"
@@ -81,6 +84,19 @@ def parts(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimi
 def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The rate of the next update; of a MultiOptimizer, that of its first optimizer."""
     return float(keras.ops.convert_to_numpy(parts(optimizer)[0].learning_rate))
+
+
+def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength) -> None:
+    """Tells the optimizer's schedules and groups how long the run is, where they want to know.
+
+    Raises:
+      UserError: one does not fit into the run.
+    """
+    for one in parts(optimizer):
+        bind(one._learning_rate, run)
+        placed = getattr(one, GROUPS, None)
+        if placed is not None:
+            placed.bind(run)
 
 
 def keeps_average(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -1,0 +1,223 @@
+"""Schedules count themselves from the run; Keras's are what Keras computes, ours what their formulas say."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import support
+from keras.optimizers import schedules as of_keras
+from training.trainings import STEPS_PER_EPOCH, run
+
+from tfdist.errors import UserError
+from tfdist.recipes import schedules
+from tfdist.recipes.lengths import RunLength, length_of
+
+RUN = RunLength(total_steps=100, steps_per_epoch=20, examples_per_epoch=630, global_batch_size=32)
+
+
+def values(schedule: Any, run: RunLength = RUN) -> np.ndarray:
+    """The schedule at each step of the run, and ten steps more."""
+    schedules.bind(schedule, run)
+    return np.array([float(schedule(step)) for step in range(run.total_steps + 10)])
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("500 steps", 500),
+        ("1 step", 1),
+        (7, 7),
+        (0, 0),
+        ("2 epochs", 40),
+        ("0.25 epochs", 5),
+        ("1_260 examples", 40),
+        ("0.06 of run", 6),
+        (".5 of run", 50),
+        ("1 of run", 100),
+        ("0.0001 of run", 1),
+        ("0 of run", 0),
+    ],
+)
+def test_a_length_is_counted_by_the_run(text: str | int, steps: int) -> None:
+    assert length_of("x", text).steps(RUN) == steps
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("12", "x is '12'; write '500 steps', '5 epochs'"),
+        ("5 years", "write '500 steps'"),
+        ("-1 epochs", "write '500 steps'"),
+        (1.5, "x is 1.5; write '500 steps'"),
+        (True, "x is True; write"),
+        (-3, "x is -3; write"),
+        ("6 of run", "a share of the run is from 0 to 1: write '0.06 of run'"),
+        ("1.5 steps", "write a whole number of steps"),
+    ],
+)
+def test_what_is_no_length_is_one_message(value: object, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        length_of("x", value)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("counted", "kerass"),
+    [
+        (schedules.CosineDecay(0.1, "2 epochs", alpha=0.1), of_keras.CosineDecay(0.1, 40, alpha=0.1)),
+        (
+            schedules.CosineDecay(0.0, "0.5 of run", warmup_target=0.2, warmup_steps="10 steps"),
+            of_keras.CosineDecay(0.0, 50, warmup_target=0.2, warmup_steps=10),
+        ),
+        (schedules.CosineDecayRestarts(0.1, "1 epochs"), of_keras.CosineDecayRestarts(0.1, 20)),
+        (schedules.ExponentialDecay(0.1, "630 examples", 0.5), of_keras.ExponentialDecay(0.1, 20, 0.5)),
+        (schedules.InverseTimeDecay(0.1, 10, 0.5), of_keras.InverseTimeDecay(0.1, 10, 0.5)),
+        (
+            schedules.PiecewiseConstantDecay(["1 epochs", "0.5 of run"], [0.1, 0.01, 0.001]),
+            of_keras.PiecewiseConstantDecay([20, 50], [0.1, 0.01, 0.001]),
+        ),
+        (schedules.PolynomialDecay(0.1, "1 of run", power=2.0), of_keras.PolynomialDecay(0.1, 100, power=2.0)),
+    ],
+    ids=lambda schedule: type(schedule).__name__,
+)
+def test_kerass_schedules_are_kerass(counted: Any, kerass: Any) -> None:
+    np.testing.assert_array_equal(values(counted), values(kerass))
+    longer = RunLength(total_steps=400, steps_per_epoch=80, examples_per_epoch=630, global_batch_size=8)
+    if not isinstance(counted, schedules.InverseTimeDecay):
+        assert (
+            np.abs(values(counted, longer)[:100] - values(kerass)[:100]).max() > 1e-3
+        )  # another run, another schedule
+
+
+def cosine(done: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(max(done, 0.0), 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "formula"),
+    [
+        (schedules.Warmup(0.4, "10 steps"), lambda t: 0.4 * min(t / 10, 1)),
+        (schedules.Warmup(0.4, "10 steps", start=0.5), lambda t: 0.4 * min(0.5 + 0.5 * t / 10, 1)),
+        (
+            schedules.Warmup(0.4, 10, start=0.01, shape="exponential"),
+            lambda t: 0.4 * 0.01 ** max(1 - t / 10, 0),
+        ),
+        (
+            schedules.Warmup(of_keras.CosineDecay(0.4, 50), "1 epochs"),
+            lambda t: 0.4 * min(t / 20, 1) * cosine((t - 20) / 50),
+        ),
+        (schedules.InverseSquareRoot(0.1, "1 epochs"), lambda t: 0.1 * math.sqrt(20 / max(t, 20))),
+        (
+            schedules.OneCycle(0.5, rise=0.3, start=0.1, end=0.01),
+            lambda t: 0.5 * (1 - 0.9 * cosine(t / 30)) if t < 30 else 0.5 * (0.01 + 0.99 * cosine((t - 30) / 70)),
+        ),
+        (
+            schedules.WarmupStableDecay(0.2, "0.1 of run", "0.4 of run", end=0.1),
+            lambda t: 0.2 * min(t / 10, 1) * (0.1 + 0.9 * (1 - min(max((t - 60) / 40, 0), 1))),
+        ),
+        (
+            schedules.WarmupStableDecay(0.2, 0, "0.4 of run", shape="square root"),
+            lambda t: 0.2 * (1 - math.sqrt(min(max((t - 60) / 40, 0), 1))),
+        ),
+        (
+            schedules.InTurn([(0.3, "1 epochs"), (schedules.CosineDecay(0.2, "2 epochs"), "2 epochs"), (0.1, 0)]),
+            lambda t: 0.3 if t < 20 else 0.2 * cosine((t - 20) / 40) if t < 60 else 0.1,
+        ),
+        (schedules.ForBatch(0.1, 256), lambda t: 0.1 * 32 / 256),
+        (
+            schedules.ForBatch(schedules.CosineDecay(0.1, "1 of run"), 128, rule="square root"),
+            lambda t: 0.1 * 0.5 * cosine(t / 100),
+        ),
+        (schedules.EqualAverage("50 steps"), lambda t: max(t - 50, 0) / (max(t - 50, 0) + 1)),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, schedules.Schedule) else "",
+)
+def test_a_schedule_is_its_formula(schedule: Any, formula: Callable[[int], float]) -> None:
+    np.testing.assert_allclose(values(schedule), [formula(t) for t in range(110)], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: schedules.CosineDecay(0.1, "12 epoch s"), "CosineDecay.decay_steps is '12 epoch s'; write"),
+        (lambda: schedules.PiecewiseConstantDecay(["x"], [1.0, 2.0]), "PiecewiseConstantDecay.boundaries is 'x'"),
+        (lambda: schedules.Warmup("0.1"), "Warmup.then is '0.1'; write a rate, or a schedule"),
+        (
+            lambda: schedules.Warmup(0.1, shape="lineal"),
+            "Warmup.shape is 'lineal'; write one of 'linear', 'exponential'.",
+        ),
+        (lambda: schedules.Warmup(0.1, shape="exponential"), "from where nothing rises exponentially"),
+        (lambda: schedules.OneCycle(0.1, rise=2.0), "OneCycle.rise is 2.0; write a number from 0 to 1."),
+        (lambda: schedules.InTurn([0.1]), "write pairs of a schedule or a rate and a length"),
+        (lambda: schedules.ForBatch(0.1, 0), "ForBatch.base_batch_size is 0; write a number from 1."),
+    ],
+)
+def test_a_wrong_setting_is_one_message(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_what_does_not_fit_into_the_run_is_one_message() -> None:
+    with pytest.raises(UserError, match=r"rises for 90 steps and falls for 40, and the run has 100"):
+        values(schedules.WarmupStableDecay(0.1, "90 steps", "0.4 of run"))
+    with pytest.raises(UserError, match=r"CosineDecay: .*decay_steps"):
+        values(schedules.CosineDecay(0.1, "0 steps"))
+
+
+def test_outside_of_a_run_a_schedule_says_what_it_lacks() -> None:
+    with pytest.raises(UserError, match=r"it is part of none.*call its bind"):
+        schedules.CosineDecay(0.1, "5 epochs")(0)
+
+
+def test_a_schedule_goes_through_kerass_configuration() -> None:
+    made = schedules.Warmup(schedules.CosineDecay(0.1, "2 epochs"), "5 steps")
+    again = of_keras.deserialize(of_keras.serialize(made))
+    np.testing.assert_array_equal(values(again), values(made))
+
+
+@pytest.mark.slow
+def test_a_training_has_the_weights_of_one_whose_steps_were_counted_by_hand(tmp_path: pathlib.Path) -> None:
+    def by_hand() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(of_keras.CosineDecay(0.2, 3 * STEPS_PER_EPOCH))
+
+    def counted() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(schedules.CosineDecay(0.2, "1 of run"))
+
+    expected = run(tmp_path / "by_hand", optimizer=by_hand, epochs=3)
+    assert run(tmp_path / "counted", optimizer=counted, epochs=3).bits() == expected.bits()
+
+
+@pytest.mark.slow
+def test_validate_draws_the_rates(tmp_path: pathlib.Path) -> None:
+    told = support.run_python(
+        ["-m", "tfdist.main", "--mode=validate", "--gin_file=tfdist:experiments/digits.gin"], cwd=tmp_path
+    ).check()
+    assert "learning rate: 0.004 at step 0, 0.00218 at step 139, 0.0004 at step 275" in told.stdout
+    drawn = [line for line in told.stdout.splitlines() if "█" in line]
+    assert len(drawn) == 4 and len(drawn[0].strip()) < len(drawn[1].strip()) < len(drawn[-1].strip()) == 72
+
+
+@pytest.mark.slow
+def test_a_misspelt_schedule_is_one_message(tmp_path: pathlib.Path) -> None:
+    arguments = ["-m", "tfdist.main", "--mode=validate", "--gin_file=tfdist:experiments/digits.gin"]
+    wrong = support.run_python([*arguments, "--gin_param=schedules.CosineDecay.decay_steps = '12 epocs'"], cwd=tmp_path)
+    assert wrong.status == 2 and "CosineDecay.decay_steps is '12 epocs'; write '500 steps'" in wrong.stderr
+    unknown = support.run_python([*arguments, "--gin_param=schedules.CosineDecay.decay_step = 3"], cwd=tmp_path)
+    assert unknown.status == 2 and "decay_step" in unknown.stderr and "Traceback" not in unknown.stderr
+
+
+def test_points_of_a_run_tell_the_rate(tmp_path: pathlib.Path) -> None:
+    def optimizer() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(schedules.PolynomialDecay(0.1, "1 of run", 0.0))
+
+    trained = run(tmp_path, optimizer=optimizer, epochs=2, eval_data=None)
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2 * STEPS_PER_EPOCH
+    assert float(trained.optimizer.learning_rate) == pytest.approx(0.0)

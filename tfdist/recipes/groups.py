@@ -1,0 +1,188 @@
+"""Rates and decay by groups of variables: none on biases, less for early layers, nothing until a step.
+
+Invariant: an optimizer with groups has the variables of the one without; what groups change is how far a step goes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfdist.errors import UserError
+from tfdist.recipes.lengths import RunLength, length_of
+from tfdist.settings.checks import shown
+
+GROUPS = "tfdist_groups"  # where an optimizer keeps them
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Variables whose path has a match of `pattern`, and what is different about them.
+
+    Attributes:
+      pattern: a regular expression, such as 'bias$', 'norm' or '^encoder/'.
+      rate: a factor of the learning rate; 0 keeps the variables as they are.
+      decays: whether weight decay applies.
+      frozen_for: keeps them as they are for so long, '2 epochs'; momentum gathers meanwhile.
+    """
+
+    pattern: str
+    rate: float = 1.0
+    decays: bool = True
+    frozen_for: str | int = 0
+
+    def __post_init__(self) -> None:
+        _compiled("Group.pattern", self.pattern)
+        if not isinstance(self.rate, int | float) or isinstance(self.rate, bool) or self.rate < 0:
+            raise UserError(f"Group.rate is {shown(self.rate)}; write a factor from 0.")
+        if not isinstance(self.decays, bool):
+            raise UserError(f"Group.decays is {shown(self.decays)}; write True or False.")
+        length_of("Group.frozen_for", self.frozen_for)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerwiseDecay:
+    """Rates that fall from the last layers to the first by a factor a layer (Clark et al., ELECTRA, 2020).
+
+    Attributes:
+      layers: regular expressions from the first layer to the last; or one with a group that holds the layer's number,
+        such as r'block_(\\d+)/'. What none matches keeps its rate.
+      factor: of each layer's rate to that of the next.
+    """
+
+    layers: Sequence[str] | str
+    factor: float = 0.8
+
+    def __post_init__(self) -> None:
+        for each in [self.layers] if isinstance(self.layers, str) else self.layers:
+            _compiled("LayerwiseDecay.layers", each)
+        if isinstance(self.layers, str) and _compiled("LayerwiseDecay.layers", self.layers).groups != 1:
+            raise UserError(
+                f"LayerwiseDecay.layers is {self.layers!r}; write one group that holds the layer's number, such as "
+                r"r'block_(\d+)/', or a list of patterns."
+            )
+        if not isinstance(self.factor, int | float) or not 0 < self.factor <= 1:
+            raise UserError(f"LayerwiseDecay.factor is {shown(self.factor)}; write a number above 0, up to 1.")
+
+    def rates(self, paths: Sequence[str]) -> list[float]:
+        """The factor of each path's rate."""
+        if isinstance(self.layers, str):
+            numbers = [int(found[1]) if (found := re.search(self.layers, path)) else None for path in paths]
+        else:
+            numbers = [next((i for i, p in enumerate(self.layers) if re.search(p, path)), None) for path in paths]
+        last = max((number for number in numbers if number is not None), default=0)
+        return [1.0 if number is None else self.factor ** (last - number) for number in numbers]
+
+
+class Grouped:
+    """Builds an optimizer whose variables stand in groups; goes where an optimizer's class would.
+
+        train.optimizer = @groups.Grouped()
+        groups.Grouped.optimizer = @keras.optimizers.AdamW
+        groups.Grouped.groups = [@plain/groups.Group()]
+        plain/groups.Group.pattern = 'bias$|norm'
+        plain/groups.Group.decays = False
+
+    Args:
+      optimizer: builds the optimizer.
+      groups: each variable is in the first that matches; one in none is as ever.
+      layerwise: rates by layer, which multiply those of the groups.
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[[], keras.optimizers.Optimizer],
+        groups: Sequence[Group] = (),
+        layerwise: LayerwiseDecay | None = None,
+    ) -> None:
+        if not callable(optimizer):
+            raise UserError(
+                f"Grouped.optimizer is {shown(optimizer)}; write @keras.optimizers.AdamW, without parentheses."
+            )
+        if not isinstance(groups, list | tuple) or not all(isinstance(each, Group) for each in groups):
+            raise UserError(f"Grouped.groups is {shown(groups)}; write a list, [@groups.Group()].")
+        if layerwise is not None and not isinstance(layerwise, LayerwiseDecay):
+            raise UserError(f"Grouped.layerwise is {shown(layerwise)}; write @groups.LayerwiseDecay(), or None.")
+        self._optimizer, self._groups, self._layerwise = optimizer, tuple(groups), layerwise
+
+    def __call__(self) -> keras.optimizers.Optimizer:
+        """The optimizer, not built yet."""
+        made = self._optimizer()
+        if isinstance(made, keras.optimizers.MultiOptimizer):
+            raise UserError(
+                "Grouped.optimizer gives a MultiOptimizer, which has groups of its own. Give one optimizer."
+            )
+        setattr(made, GROUPS, Placed(made, self._groups, self._layerwise))
+        return made
+
+
+class Placed:
+    """The groups of an optimizer, which its updates consult.
+
+    Args:
+      optimizer: any but a MultiOptimizer.
+      groups, layerwise: as `Grouped` has them.
+    """
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, groups: Sequence[Group], layerwise: LayerwiseDecay | None
+    ) -> None:
+        self._optimizer, self._groups, self._layerwise = optimizer, groups, layerwise
+        self._step = optimizer.update_step
+        self._rates: list[float] = []
+        self._decays: list[bool] = []
+        self._frozen_steps: list[int] = []
+
+    def bind(self, run: RunLength) -> None:
+        """Finds the group of each variable of the optimizer, which is built; again for another run.
+
+        Raises:
+          UserError: a pattern matches none.
+        """
+        paths = [variable.path for variable in self._optimizer._trainable_variables]
+        for group in self._groups:
+            _check_matches("Group.pattern", [group.pattern], paths)
+        rates = [1.0] * len(paths)
+        if self._layerwise is not None:
+            layers = self._layerwise.layers
+            _check_matches("LayerwiseDecay.layers", [layers] if isinstance(layers, str) else layers, paths)
+            rates = self._layerwise.rates(paths)
+        found = [next((g for g in self._groups if re.search(g.pattern, path)), Group("")) for path in paths]
+        self._rates = [rate * group.rate for rate, group in zip(rates, found, strict=True)]
+        self._decays = [group.decays for group in found]
+        self._frozen_steps = [length_of("Group.frozen_for", group.frozen_for).steps(run) for group in found]
+        self._optimizer.update_step = self._update
+        self._optimizer._apply_weight_decay = lambda variables: None  # the update decays, by each variable's own rate
+
+    def _update(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """The optimizer's own update of one variable, with the rate of its group."""
+        optimizer = self._optimizer
+        index = optimizer._get_variable_index(variable)
+        rate = ops.cast(learning_rate, variable.dtype) * self._rates[index]
+        if self._frozen_steps[index]:
+            rate = ops.where(optimizer.iterations < self._frozen_steps[index], ops.zeros_like(rate), rate)
+        if optimizer.weight_decay is not None and self._decays[index] and optimizer._use_weight_decay(variable):
+            optimizer.assign_sub(variable, variable * ops.cast(optimizer.weight_decay, variable.dtype) * rate)
+        self._step(gradient, variable, rate)
+
+
+def _check_matches(setting: str, patterns: Sequence[str], paths: Sequence[str]) -> None:
+    """Raises UserError where a pattern matches no variable."""
+    for pattern in patterns:
+        if not any(re.search(pattern, path) for path in paths):
+            some = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
+            raise UserError(f"{setting} is {pattern!r}, which matches no variable. The model has {some}.")
+
+
+def _compiled(setting: str, pattern: object) -> re.Pattern[str]:
+    if not isinstance(pattern, str):
+        raise UserError(f"{setting} is {shown(pattern)}; write a regular expression in quotes, such as 'bias$'.")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{setting} is {pattern!r}, which is no regular expression: {error}.") from error

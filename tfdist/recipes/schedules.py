@@ -1,0 +1,374 @@
+"""Learning-rate schedules whose lengths are counted by the run: `decay_steps = '12 epochs'`, `length = '0.06 of run'`.
+
+Keras's own classes stand here under their names and with their arguments; those that count steps also take any length
+of `tfdist.recipes.lengths`. What Keras lacks reads like them. Any may stand wherever Keras takes a schedule, and in
+`train.follow`.
+
+Invariant: a schedule is a function of the step alone once the run is known, which `bind` tells it; all workers and
+every start of a run compute the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeGuard
+
+import keras
+from keras import ops
+from keras.optimizers import schedules as of_keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+from tfdist.errors import UserError, suggest
+from tfdist.recipes.lengths import Length, RunLength, length_of
+from tfdist.settings.checks import shown
+
+Rate: TypeAlias = "LearningRateSchedule | float"
+PACKAGE = "tfdist"
+
+
+class Schedule(LearningRateSchedule):
+    """A schedule that has to know the run. Subclasses give `_value(step)`, float32 scalars both."""
+
+    _run: RunLength | None = None
+
+    def bind(self, run: RunLength) -> None:
+        """Tells the schedule, and those inside of it, how long the run is; again for another run."""
+        self._run = run
+        for inner in self._inner():
+            bind(inner, run)
+        self._bound(run)
+
+    def _inner(self) -> Sequence[Any]:
+        return [value for value in vars(self).values() if isinstance(value, LearningRateSchedule)]
+
+    def _bound(self, run: RunLength) -> None:
+        """Counts what depends on the run."""
+
+    def _value(self, step: Any) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, step: Any) -> Any:
+        if self._run is None:
+            raise UserError(
+                f"{type(self).__name__} counts its lengths from the run that it is part of, and it is part of none. "
+                "Outside of a training of tfdist call its bind() first."
+            )
+        return self._value(ops.cast(step, "float32"))
+
+    def get_config(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Schedule:
+        return cls(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
+
+
+def bind(schedule: Any, run: RunLength) -> None:
+    """Tells a schedule how long the run is, where it wants to know."""
+    if isinstance(schedule, Schedule):
+        schedule.bind(run)
+
+
+def _counting(base: Any, *counted: str) -> Any:
+    """Keras's schedule with lengths in the arguments that are `counted`."""
+    signature = inspect.signature(base.__init__)
+
+    class Counting(Schedule, base):
+        @functools.wraps(base.__init__)  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            given = signature.bind(self, *arguments, **named)
+            self._given = {name: value for name, value in given.arguments.items() if name != "self"}
+            self._lengths = {name: self._read(name) for name in counted if name in self._given}
+
+        def _read(self, name: str) -> Length | list[Length]:
+            setting, value = f"{base.__name__}.{name}", self._given[name]
+            if isinstance(value, list | tuple):
+                return [length_of(setting, each) for each in value]
+            return length_of(setting, value)
+
+        def _bound(self, run: RunLength) -> None:
+            def steps(lengths: Length | list[Length]) -> Any:
+                return [each.steps(run) for each in lengths] if isinstance(lengths, list) else lengths.steps(run)
+
+            numbers = {name: steps(lengths) for name, lengths in self._lengths.items()}
+            try:
+                base.__init__(self, **(self._given | numbers))
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{base.__name__}: {error}") from error
+
+        def _value(self, step: Any) -> Any:
+            return base.__call__(self, step)
+
+        def get_config(self) -> dict[str, Any]:
+            return dict(self._given)
+
+    Counting.__name__ = Counting.__qualname__ = base.__name__
+    Counting.__doc__ = f"`keras.optimizers.schedules.{base.__name__}`, with lengths for {', '.join(counted)}."
+    return keras.saving.register_keras_serializable(PACKAGE)(Counting)
+
+
+CosineDecay = _counting(of_keras.CosineDecay, "decay_steps", "warmup_steps")
+CosineDecayRestarts = _counting(of_keras.CosineDecayRestarts, "first_decay_steps")
+ExponentialDecay = _counting(of_keras.ExponentialDecay, "decay_steps")
+InverseTimeDecay = _counting(of_keras.InverseTimeDecay, "decay_steps")
+PiecewiseConstantDecay = _counting(of_keras.PiecewiseConstantDecay, "boundaries")
+PolynomialDecay = _counting(of_keras.PolynomialDecay, "decay_steps")
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Warmup(Schedule):
+    """Rises to the first value of another schedule, and goes on with that.
+
+    Args:
+      then: the schedule, or a rate that stays.
+      length: of the rise.
+      start: the factor at step 0.
+      shape: "linear", or "exponential", whose `start` is above 0.
+    """
+
+    def __init__(
+        self, then: Rate, length: str | int = "0.06 of run", start: float = 0.0, shape: str = "linear"
+    ) -> None:
+        _check_rate("Warmup.then", then)
+        _check_number("Warmup.start", start, least=0.0, most=1.0)
+        _check_one_of("Warmup.shape", shape, ("linear", "exponential"))
+        if shape == "exponential" and start == 0:
+            raise UserError(
+                "Warmup.start is 0.0, from where nothing rises exponentially; write one above 0, such as 1e-3."
+            )
+        self.then, self.length, self.start, self.shape = then, length, start, shape
+        self._length = length_of("Warmup.length", length)
+
+    def _bound(self, run: RunLength) -> None:
+        self._steps = self._length.steps(run)
+
+    def _value(self, step: Any) -> Any:
+        done = ops.clip(step / max(self._steps, 1), 0.0, 1.0)
+        if self.shape == "linear":
+            factor = self.start + (1.0 - self.start) * done
+        else:
+            factor = ops.exp(math.log(self.start) * (1.0 - done))
+        return factor * _at(self.then, ops.maximum(step - self._steps, 0.0))
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class InverseSquareRoot(Schedule):
+    """`peak` · √(timescale ÷ max(step, timescale)), as Vaswani et al. (2017) after their warm-up.
+
+    Args:
+      peak: the rate until then.
+      timescale: the length after which it falls.
+    """
+
+    def __init__(self, peak: float, timescale: str | int = "0.06 of run") -> None:
+        _check_number("InverseSquareRoot.peak", peak, least=0.0)
+        self.peak, self.timescale = peak, timescale
+        self._length = length_of("InverseSquareRoot.timescale", timescale)
+
+    def _bound(self, run: RunLength) -> None:
+        self._steps = max(self._length.steps(run), 1)
+
+    def _value(self, step: Any) -> Any:
+        return self.peak * ops.sqrt(self._steps / ops.maximum(step, float(self._steps)))
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class OneCycle(Schedule):
+    """Up to `peak` and down to almost nothing, both along a cosine (Smith and Topin, 2018).
+
+    Args:
+      peak: the highest rate.
+      length: of the cycle; the last rate stays afterwards.
+      rise: the share of it that rises.
+      start: the first rate ÷ peak.
+      end: the last rate ÷ peak.
+    """
+
+    def __init__(
+        self, peak: float, length: str | int = "1 of run", rise: float = 0.3, start: float = 0.04, end: float = 4e-6
+    ) -> None:
+        for name, value, least, most in (
+            ("peak", peak, 0.0, None),
+            ("rise", rise, 0.0, 1.0),
+            ("start", start, 0.0, 1.0),
+            ("end", end, 0.0, 1.0),
+        ):
+            _check_number(f"OneCycle.{name}", value, least=least, most=most)
+        self.peak, self.length, self.rise, self.start, self.end = peak, length, rise, start, end
+        self._length = length_of("OneCycle.length", length)
+
+    def _bound(self, run: RunLength) -> None:
+        self._steps = max(self._length.steps(run), 1)
+
+    def _value(self, step: Any) -> Any:
+        top = self.rise * self._steps
+        up = _cosine(step / max(top, 1e-9))  # 1 → 0
+        down = _cosine((step - top) / max(self._steps - top, 1e-9))
+        rising = 1.0 + (self.start - 1.0) * up
+        falling = self.end + (1.0 - self.end) * down
+        return self.peak * ops.where(step < top, rising, falling)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class WarmupStableDecay(Schedule):
+    """Rises, stays, and falls at the end of the run (Hu et al., "MiniCPM", 2024).
+
+    Args:
+      peak: the rate in between.
+      warmup: the length of the rise, which is linear.
+      decay: the length of the fall, which ends with the run.
+      end: the last rate ÷ peak.
+      shape: of the fall: "linear", "cosine" or "square root" (1 − √done).
+    """
+
+    SHAPES = ("linear", "cosine", "square root")
+
+    def __init__(
+        self,
+        peak: float,
+        warmup: str | int = "0.02 of run",
+        decay: str | int = "0.2 of run",
+        end: float = 0.0,
+        shape: str = "linear",
+    ) -> None:
+        _check_number("WarmupStableDecay.peak", peak, least=0.0)
+        _check_number("WarmupStableDecay.end", end, least=0.0, most=1.0)
+        _check_one_of("WarmupStableDecay.shape", shape, self.SHAPES)
+        self.peak, self.warmup, self.decay, self.end, self.shape = peak, warmup, decay, end, shape
+        self._warmup = length_of("WarmupStableDecay.warmup", warmup)
+        self._decay = length_of("WarmupStableDecay.decay", decay)
+
+    def _bound(self, run: RunLength) -> None:
+        self._rise, self._fall = self._warmup.steps(run), self._decay.steps(run)
+        self._total = run.total_steps
+        if self._rise + self._fall > self._total:
+            raise UserError(
+                f"WarmupStableDecay rises for {self._rise:,} steps and falls for {self._fall:,}, and the run has "
+                f"{self._total:,}. Shorten warmup or decay."
+            )
+
+    def _value(self, step: Any) -> Any:
+        rising = ops.minimum(step / max(self._rise, 1), 1.0) if self._rise else 1.0
+        done = ops.clip((step - (self._total - self._fall)) / max(self._fall, 1), 0.0, 1.0)
+        left = {"linear": 1.0 - done, "cosine": _cosine(done), "square root": 1.0 - ops.sqrt(done)}[self.shape]
+        return self.peak * rising * (self.end + (1.0 - self.end) * left)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class InTurn(Schedule):
+    """Schedules one after the other, each from its own step 0.
+
+    Args:
+      parts: pairs (schedule or rate, length); the last one stays, whatever its length.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Rate, str | int]]) -> None:
+        if not isinstance(parts, list | tuple) or not parts or not all(_is_pair(part) for part in parts):
+            raise UserError(
+                f"InTurn.parts is {shown(parts)}; write pairs of a schedule or a rate and a length: "
+                "[(0.1, '5 epochs'), (@schedules.CosineDecay(), '10 epochs')]."
+            )
+        for schedule, _ in parts:
+            _check_rate("InTurn.parts", schedule)
+        self.parts = parts
+        self._lengths = [length_of("InTurn.parts", length) for _, length in parts]
+
+    def _inner(self) -> Sequence[Any]:
+        return [schedule for schedule, _ in self.parts]
+
+    def _bound(self, run: RunLength) -> None:
+        self._steps = [length.steps(run) for length in self._lengths]
+
+    def _value(self, step: Any) -> Any:
+        value, begin = _at(self.parts[0][0], step), 0
+        for (schedule, _), steps in zip(self.parts[1:], self._steps, strict=False):
+            begin += steps
+            value = ops.where(step < begin, value, _at(schedule, ops.maximum(step - begin, 0.0)))
+        return value
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class ForBatch(Schedule):
+    """A rate that was found for another batch size, for the one of this run.
+
+    The global batch stays the same with fewer workers, and so does the rate.
+
+    Args:
+      rate: the schedule or the rate for `base_batch_size`.
+      base_batch_size: examples in a global batch.
+      rule: "linear" (Goyal et al., 2017) or "square root" (as You et al., 2019, use it for LAMB).
+    """
+
+    def __init__(self, rate: Rate, base_batch_size: int, rule: str = "linear") -> None:
+        _check_rate("ForBatch.rate", rate)
+        _check_number("ForBatch.base_batch_size", base_batch_size, least=1)
+        _check_one_of("ForBatch.rule", rule, ("linear", "square root"))
+        self.rate, self.base_batch_size, self.rule = rate, base_batch_size, rule
+
+    def _bound(self, run: RunLength) -> None:
+        times = run.global_batch_size / self.base_batch_size
+        self._factor = times if self.rule == "linear" else math.sqrt(times)
+
+    def _value(self, step: Any) -> Any:
+        return self._factor * _at(self.rate, step)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class EqualAverage(Schedule):
+    """The momentum with which a moving average is the mean of all weights since `start`: stochastic weight averaging
+    (Izmailov et al., 2018) by the optimizer's own `use_ema`. Before, the average is the weights themselves.
+
+        train.follow = {'optimizer.ema_momentum': @schedules.EqualAverage()}
+        keras.optimizers.SGD.use_ema = True
+
+    Args:
+      start: the length after which averaging begins.
+    """
+
+    def __init__(self, start: str | int = "0.75 of run") -> None:
+        self.start = start
+        self._length = length_of("EqualAverage.start", start)
+
+    def _bound(self, run: RunLength) -> None:
+        self._steps = self._length.steps(run)
+
+    def _value(self, step: Any) -> Any:
+        averaged = ops.maximum(step - self._steps, 0.0)
+        return averaged / (averaged + 1.0)
+
+
+def _at(schedule: Rate, step: Any) -> Any:
+    return ops.cast(schedule(step), "float32") if callable(schedule) else ops.convert_to_tensor(schedule, "float32")
+
+
+def _cosine(done: Any) -> Any:
+    """From 1 to 0 while `done` goes from 0 to 1."""
+    return 0.5 * (1.0 + ops.cos(math.pi * ops.clip(done, 0.0, 1.0)))
+
+
+def _is_pair(part: object) -> bool:
+    return isinstance(part, list | tuple) and len(part) == 2
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_rate(setting: str, value: object) -> None:
+    if not isinstance(value, LearningRateSchedule) and not _is_number(value):
+        raise UserError(f"{setting} is {shown(value)}; write a rate, or a schedule such as @schedules.CosineDecay().")
+
+
+def _check_number(setting: str, value: object, *, least: float, most: float | None = None) -> None:
+    if not _is_number(value) or value < least or (most is not None and value > most):
+        upto = "" if most is None else f" to {most:g}"
+        raise UserError(f"{setting} is {shown(value)}; write a number from {least:g}{upto}.")
+
+
+def _check_one_of(setting: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        near = suggest(value, known) if isinstance(value, str) else ""
+        raise UserError(f"{setting} is {shown(value)}; write one of {', '.join(map(repr, known))}.{near}")
