@@ -17,7 +17,7 @@ from equivalence.cases import CASES
 
 TOLERANCE = 1e-5
 HALF_PRECISION_TOLERANCE = 2e-3
-HALF_PRECISION = ("overflow", "overflow_left_out")
+HALF_PRECISION = ("overflow", "overflow_left_out", "sam_overflow")
 HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 OTHERS = ("mirrored2", "mirrored4", "multi_worker", HOROVOD)
 WITH_TWO_REPLICAS = ("multi_worker", HOROVOD)

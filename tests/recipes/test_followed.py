@@ -35,7 +35,7 @@ def steps_of(optimizer: keras.optimizers.Optimizer, name: str, count: int) -> np
         apply = tf.function(lambda: optimizer.apply([tf.constant(GRADIENT)], [variable]), autograph=False)
         for _ in range(count):
             apply()
-    return np.array(variable)
+    return variable.numpy()
 
 
 def test_weight_decay_follows() -> None:

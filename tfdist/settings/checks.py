@@ -109,6 +109,7 @@ def _can_be_called(value: Any) -> bool:
 COUNT = whole_number(1)
 SEED = whole_number(0, MOST_SEED)
 SWITCH = Check("True or False", lambda value: isinstance(value, bool))
+POSITIVE = Check("a number above 0", _is_above_zero)
 SECONDS = Check("a number of seconds above 0", _is_above_zero)
 FUNCTION = Check(
     "a function, @my_module.my_function without parentheses",

@@ -237,6 +237,7 @@ def build_step(training: Training) -> TrainStep:
         loss_scale=learner.loss_scale,
         scale_factor=learner.scale_factor,
         typical_weight=float(plan.global_batch_size),
+        sam_radius=settings.sam_radius,
         deterministic=settings.deterministic,
     )
     choose_packing(run.strategy, learner, step, batches, **auto)

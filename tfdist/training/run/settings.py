@@ -18,6 +18,7 @@ from tfdist.errors import UserError, is_whole_number
 from tfdist.settings.checks import (
     COUNT,
     FUNCTION,
+    POSITIVE,
     SEED,
     SWITCH,
     Check,
@@ -80,6 +81,11 @@ class TrainSettings(BatchSettings, LengthSettings):
         "schedules of other numbers than the learning rate, by name: 'optimizer.weight_decay', 'layers.dropout*.rate', "
         "'loss_weights.OUTPUT'",
         or_none(FOLLOW),
+        None,
+    )
+    sam_radius: float | None = setting(
+        "of sharpness-aware minimization: the gradient is that of the highest loss within it; two passes a step",
+        or_none(POSITIVE),
         None,
     )
     task: Task | None = setting(

@@ -88,20 +88,21 @@ class LocalGradients:
         self.gives_means = num_parts == 1 and not self._is_scaled
         self._pass = tf.function(self._differentiate, jit_compile=True) if jit_compile else self._differentiate
 
-    def __call__(self, batch: dict[str, Any]) -> LocalSums:
-        """The sums over one local batch, as the pipeline gives it; in replica context."""
+    def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> LocalSums:
+        """The sums over one local batch, as the pipeline gives it; in replica context. `counts`: metrics count it."""
         sums: LocalSums | None = None
         for i in range(self._num_microbatches):
             # One after the other, so that only one microbatch's activations are alive.
             with tf.control_dependencies([] if sums is None else [sums.divisors[ROWS], *sums.shown.values()]):
                 part = _microbatch(batch, i, self._num_microbatches, even=self._is_even)
-            sums = self._on_microbatch(part, previous=sums)
+            sums = self._on_microbatch(part, previous=sums, counts=counts)
         assert sums is not None
         return sums
 
-    def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None) -> LocalSums:
+    def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None, *, counts: bool) -> LocalSums:
         gradients, objective = self._pass(part)
-        self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("shares"))
+        if counts:
+            self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("shares"))
         sums = LocalSums(gradients, objective.divisors, objective.shown, objective.term_sums, objective.weight)
         return sums if previous is None else _added(previous, sums)
 

@@ -7,6 +7,7 @@ every replica holds the same bits, so all of them decide and update alike.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -87,6 +88,8 @@ class TrainStep:
         ends the call after its update, which leaves the weights unusable.
       scale_factor: what `local_gradients` multiplies the loss with besides.
       typical_weight: about what a global batch's gradients are divided by, its number of examples.
+      sam_radius: takes the gradient where the loss is highest within this distance of the weights, to first order
+        (Foret et al., "Sharpness-Aware Minimization", 2021); two passes and two reductions a step.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
     """
@@ -103,6 +106,7 @@ class TrainStep:
         loss_scale: LossScale | None,
         scale_factor: float = 1.0,
         typical_weight: float,
+        sam_radius: float | None = None,
         deterministic: bool = False,
     ) -> None:
         self._strategy = strategy
@@ -114,9 +118,11 @@ class TrainStep:
         self._loss_scale = loss_scale
         self._scale_factor = scale_factor
         self._typical_weight = typical_weight
+        self._sam_radius = sam_radius
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
+        self._touched = moving_variables(model)  # what a forward pass changes
         # What a skipped step must not change; without a loss scale the run ends with it.
-        self._moving = [] if loss_scale is None else [*moving_variables(model), *metrics.variables]
+        self._moving = [] if loss_scale is None else [*self._touched, *metrics.variables]
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
         # Keras's fit traces without autograph too, so a model behaves alike under both.
@@ -148,37 +154,59 @@ class TrainStep:
             return (_advanced(totals, self.on_batch(batch), waited),)
 
         (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
-        metrics, votes = self._strategy.first_local(self._strategy.run(self._read, args=(votes,)))
+        metrics, votes = self._strategy.first_local(self._strategy.run(self._read_metrics, args=(votes,)))
         return totals, metrics, votes
 
-    def _read(self, votes: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    def _read_metrics(self, votes: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         metrics, (votes,) = self._metrics.read(self._strategy, [votes])
         return metrics, votes
 
     def on_batch(self, batch: Any) -> GlobalSums:
         """One step on local batches; what it came to, without the gradients. In cross-replica context."""
-        if self._strategy.is_one_program and self._loss_scale is None:
+        if self._strategy.is_one_program and self._loss_scale is None and self._sam_radius is None:
             return self._strategy.first_local(self._strategy.run(self._step, args=(batch,)))
         return self._step(batch)
 
     def _step_at_once(self, batch: Any) -> GlobalSums:
         """One step whose update waits for nothing but its gradients."""
-        sums = self._strategy.run(self.global_sums, args=(batch,))
+        sums = self._sums(batch)
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         self._update_by(sums, seen.weight)
         return seen
 
     def _step_or_skip(self, batch: Any) -> GlobalSums:
         """One step that changes nothing, on all replicas alike, if a gradient is not finite."""
-        before = self._strategy.run(self._read_moving)
-        sums = self._strategy.run(self.global_sums, args=(batch,))
+        before = self._read(self._moving)
+        sums = self._sums(batch)
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, before))
         return seen
 
-    def global_sums(self, batch: dict[str, Any]) -> GlobalSums:
-        """One step up to the update; in replica context, on a local batch."""
-        local = self._local_gradients(batch)
+    def _sums(self, batch: Any) -> GlobalSums:
+        """One step up to the update, by replica; in cross-replica context."""
+        radius = self._sam_radius
+        if radius is None:
+            return self._strategy.run(self.global_sums, args=(batch,))
+        touched = self._read(self._touched)
+        here = self._strategy.run(self.global_sums, args=(batch,))
+        touched_once = self._read(self._touched)
+        weights = self._read(self._learning)
+        ascent = self._strategy.run(lambda sums: _ascent(sums.gradients, radius), args=(here,))
+        self._assign(self._learning, ascent, add=True)
+        self._assign(self._touched, touched)  # both passes see the same dropout
+        there = self._strategy.run(functools.partial(self.global_sums, counts=False), args=(batch,))
+        self._assign(self._learning, weights)
+        self._assign(self._touched, touched_once)  # and batch statistics move along once, at the weights themselves
+
+        def both(here: GlobalSums, there: GlobalSums) -> GlobalSums:
+            waited = here.peer_seconds + there.peer_seconds
+            return here._replace(gradients=there.gradients, finite=here.finite & there.finite, peer_seconds=waited)
+
+        return self._strategy.run(both, args=(here, there))
+
+    def global_sums(self, batch: dict[str, Any], *, counts: bool = True) -> GlobalSums:
+        """One step up to the update; in replica context, on a local batch. `counts`: metrics count it."""
+        local = self._local_gradients(batch, counts=counts)
         own = [(name, i, g) for name, some in local.gradients.items() for i, g in enumerate(some) if g is not None]
         used = {i for _, i, _ in own}
         variables = self._model.trainable_variables
@@ -219,14 +247,20 @@ class TrainStep:
 
     def _skip(self, finite: tf.Tensor, before: list[Any]) -> tf.Tensor:
         """Undoes what the forward pass moved along: infinite batch statistics would stay infinite."""
-        for variable, value in zip(self._moving, before, strict=True):
-            self._strategy.distribution.extended.update(variable.value, lambda v, old: v.assign(old), args=(value,))
+        self._assign(self._moving, before)
         if self._loss_scale is not None:
             self._strategy.run(self._loss_scale.update, args=(tf.constant(False),))
         return finite
 
-    def _read_moving(self) -> list[tf.Tensor]:
-        return [tf.identity(variable.value) for variable in self._moving]  # assignments leave this buffer alone
+    def _read(self, variables: Sequence[keras.Variable]) -> list[Any]:
+        """The variables' values, by replica, which assignments leave alone."""
+        return self._strategy.run(lambda: [tf.identity(variable.value) for variable in variables])
+
+    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[Any], *, add: bool = False) -> None:
+        """Assigns each replica its own values, or adds them."""
+        for variable, value in zip(variables, values, strict=True):
+            put = (lambda v, more: v.assign_add(more)) if add else (lambda v, new: v.assign(new))
+            self._strategy.distribution.extended.update(variable.value, put, args=(value,))
 
     def _totals_from(self, sums: tf.Tensor) -> Totals:
         """Totals before a call's first step; `sums` as in `_run`."""
@@ -254,6 +288,13 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
     )
+
+
+def _ascent(gradients: Sequence[Gradient], radius: float) -> list[tf.Tensor]:
+    """The way of this length along the gradient; none where that is zero."""
+    dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+    factor = tf.math.divide_no_nan(tf.cast(radius, tf.float32), tf.linalg.global_norm(dense))
+    return [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
 
 
 def _weighs_nothing(weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
