@@ -47,9 +47,14 @@ class InUseError(UserError):
 
 
 class DivergedError(TfdistError):
-    """The loss or the gradients stopped being finite and nothing was left to try."""
+    """The loss or the gradients stopped being finite and nothing was left to try.
+
+    Attributes:
+      step: the run's step at which that was seen.
+    """
 
     exit_status = EXIT_DIVERGED
+    step: int | None = None
 
 
 class PeerLostError(TfdistError):

@@ -7,8 +7,9 @@ well.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+from tfdist.errors import DivergedError
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
@@ -17,6 +18,7 @@ from tfdist.training.loop.ending import Ending
 from tfdist.training.loop.learner import build_model, check_fit
 from tfdist.training.loop.outcome import Outcome
 from tfdist.training.recovery.recovery import Opened
+from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from, open_recovery
 from tfdist.training.recovery.weights import find_exported
 from tfdist.training.run import assembly, checks
@@ -56,21 +58,46 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
         with assembly.in_place(training):
-            step = assembly.build_step(training)
-            evaluator = assembly.build_evaluator(training)
-            with open_recovery(training) as opened:
-                outcome, seconds = assembly.run_loop(training, step, evaluator, opened)
-                ending = assembly.tell_ending(training, outcome)
-                if not outcome.paused:
-                    assembly.note_weightless(run, outcome)
-                    assembly.evaluate_at_last(evaluator, outcome, opened.recovery)
-                    assembly.export_model(run, training.learner.model)
-            if evaluator is not None:
-                evaluator.close()
-        if outcome.paused:
-            _tell_paused(run, outcome)
+            rollbacks = Rollbacks(strategy, run.directory.rollbacks, settings.on_divergence, run.note)
+            trained = None
+            while trained is None:  # once, unless a step fails and the run goes back
+                trained = _trained(training, rollbacks)
+        if trained.outcome.paused:
+            _tell_paused(run, trained.outcome)
             return None
-        return _conclude(training, opened, outcome, ending, seconds)
+        return _conclude(training, trained)
+
+
+class _Trained(NamedTuple):
+    opened: Opened
+    outcome: Outcome
+    ending: Ending
+    seconds: float
+
+
+def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
+    """Trains from the newest checkpoint to the end, evaluates and exports; None where a step has failed."""
+    run, learner = training.run, training.learner
+    rollbacks.apply(learner.optimizer)
+    step = assembly.build_step(training)
+    evaluator = assembly.build_evaluator(training)
+    try:
+        with open_recovery(training) as opened:
+            if rollbacks.arrived(opened.start, learner.optimizer):
+                step = assembly.build_step(training)
+            outcome, seconds = assembly.run_loop(training, step, evaluator, opened, rollbacks=rollbacks)
+            ending = assembly.tell_ending(training, outcome)
+            if not outcome.paused:
+                assembly.note_weightless(run, outcome)
+                assembly.evaluate_at_last(evaluator, outcome, opened.recovery)
+                assembly.export_model(run, learner.model)
+    except DivergedError as error:
+        rollbacks.note(error)
+        run.metrics.close()  # whose last points go when the run is back
+        return None
+    if evaluator is not None:
+        evaluator.close()
+    return _Trained(opened, outcome, ending, seconds)
 
 
 def validate(settings: TrainSettings, tell: Callable[[str], None]) -> None:
@@ -92,8 +119,9 @@ def _tell_paused(run: Run, outcome: Outcome) -> None:
     )
 
 
-def _conclude(training: Training, opened: Opened, outcome: Outcome, ending: Ending, seconds: float) -> RunResult:
+def _conclude(training: Training, trained: _Trained) -> RunResult:
     """Writes what a good end leaves behind; result.json last."""
+    opened, outcome, ending, seconds = trained
     run, plan = training.run, training.plan
     recovery, resumed_from_step = opened.recovery, opened.start.step if opened.start is not None else None
     checkpoint_step = recovery.newest_step if recovery is not None else None

@@ -30,6 +30,7 @@ from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
+from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 
@@ -54,6 +55,22 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 def digits(num_examples: int = 448) -> tuple[np.ndarray, np.ndarray]:
     images, labels = load_digits(split="all")
     return images[:num_examples].reshape(num_examples, 64), labels[:num_examples]
+
+
+def linear_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    return keras.Model(inputs, keras.layers.Dense(10)(inputs))
+
+
+TOO_LARGE = np.float32(3e38)
+
+
+def poisoned_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Seven batches, of which the fourth has an example so large that `linear_model` gives no number for it."""
+    images, labels = digits()
+    images = images.copy()
+    images[3 * 64 + 50] = TOO_LARGE
+    return images, labels
 
 
 def overflowing_digits() -> tuple[np.ndarray, np.ndarray]:
@@ -373,6 +390,7 @@ BASE: dict[str, Any] = {
 OVERFLOW: dict[str, Any] = {"precision": "float16", "shuffle": False, "eval_data": None, "epochs": 1}
 
 SHORT: dict[str, Any] = {"epochs": 1, "eval_data": None, "train_data": lambda: digits(501)}
+POISONED: dict[str, Any] = {"model": linear_model, "train_data": poisoned_digits, "shuffle": False, "epochs": 1}
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "adadelta": lambda: keras.optimizers.Adadelta(1.0),
     "adafactor": lambda: keras.optimizers.Adafactor(1e-3),
@@ -482,6 +500,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sam": {"model": convnet_model, "train_data": lambda: digits(501), "sam_radius": 0.05, "optimizer": clipped_adam},
     "sam_microbatches": SHORT | {"sam_radius": 0.1, "num_microbatches": 2, "precision": "float32"},
     "sam_overflow": OVERFLOW | {"train_data": overflowing_digits, "sam_radius": 0.05},
+    "rolled_back": POISONED | {"on_divergence": Rollback()},
+    "rolled_back_slowly": POISONED | {"optimizer": clipped_adam, "on_divergence": Rollback(skip_steps=2, rate=0.1)},
     "groups": SHORT | {"optimizer": grouped_adamw},
     "followed": SHORT
     | {

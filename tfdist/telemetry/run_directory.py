@@ -52,6 +52,11 @@ class RunDirectory:
         return files.join(self.path, "run.json")
 
     @property
+    def rollbacks(self) -> str:
+        """The steps that failed, and what the run does in another way since."""
+        return files.join(self.path, "rollbacks.json")
+
+    @property
     def result(self) -> str:
         return files.join(self.path, "result.json")
 

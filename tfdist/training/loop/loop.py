@@ -55,6 +55,8 @@ class Loop:
       start: where an earlier process left the run; None begins.
       watched: by which evaluations are compared; None compares none.
       input_hint: what would help if training waits for its input.
+      skipped: steps whose batches are left out, as the number of steps before each.
+      saves_at_begin: saves before the first step, unless `start` is a checkpoint.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class Loop:
         start: Position | None = None,
         watched: Watched | None = None,
         input_hint: str = "",
+        skipped: frozenset[int] = frozenset(),
+        saves_at_begin: bool = False,
     ) -> None:
         self._strategy = strategy
         self._step = step
@@ -88,6 +92,8 @@ class Loop:
         self._recovery = recovery
         self._start = start
         self._watched = watched
+        self._skipped = sorted(skipped)
+        self._saves_at_begin = saves_at_begin
         self._sums = EpochSums()
         self._told_unused = False
         self._outcome = Outcome()
@@ -107,6 +113,8 @@ class Loop:
         self._callbacks.train_begin()
         if self._start is not None:
             self._continue_from(self._start)
+        if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
+            self._save(must_store=True)
         while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
@@ -227,7 +235,10 @@ class Loop:
 
     def _train_until(self, boundary: int) -> None:
         while True:
-            self._call(self._next_stop(boundary))
+            if self._outcome.step in self._skipped:
+                self._skip()
+            else:
+                self._call(self._next_stop(boundary))
             at_boundary = self._outcome.step == boundary or self._wanted.stop
             if self._wanted.leave:
                 self._leave(boundary_is_due=at_boundary)
@@ -239,10 +250,18 @@ class Loop:
     def _next_stop(self, boundary: int) -> int:
         if self._stops_after_batch:
             return self._outcome.step + 1
-        stops = [boundary, self._outcome.step + self._pace.steps_per_call]
+        left_out = [step for step in self._skipped if step > self._outcome.step]
+        stops = [boundary, self._outcome.step + self._pace.steps_per_call, *left_out[:1]]
         if self._recovery is not None and (checkpoint := self._recovery.next_boundary(self._outcome.step)) is not None:
             stops.append(checkpoint)
         return min(stops)
+
+    def _skip(self) -> None:
+        """A step whose batch is read and changes nothing."""
+        self._step.pass_over(self._iterator)
+        self._outcome.step += 1
+        self._wanted = Vote()
+        self._reporter.left_out(step=self._outcome.step)
 
     def _call(self, last_step: int) -> None:
         """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
@@ -298,6 +317,7 @@ class Loop:
             step=outcome.step, steps=done, overflowed=overflowed, loss_scale=self._loss_scale, reporter=self._reporter
         )
         if self._diverged is not None:
+            self._diverged.step = outcome.step
             outcome.train_metrics["loss"] = math.nan
         try:
             self._callbacks.batch_end(

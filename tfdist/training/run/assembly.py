@@ -41,6 +41,7 @@ from tfdist.training.loop.outcome import Outcome
 from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by
 from tfdist.training.loop.votes import no_votes
 from tfdist.training.recovery.recovery import Opened, Recovery, restored
+from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.weights import Found, find
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.examples import check_held
@@ -289,16 +290,24 @@ def evaluator_of(
     )
 
 
-def run_loop(training: Training, step: TrainStep, evaluator: Evaluator | None, opened: Opened) -> tuple[Outcome, float]:
+def run_loop(
+    training: Training,
+    step: TrainStep,
+    evaluator: Evaluator | None,
+    opened: Opened,
+    *,
+    rollbacks: Rollbacks,
+) -> tuple[Outcome, float]:
     """Trains to the end, from the checkpoint if there is one, once it may; the outcome, and the seconds it took."""
     run, learner, plan, boundaries = training.run, training.learner, training.plan, training.boundaries
     first_step = opened.start.step if opened.start else 0
     num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
     iterator = stream(run, training.source, plan, first_step=first_step)
-    run.request.wait()
+    if not rollbacks.has_gone_back:
+        run.request.wait()
     hooks = _hooks(training, num_epochs)
-    if run.topology.is_chief:
+    if run.topology.is_chief and not rollbacks.has_gone_back:
         note_start(run.directory, run.request.settings(), step=first_step, lost_steps=opened.lost_steps)
     loop = Loop(
         strategy=run.strategy,
@@ -317,6 +326,8 @@ def run_loop(training: Training, step: TrainStep, evaluator: Evaluator | None, o
         start=opened.start,
         watched=watched(training.settings),
         input_hint=hint_for(training.source),
+        skipped=rollbacks.skipped,
+        saves_at_begin=rollbacks.is_possible,
     )
     run.console.start(
         Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=boundaries.total_steps)

@@ -35,6 +35,7 @@ from tfdist.tasks.base import Task
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
+from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.tuned import XLA_CHOICES
 from tfdist.training.step.optimizer import check_optimizer_builder
 from tfdist.training.step.precision import POLICIES
@@ -130,6 +131,12 @@ class TrainSettings(BatchSettings, LengthSettings):
         AUTO,
         may_change=True,
     )
+    on_divergence: Rollback | None = setting(
+        "goes back to the newest checkpoint where the loss or a gradient is not finite; None ends the run there",
+        or_none(made(Rollback, "@rollback.Rollback()")),
+        None,
+        may_change=True,
+    )
     accept_changes: bool = setting(
         "resumes although the settings that say what is trained are no longer those of the checkpoint",
         SWITCH,
@@ -160,6 +167,8 @@ class TrainSettings(BatchSettings, LengthSettings):
         if self.optimizer is not None:
             check_optimizer_builder(self.optimizer)
         check_callbacks(self.callbacks)
+        if self.on_divergence is not None and self.policy is None:
+            raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
         if self.stop_after_epochs is not None and self.policy is None:
             raise UserError(
                 "train.stop_after_epochs saves the run to be resumed later, and train.checkpoint is 'off'. Remove one."

@@ -128,6 +128,7 @@ class TrainStep:
         # Keras's fit traces without autograph too, so a model behaves alike under both.
         self.run = traced(self._run, reduce_retracing=True)
         self.reset_metrics = traced(lambda: strategy.run(metrics.reset))
+        self.pass_over = traced(_read_one)
 
     def _run(
         self, iterator: Iterator[Any], num_steps: tf.Tensor, votes: tf.Tensor, sums: tf.Tensor
@@ -288,6 +289,12 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
     )
+
+
+def _read_one(iterator: Iterator[Any]) -> tf.Tensor:
+    """Reads a step's batches."""
+    with tf.control_dependencies(tf.nest.flatten(next(iterator), expand_composites=True)):
+        return tf.constant(True)
 
 
 def _ascent(gradients: Sequence[Gradient], radius: float) -> list[tf.Tensor]:
