@@ -43,7 +43,9 @@ def main(arguments: list[str]) -> None:
         return
     gpus = [] if FLAGS.cpu else gpu_names()
     if not gpus and not FLAGS.cpu:
-        sys.exit("error: nvidia-smi lists no GPU on this machine. With --cpu the CPU takes its place.")
+        print("error: nvidia-smi lists no GPU on this machine. With --cpu the CPU takes its place.", file=sys.stderr)
+        sys.exit(2)
+    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # this process and those that it starts share the GPUs
     print(f"{len(gpus)} GPUs: {', '.join(gpus)}" if gpus else "no GPU: the CPU in its place", flush=True)
     found = {"machine": machine(gpus), "differences": differences(len(gpus)), "speed": speed(), "profile": profile()}
     Path(FLAGS.json).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")

@@ -1,6 +1,8 @@
-"""Runs the training steps that `tools/gpu_check.sh --program=FILE` packed, on JAX's first device; needs JAX and NumPy.
+"""Runs the training steps that `tools/gpu_check.sh --program=FILE` packed, on JAX's first device.
 
     python run_program.py FILE [--json=FILE]
+
+Needs JAX (tried with 0.10) and NumPy.
 
 For each precision: the largest difference of 100 steps' losses from those of TensorFlow on a CPU, steps a second, and
 the floating-point operations a second that the program's count and its time give.

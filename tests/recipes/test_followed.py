@@ -101,13 +101,15 @@ def test_the_weight_of_a_loss_follows() -> None:
         ("optimizer.weight_decai", "Did you mean 'optimizer.weight_decay'"),
         ("optimizer.ema_momentum", "Here: optimizer.weight_decay."),
         ("layers.dropout.rat", "Here: layers.dropout.rate"),
+        ("layers.off.rate", "Here: layers.dropout.rate"),
         ("layers.lstm*.rate", "train.follow names 'layers.lstm*.rate', which nothing here has"),
         ("loss_weights.a", "write 'optimizer.weight_decay'"),
         ("learning_rate", "write 'optimizer.weight_decay'"),
     ],
 )
 def test_a_name_of_nothing_is_one_message(name: str, message: str) -> None:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.3, name="dropout")])
+    off = keras.layers.Dropout(0.0, name="off")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.3, name="dropout"), off])
     optimizer = keras.optimizers.SGD(0.1, weight_decay=0.1)
     optimizer.build([])
     with (

@@ -37,4 +37,4 @@ def test_a_packed_step_trains_under_jax_as_it_does_under_tensorflow(tmp_path: Pa
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     nowhere = {"PATH": os.path.dirname(sys.executable)}
     done = support.run_python([CHECK, f"--json={tmp_path / 'found.json'}"], env=nowhere)
-    assert done.status == 1 and "error: nvidia-smi lists no GPU on this machine." in done.stderr, done.outputs()
+    assert done.status == 2 and "error: nvidia-smi lists no GPU on this machine." in done.stderr, done.outputs()

@@ -88,7 +88,7 @@ def followed(schedules: Mapping[str, Any], holders: Holders, run: RunLength) -> 
 
             for value, put in _places(name, holders):
                 undo.append(functools.partial(put, value))
-                put(Followed(value or 1.0, now))
+                put(Followed(value, now))
         yield
     finally:
         for each in undo:
@@ -108,6 +108,7 @@ def _places(name: str, holders: Holders) -> list[tuple[float, Put]]:
     elif kind == "layers":
         pattern, _, attribute = rest.rpartition(".")
         layers = [layer for layer in holders.model._flatten_layers() if isinstance(layer, keras.layers.Dropout)]
+        layers = [layer for layer in layers if _number(layer, "rate") is not None]
         chosen = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
         if attribute != "rate" or not chosen:
             raise _unknown(name, [f"layers.{layer.name}.rate" for layer in layers])
@@ -123,7 +124,7 @@ def _places(name: str, holders: Holders) -> list[tuple[float, Put]]:
 
 
 def _number(holder: Any, name: str) -> float | None:
-    """A number above nothing: Keras makes no slots for a momentum of 0, and does not decay by None."""
+    """A number above 0: Keras makes no slots for a momentum of 0, and no seed for a dropout of 0."""
     if name == "ema_momentum" and not holder.use_ema:
         return None
     value = getattr(holder, name, None)
