@@ -89,6 +89,7 @@ def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
             ending = assembly.tell_ending(training, outcome)
             if not outcome.paused:
                 assembly.note_weightless(run, outcome)
+                assembly.renew_statistics(training, outcome)
                 assembly.evaluate_at_last(evaluator, outcome, opened.recovery)
                 assembly.export_model(run, learner.model)
     except DivergedError as error:

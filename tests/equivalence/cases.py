@@ -502,6 +502,14 @@ CASES: dict[str, dict[str, Any]] = {
     "sam_overflow": OVERFLOW | {"train_data": overflowing_digits, "sam_radius": 0.05},
     "rolled_back": POISONED | {"on_divergence": Rollback()},
     "rolled_back_slowly": POISONED | {"optimizer": clipped_adam, "on_divergence": Rollback(skip_steps=2, rate=0.1)},
+    "renewed_statistics": SHORT
+    | {
+        "model": convnet_model,
+        "num_microbatches": 2,
+        "optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True),
+        "follow": {"optimizer.ema_momentum": schedules.EqualAverage("0.5 of run")},
+        "renew_batch_statistics": True,
+    },
     "groups": SHORT | {"optimizer": grouped_adamw},
     "followed": SHORT
     | {

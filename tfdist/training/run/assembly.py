@@ -28,6 +28,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.reporter import Reporter
+from tfdist.training.loop import batch_statistics
 from tfdist.training.loop.best import check_keep_best, watched
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.callback_model import CallbackModel
@@ -52,7 +53,7 @@ from tfdist.training.run.tuned import choose_packing, choose_xla
 from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.normalization import microbatch_note, synchronized
+from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronized
 from tfdist.training.step.optimizer import bind_schedules, parts
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
@@ -391,6 +392,18 @@ def _tell_of_short_calls(run: Run, names: Sequence[str]) -> None:
         "own, which costs time where steps are short.",
         callbacks=list(names),
     )
+
+
+def renew_statistics(training: Training, outcome: Outcome) -> None:
+    """Takes batch statistics anew where the settings ask for it; the last evaluation was then of another model."""
+    run, learner, plan = training.run, training.learner, training.plan
+    if not training.settings.renew_batch_statistics or not batch_norm_layers(learner.model):
+        return
+    iterator = stream(run, training.source, plan)
+    sizes = {"steps": plan.steps_per_epoch, "batch_size": plan.global_batch_size}
+    batch_statistics.renew(run.strategy, learner.model, training.task, iterator, **sizes)
+    dispose(iterator)
+    outcome.evaluated_at = -1
 
 
 def evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, recovery: Recovery | None = None) -> None:

@@ -122,6 +122,11 @@ class TrainSettings(BatchSettings, LengthSettings):
         SWITCH,
         True,
     )
+    renew_batch_statistics: bool = setting(
+        "takes the statistics of batch normalization anew at the end, over the training data, as averaged weights want",
+        SWITCH,
+        False,
+    )
     callbacks: Sequence[keras.callbacks.Callback] = setting(
         "of Keras, or of your own", checked_later("[@keras.callbacks.EarlyStopping()]"), ()
     )

@@ -1,0 +1,67 @@
+"""Batch statistics for weights that no training step has seen: averages, and what a callback put back.
+
+Invariant: the weights stay; the moving statistics of batch normalization become the plain means over the batches of one
+pass, whatever they were before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.recipes.followed import Followed
+from tfdist.strategies.base import Strategy
+from tfdist.tasks.base import Task
+from tfdist.telemetry import heartbeat
+from tfdist.training.step.gradients import forward
+from tfdist.training.step.normalization import batch_norm_layers
+from tfdist.training.step.tracing import traced
+
+
+def renew(
+    strategy: Strategy, model: keras.Model, task: Task, iterator: Iterator[Any], *, steps: int, batch_size: int
+) -> None:
+    """Takes the statistics anew, with the model in training mode. Every worker calls it.
+
+    Args:
+      strategy: connected.
+      model: with the weights to take them of.
+      task: calls the model.
+      iterator: local batches.
+      steps: how many of them.
+      batch_size: the most examples of a global batch.
+    """
+    momentum: list[tf.Tensor] = []
+
+    def on_replica(batch: dict[str, Any]) -> None:
+        whole = {name: value for name, value in batch.items() if name != "splits"}
+        forward(model, task, whole, training=True, num_parts=strategy.topology.num_replicas, batch_size=batch_size)
+
+    def step(iterator: Iterator[Any], of_step: tf.Tensor) -> None:
+        momentum[:] = [of_step]
+        strategy.run(on_replica, args=(next(iterator),))
+
+    layers = [layer for layer in batch_norm_layers(model) if layer.trainable]
+    with _momentum_of(layers, momentum):
+        take = traced(step)
+        for index in range(steps):
+            heartbeat.beat(heartbeat.EVALUATING)
+            take(iterator, tf.constant(index / (index + 1), tf.float32))
+    heartbeat.beat(heartbeat.BETWEEN)
+
+
+@contextlib.contextmanager
+def _momentum_of(layers: list[keras.layers.BatchNormalization], momentum: list[tf.Tensor]) -> Iterator[None]:
+    """While it lasts, the layers' momentum is the tensor in the list."""
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = Followed(layer.momentum, lambda: momentum[0])
+    try:
+        yield
+    finally:
+        for layer, value in zip(layers, before, strict=True):
+            layer.momentum = value
