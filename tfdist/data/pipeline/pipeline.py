@@ -103,7 +103,7 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, first: int, st
     if stages is read and not source.waits:
         dataset = map_inline(dataset, fetched)
         return dataset.map(decoded, num_parallel_calls=PARALLEL_DECODES, deterministic=True)
-    if source.calls_python or source.augment is not None:
+    if source.calls_python or source.has_loops or source.augment is not None:
         return dataset.map(lambda t: decoded(fetched(t)), num_parallel_calls=PARALLEL_READS, deterministic=True)
     return map_inline(dataset, lambda t: decoded(fetched(t)))
 

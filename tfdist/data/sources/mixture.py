@@ -42,8 +42,7 @@ class Mixture(Source):
       UserError: the weights fit no sources, or the sources do not look alike.
     """
 
-    # Not only where a source does: TensorFlow's executor for quick inline functions has no loops.
-    calls_python = True
+    has_loops = True
 
     def __init__(
         self,
@@ -63,6 +62,7 @@ class Mixture(Source):
         made = [source if isinstance(source, Source) or not callable(source) else source() for source in sources]
         self._sources = [as_source(source) for source in made]
         self.structure = _common_structure(self._sources)
+        self.calls_python = any(source.calls_python for source in self._sources)
         chosen = [1.0] * len(self._sources) if weights is None else weights
         self._schedule = Schedule.of(chosen, num_sources=len(self._sources), unit=unit, ramp=ramp)
         self.num_examples = examples_per_epoch or sum(source.num_examples for source in self._sources)

@@ -6,6 +6,7 @@ depend on the experiment's seed.
 
 from __future__ import annotations
 
+import importlib.resources
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,32 @@ def load_breast_cancer(*, split: str) -> tuple[np.ndarray, np.ndarray]:
     return _split(rows.astype(np.float32), data.target.astype(np.int32), split)
 
 
+def load_digits_and_parity(*, split: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The digits with two targets: "digit", int32 [n], and "odd", float32 [n, 1].
+
+    Raises:
+      UserError: as `load_digits`.
+    """
+    images, labels = load_digits(split=split)
+    return images, {"digit": labels, "odd": (labels % 2).astype(np.float32)[:, np.newaxis]}
+
+
+def load_descriptions(*, split: str) -> np.ndarray:
+    """The bytes of scikit-learn's descriptions of its data sets, int32 [m], some 70,000; the last tenth is for testing.
+
+    Raises:
+      UserError: as `load_digits`.
+    """
+    folder = importlib.resources.files(_sklearn_datasets()) / "descr"
+    texts = [
+        entry.read_bytes() for entry in sorted(folder.iterdir(), key=lambda e: e.name) if entry.name.endswith(".rst")
+    ]
+    row = np.frombuffer(b"\n\n".join(texts), np.uint8).astype(np.int32)
+    _check_split(split)
+    border = len(row) * 9 // 10
+    return {"train": row[:border], "test": row[border:], "all": row}[split]
+
+
 def _sklearn_datasets() -> Any:
     try:
         from sklearn import datasets
@@ -48,11 +75,15 @@ def _sklearn_datasets() -> Any:
 
 
 def _split(x: np.ndarray, y: np.ndarray, split: str) -> tuple[np.ndarray, np.ndarray]:
-    if split not in SPLITS:
-        raise UserError(f"There is no split {split!r}; write one of {', '.join(SPLITS)}.{suggest(str(split), SPLITS)}")
+    _check_split(split)
     if split == "all":
         return x, y
     from sklearn.model_selection import train_test_split
 
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=TEST_SHARE, stratify=y, random_state=SPLIT_SEED)
     return (x_train, y_train) if split == "train" else (x_test, y_test)
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise UserError(f"There is no split {split!r}; write one of {', '.join(SPLITS)}.{suggest(str(split), SPLITS)}")

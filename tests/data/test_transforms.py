@@ -1,0 +1,184 @@
+"""What is mixed, hidden or drawn beside examples: by hand, and the same for any number of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.source import Source
+from tfdist.data.text.token_windows import TokenWindows
+from tfdist.data.transforms.drawn import MaskedTokens, TwoViews, WithNoise
+from tfdist.data.transforms.mixing import CutMix, MixUp
+from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
+
+N, BATCH = 22, 8
+IMAGES = np.random.default_rng(0).uniform(0.1, 1.0, (N, 6, 6, 1)).astype(np.float32)
+LABELS = np.arange(N, dtype=np.int32) % 4
+TOKENS = np.random.default_rng(1).integers(2, 30, (N, 40)).astype(np.int32)
+
+
+def images() -> tuple[np.ndarray, np.ndarray]:
+    return IMAGES, LABELS
+
+
+def batches(source: Source, *, workers: int = 1, steps: int = 6, seed: int | None = 3, first: int = 0) -> list[Any]:
+    """The global batches of some steps, put together of the workers' parts."""
+    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=BATCH, num_replicas=workers, shuffle_seed=seed)
+    parts = []
+    for worker in range(workers):
+        dataset = build_pipeline(source, plan, Topology(worker, workers, 1), first_step=first).take(steps)
+        parts.append([each["examples"] for each in dataset])
+    return [
+        tf.nest.map_structure(lambda *some: np.concatenate([s.numpy() for s in some]), *of_step)
+        for of_step in zip(*parts, strict=True)
+    ]
+
+
+SOURCES = {
+    "mixup": lambda: MixUp(images, num_classes=4),
+    "cutmix": lambda: CutMix(images, num_classes=4, alpha=1.0),
+    "views": lambda: TwoViews(images, augmentation=[lambda: keras.layers.RandomTranslation(0.3, 0.3)]),
+    "masked": lambda: MaskedTokens(lambda: TOKENS, mask_token=1, vocabulary_size=30),
+    "noise": lambda: WithNoise(images, size=5, draws=3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SOURCES)
+def test_batches_are_the_same_for_any_number_of_workers_and_from_any_step(kind: str) -> None:
+    alone, shared, later = (
+        batches(SOURCES[kind]()),
+        batches(SOURCES[kind](), workers=2),
+        batches(SOURCES[kind](), first=2, steps=4),
+    )
+    tf.nest.map_structure(np.testing.assert_array_equal, alone, shared)
+    tf.nest.map_structure(np.testing.assert_array_equal, alone[2:], later)
+    first, again = alone[0], alone[3]  # the next epoch's
+    assert not all(np.array_equal(a, b) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(again), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["views", "masked", "noise"])
+def test_an_evaluation_draws_the_same_every_time(kind: str) -> None:
+    found = batches(SOURCES[kind](), seed=None)
+    tf.nest.map_structure(np.testing.assert_array_equal, found[:3], found[3:])
+
+
+def plain(steps: int = 3) -> list[Any]:
+    return batches(ArraySource(images()), steps=steps)
+
+
+def test_mixup_is_a_mean_of_two_examples_and_of_their_classes() -> None:
+    shares = set()
+    for (x, y), (there_x, there_y) in zip(batches(MixUp(images, num_classes=4), steps=3), plain(), strict=True):
+        vectors = np.eye(4, dtype=np.float32)[there_y]
+        share = (x[0] - there_x[-1]).ravel()[0] / (there_x[0] - there_x[-1]).ravel()[0]
+        assert 0 <= share <= 1
+        np.testing.assert_allclose(x, share * there_x + (1 - share) * there_x[::-1], atol=2e-5)
+        np.testing.assert_allclose(y, share * vectors + (1 - share) * vectors[::-1], atol=2e-5)
+        shares.add(round(float(share), 4))
+    assert len(shares) == 3  # one draw a batch, and another for the next
+
+
+def test_cutmix_puts_in_a_box_and_weighs_the_classes_by_its_area() -> None:
+    cut = 0
+    for (x, y), (there_x, there_y) in zip(batches(SOURCES["cutmix"](), steps=3), plain(), strict=True):
+        vectors = np.eye(4, dtype=np.float32)[there_y]
+        is_own = np.all(np.isclose(x, there_x), axis=-1)
+        np.testing.assert_allclose(x[~is_own], there_x[::-1][~is_own])
+        box = ~is_own[0]
+        rows, columns = box.any(axis=1), box.any(axis=0)
+        np.testing.assert_array_equal(box, rows[:, np.newaxis] & columns[np.newaxis])
+        share = is_own[0].mean()
+        np.testing.assert_allclose(y, share * vectors + (1 - share) * vectors[::-1], atol=1e-6)
+        cut += box.any()
+    assert cut
+
+
+def test_an_evaluation_mixes_nothing() -> None:
+    x, y = batches(MixUp(images, num_classes=4), seed=None, steps=1)[0]
+    np.testing.assert_array_equal(x, IMAGES[:BATCH])
+    np.testing.assert_array_equal(y, np.eye(4)[LABELS[:BATCH]])
+
+
+@pytest.mark.slow
+def test_shares_of_mixup_are_those_of_the_beta_distribution() -> None:
+    rows = np.arange(1200, dtype=np.float32)[:, np.newaxis] / 1200
+    mixed = MixUp(lambda: (rows, rows), alpha=0.4)
+    plan = BatchPlan(num_examples=1200, global_batch_size=2, num_replicas=1, shuffle_seed=5)
+    both = [
+        (a["examples"][0].numpy()[0, 0], b["examples"][0].numpy())
+        for a, b in zip(
+            build_pipeline(mixed, plan, Topology(0, 1, 1)).take(600),
+            build_pipeline(ArraySource((rows, rows)), plan, Topology(0, 1, 1)).take(600),
+            strict=True,
+        )
+    ]
+    shares = np.array([(mean - pair[1, 0]) / (pair[0, 0] - pair[1, 0]) for mean, pair in both])
+    assert abs(shares.mean() - 0.5) < 0.06
+    assert abs(shares.var() - 1 / (4 * (2 * 0.4 + 1))) < 0.02  # of Beta(a, a): 1 ÷ (4 (2a + 1))
+
+
+@pytest.mark.slow
+def test_tokens_are_hidden_at_the_rate_and_in_the_shares_of_the_paper() -> None:
+    padded = np.where(np.arange(40) < 30, TOKENS, 0)
+    source = MaskedTokens(lambda: padded, mask_token=1, vocabulary_size=30, rate=0.3, padding_token=0)
+    gaps, tokens, weights = (np.concatenate(each) for each in zip(*batches(source, steps=60), strict=True))
+    chosen = weights == 1
+    assert not chosen[tokens == 0].any()
+    assert abs(chosen[tokens != 0].mean() - 0.3) < 0.02
+    np.testing.assert_array_equal(gaps[~chosen], tokens[~chosen])
+    assert abs((gaps[chosen] == 1).mean() - 0.8) < 0.03
+    assert abs((gaps[chosen] == tokens[chosen]).mean() - 0.1) < 0.03
+
+
+@pytest.mark.slow
+def test_noise_is_normal_and_of_its_own_for_each_example_and_draw() -> None:
+    noise = np.concatenate([each["noise"] for each in batches(SOURCES["noise"](), steps=60)])
+    assert noise.shape[1:] == (3, 5)
+    assert abs(noise.mean()) < 0.05 and abs(noise.std() - 1) < 0.05
+    assert len(np.unique(noise)) == noise.size
+
+
+def test_windows_of_tokens_follow_each_other() -> None:
+    source = TokenWindows(lambda: np.arange(23), length=5)
+    assert source.num_examples == 4
+    x, y = source.gatherer()(tf.constant([0, 3], tf.int64))
+    np.testing.assert_array_equal(x, [[0, 1, 2, 3, 4], [15, 16, 17, 18, 19]])
+    np.testing.assert_array_equal(y, x + 1)
+
+
+def counted() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((4, 3), np.int32), np.zeros(4, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: MixUp(images, alpha=0.0), "MixUp.alpha is 0.0"),
+        (lambda: MixUp(images, num_classes=1), "MixUp.num_classes is 1"),
+        (lambda: MixUp(images).structure, "Write MixUp.num_classes"),
+        (lambda: MixUp(counted).structure, "Cast it"),
+        (lambda: MixUp(lambda: IMAGES).structure, "takes examples (x, y)"),
+        (lambda: CutMix(lambda: (IMAGES[:, 0, 0], LABELS), num_classes=4).structure, "CutMix takes images"),
+        (lambda: MixUp(lambda: tf.data.Dataset.from_tensor_slices(images())), "use Dataset.map"),
+        (lambda: TwoViews(images, augmentation=[]), "TwoViews.augmentation is empty"),
+        (lambda: MaskedTokens(lambda: TOKENS, mask_token=1, vocabulary_size=30, rate=1.5), "MaskedTokens.rate is 1.5"),
+        (lambda: MaskedTokens(images, mask_token=1, vocabulary_size=9).structure, "takes whole numbers [n, length]"),
+        (lambda: WithNoise(images, size=0), "WithNoise.size is 0"),
+        (lambda: TokenWindows(lambda: np.arange(4), length=4), "fewer than length + 1"),
+        (lambda: TokenWindows(lambda: TOKENS, length=4), "one row of whole numbers"),
+    ],
+)
+def test_what_does_not_fit_is_one_message(make: Any, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make()
+    assert words in str(caught.value)

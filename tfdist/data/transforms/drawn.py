@@ -1,0 +1,148 @@
+"""Examples with something random beside them: two views of an image, hidden tokens, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
+from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.transforms.mapped import Mapped, parts_of, seeds_of
+from tfdist.errors import UserError, is_whole_number
+
+
+class TwoViews(Mapped):
+    """Each image twice, augmented in two ways: {"first": x, "second": x}. Targets are left out.
+
+    Args:
+      data: a data function or source of images, x or (x, …).
+      augmentation: builders of Keras layers, see `augment.py`; both views draw from them.
+
+    Raises:
+      UserError: the data are no images, or a layer cannot work on single examples.
+    """
+
+    def __init__(self, data: Callable[[], Any] | Source, *, augmentation: Sequence[LayerBuilder]) -> None:
+        super().__init__(data)
+        if not augmentation:
+            raise UserError(
+                "TwoViews.augmentation is empty; write a list of layers, [@keras.layers.RandomTranslation]."
+            )
+        self._augment = Augmentation(augmentation, parts_of(self.source.structure)[0])
+
+    def settings(self) -> tuple[Any, ...]:
+        return tuple(self._augment.layers)
+
+    def changed_structure(self, structure: Any) -> Any:
+        x = parts_of(structure)[0]
+        return {"first": x, "second": x}
+
+    def changed_reader(self, read: Reader, order: Order) -> Reader:
+        def views(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            x, seeds = parts_of(read(positions, epoch))[0], seeds_of(order, positions, epoch)
+            return {"first": self._augment(x, seeds), "second": self._augment(x, seeds + tf.constant([0, 1]))}
+
+        return views
+
+
+class MaskedTokens(Mapped):
+    """Sequences some of whose tokens are hidden, to be predicted: (tokens with gaps, all tokens, weights).
+
+    As Devlin et al. ("BERT", 2019) hide them: of the chosen tokens eight in ten become `mask_token`, one any token, one
+    stays. The weights, float32 [n, length], are 1 for those chosen.
+
+    Args:
+      data: a data function or source of whole numbers [n, length], x or (x, …).
+      mask_token: the number that stands for a hidden token.
+      vocabulary_size: tokens are 0 … vocabulary_size - 1.
+      rate: the share of tokens that is chosen.
+      padding_token: is never chosen; None where there is no padding.
+
+    Raises:
+      UserError: an argument or the data does not fit.
+    """
+
+    def __init__(
+        self,
+        data: Callable[[], Any] | Source,
+        *,
+        mask_token: int,
+        vocabulary_size: int,
+        rate: float = 0.15,
+        padding_token: int | None = None,
+    ) -> None:
+        super().__init__(data)
+        if not is_whole_number(vocabulary_size, least=2):
+            raise UserError(f"MaskedTokens.vocabulary_size is {vocabulary_size!r}; write a whole number from 2.")
+        if not is_whole_number(mask_token, least=0):
+            raise UserError(f"MaskedTokens.mask_token is {mask_token!r}; write the number of a token.")
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
+            raise UserError(f"MaskedTokens.rate is {rate!r}; write a share between 0 and 1, such as 0.15.")
+        self._mask, self._size, self._rate, self._padding = mask_token, vocabulary_size, float(rate), padding_token
+
+    def settings(self) -> tuple[Any, ...]:
+        return self._mask, self._size, self._rate, self._padding
+
+    def changed_structure(self, structure: Any) -> Any:
+        tokens = parts_of(structure)[0]
+        if not isinstance(tokens, tf.TensorSpec) or not tokens.dtype.is_integer or tokens.shape.rank != 2:
+            raise UserError(f"MaskedTokens takes whole numbers [n, length]; the data gives {structure}.")
+        return tokens, tokens, tf.TensorSpec(tokens.shape, tf.float32)
+
+    def changed_reader(self, read: Reader, order: Order) -> Reader:
+        def hidden(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            tokens, seeds = parts_of(read(positions, epoch))[0], seeds_of(order, positions, epoch)
+            length = tf.shape(tokens)[1]
+            drawn = tf.map_fn(
+                lambda seed: tf.random.stateless_uniform([3, length], seed),
+                seeds,
+                fn_output_signature=tf.TensorSpec([3, None], tf.float32),
+            )
+            chosen = drawn[:, 0] < self._rate
+            if self._padding is not None:
+                chosen &= tokens != self._padding
+            any_token = tf.cast(drawn[:, 2] * self._size, tokens.dtype)
+            instead = tf.where(drawn[:, 1] < 0.8, tf.cast(self._mask, tokens.dtype), any_token)
+            changed = tf.where(chosen & (drawn[:, 1] < 0.9), instead, tokens)
+            return changed, tokens, tf.cast(chosen, tf.float32)
+
+        return hidden
+
+
+class WithNoise(Mapped):
+    """Examples and normal noise of their own: {"examples": x, "noise": float32 [n, draws, size]}. Targets are left out.
+
+    Args:
+      data: a data function or source, x or (x, …).
+      size: numbers of one draw.
+      draws: how many draws each example has; `gan.GenerativeAdversarial` takes one for each update of a step.
+
+    Raises:
+      UserError: an argument is no whole number from 1.
+    """
+
+    def __init__(self, data: Callable[[], Any] | Source, *, size: int, draws: int = 2) -> None:
+        super().__init__(data)
+        for name, value in (("size", size), ("draws", draws)):
+            if not is_whole_number(value):
+                raise UserError(f"WithNoise.{name} is {value!r}; write a whole number from 1.")
+        self._shape = [draws, size]
+
+    def settings(self) -> tuple[Any, ...]:
+        return tuple(self._shape)
+
+    def changed_structure(self, structure: Any) -> Any:
+        return {"examples": parts_of(structure)[0], "noise": tf.TensorSpec([None, *self._shape], tf.float32)}
+
+    def changed_reader(self, read: Reader, order: Order) -> Reader:
+        def with_noise(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            noise = tf.map_fn(
+                lambda seed: tf.random.stateless_normal(self._shape, seed),
+                seeds_of(order, positions, epoch),
+                fn_output_signature=tf.TensorSpec(self._shape, tf.float32),
+            )
+            return {"examples": parts_of(read(positions, epoch))[0], "noise": noise}
+
+        return with_noise

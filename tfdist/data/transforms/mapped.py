@@ -1,0 +1,91 @@
+"""Examples of another source, changed on their way to the model.
+
+Invariant: what becomes of the example at a place of an epoch depends on (seed, epoch, place) and on the examples of its
+global batch alone, so it is the same for any number of workers and after a restart. An evaluation, which has no seed,
+draws as if its seed and epoch were 0, and so the same each time.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.cache.identity import digest
+from tfdist.data.pipeline.pipeline import as_source, example_seeds
+from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.sources.user_dataset import StreamSource
+from tfdist.errors import UserError
+
+
+class Mapped(Source):
+    """Examples of `data`, changed; subclasses say how.
+
+    Args:
+      data: a data function or source whose examples can be read by position.
+
+    Raises:
+      UserError: it is a `tf.data.Dataset`, which has its own `map`.
+    """
+
+    has_loops = True
+
+    def __init__(self, data: Callable[[], Any] | Source) -> None:
+        self.source = data if isinstance(data, Source) else as_source(data() if callable(data) else data)
+        if isinstance(self.source, StreamSource):
+            raise UserError(
+                f"{type(self).__name__} reads examples by position, which a tf.data.Dataset does not have. Give arrays "
+                "or one of tfdist's sources, or use Dataset.map."
+            )
+        self.num_examples = self.source.num_examples
+        self.calls_python = self.source.calls_python
+        self.waits = self.source.waits
+
+    @property
+    def structure(self) -> Any:
+        return self.changed_structure(self.source.structure)
+
+    def prepare(self, directory: str) -> None:
+        self.source.prepare(directory)
+
+    def reader(self, order: Order) -> Reader:
+        read = self.source.reader(order)
+        augment = self.source.augment if order.seed is not None else None
+
+        def augmented(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            examples = read(positions, epoch)
+            return examples if augment is None else augment(examples, seeds_of(order, positions, epoch))
+
+        return self.changed_reader(augmented, order)
+
+    @abc.abstractmethod
+    def changed_structure(self, structure: Any) -> Any:
+        """The nest of `tf.TensorSpec`s of a batch, of that of the source; raises UserError where it does not fit."""
+
+    @abc.abstractmethod
+    def changed_reader(self, read: Reader, order: Order) -> Reader:
+        """A reader of changed examples, of one of the source's."""
+
+    def settings(self) -> tuple[Any, ...]:
+        """What the change depends on beside the examples."""
+        return ()
+
+    def identity(self) -> str:
+        return digest(type(self).__name__, self.source.identity(), self.settings())
+
+    def describe(self) -> list[str]:
+        return self.source.describe()
+
+
+def seeds_of(order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+    """int32 [n, 2] seeds for what is random about the examples at these places."""
+    if order.seed is None:
+        return example_seeds(positions, tf.zeros_like(epoch), 0)
+    return example_seeds(positions, epoch, order.seed)
+
+
+def parts_of(structure: Any) -> tuple[Any, ...]:
+    """The parts of a nest of examples: (x,), (x, y) or (x, y, sample_weight)."""
+    return tuple(structure) if isinstance(structure, (tuple, list)) else (structure,)

@@ -1,0 +1,170 @@
+"""Mixup and CutMix: every example of a training batch mixed with another one of the same global batch.
+
+One draw holds for a whole batch, as in the papers. The partner of a batch's example i of n is example n - 1 - i, which
+is any other one, since batches are shuffled. A worker reads the partners of its examples itself, so each example is
+read twice.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.pipeline.pipeline import example_seeds
+from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.transforms.mapped import Mapped, parts_of
+from tfdist.errors import UserError, is_whole_number
+
+
+class _Mixed(Mapped):
+    """Examples (x, y), x and y of which become means of two, weighted by λ ~ Beta(alpha, alpha) and 1 - λ.
+
+    Args:
+      data: a data function or source of (x, y).
+      alpha: above 0; 1 draws λ evenly, smaller values draw it close to 0 or 1.
+      num_classes: makes float32 [n, num_classes] of whole numbers y; None for y of floats.
+
+    Raises:
+      UserError: an argument or the data does not fit.
+    """
+
+    _salt = 0
+
+    def __init__(self, data: Callable[[], Any] | Source, *, alpha: float = 0.2, num_classes: int | None = None) -> None:
+        super().__init__(data)
+        name = type(self).__name__
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
+            raise UserError(f"{name}.alpha is {alpha!r}; write a number above 0, such as 0.2.")
+        if num_classes is not None and not is_whole_number(num_classes, least=2):
+            raise UserError(f"{name}.num_classes is {num_classes!r}; write a whole number from 2.")
+        self._alpha, self._num_classes = float(alpha), num_classes
+
+    def settings(self) -> tuple[Any, ...]:
+        return self._alpha, self._num_classes
+
+    def changed_structure(self, structure: Any) -> Any:
+        name, parts = type(self).__name__, parts_of(structure)
+        if len(parts) != 2 or not all(isinstance(part, tf.TensorSpec) for part in parts):
+            raise UserError(f"{name} takes examples (x, y), one array each; the data gives {structure}.")
+        x, y = parts
+        if not x.dtype.is_floating or not x.shape[1:].is_fully_defined():
+            raise UserError(f"{name} mixes floats of one shape; x is {x.dtype.name}{x.shape.as_list()}. Cast it.")
+        self.check_inputs(x)
+        if self._num_classes is None:
+            if not y.dtype.is_floating:
+                raise UserError(
+                    f"{name} mixes targets, and y is {y.dtype.name}{y.shape.as_list()}. Write {name}.num_classes, so "
+                    "that classes become vectors, and a loss of these, CategoricalCrossentropy; for evaluations too."
+                )
+            return x, y
+        if not y.dtype.is_integer or y.shape.rank not in (1, 2) or (y.shape.rank == 2 and y.shape[1] != 1):
+            raise UserError(
+                f"{name}.num_classes is for y of whole numbers, [n]; the data gives {y.dtype.name}{y.shape.as_list()}."
+            )
+        return x, tf.TensorSpec([None, self._num_classes], tf.float32)
+
+    def check_inputs(self, x: tf.TensorSpec) -> None:
+        """Raises UserError where such inputs cannot be mixed."""
+
+    @abc.abstractmethod
+    def mixed(
+        self, here: tf.Tensor, there: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The inputs, and float32 [n], how much of each is `here`.
+
+        Args:
+          here, there: inputs [n, …].
+          share: float32 [n], λ.
+          seeds: int32 [n, 2], the same for all of a batch.
+        """
+
+    def changed_reader(self, read: Reader, order: Order) -> Reader:
+        if order.seed is None:
+            return lambda positions, epoch: self._vectors(read(positions, epoch))
+        seed, size, num_examples = order.seed, order.batch_size, self.num_examples
+
+        def read_mixed(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            batches = positions // size
+            first = batches * size
+            last = tf.minimum(first + size, num_examples) - 1
+            (x, y), (other_x, other_y) = (
+                self._vectors(read(places, epoch)) for places in (positions, first + last - positions)
+            )
+            seeds = example_seeds(batches, epoch, (seed + self._salt) & 0x7FFFFFFF)
+            x, share = self.mixed(x, other_x, self._shares(seeds), seeds)
+            share = tf.cast(tf.reshape(share, [-1, *[1] * (y.shape.rank - 1)]), y.dtype)
+            return x, share * y + (1 - share) * other_y
+
+        return read_mixed
+
+    def _shares(self, seeds: tf.Tensor) -> tf.Tensor:
+        """float32 [n], λ."""
+
+        def one(seed: tf.Tensor) -> tf.Tensor:
+            drawn = tf.random.stateless_gamma([2], seed, self._alpha)
+            return tf.where(tf.reduce_sum(drawn) > 0, drawn[0] / tf.reduce_sum(drawn), 1.0)
+
+        return tf.map_fn(one, seeds, fn_output_signature=tf.TensorSpec([], tf.float32))
+
+    def _vectors(self, examples: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        x, y = parts_of(examples)
+        if self._num_classes is None:
+            return x, y
+        return x, tf.one_hot(tf.reshape(y, [-1]), self._num_classes)
+
+
+class MixUp(_Mixed):
+    """Inputs and targets are weighted means of two examples' (Zhang et al., "mixup", 2018). In a gin file:
+
+        TRAIN_DATA = @mixing.MixUp
+        mixing.MixUp.data = @train/sklearn_sets.load_digits
+        mixing.MixUp.num_classes = 10
+
+    An evaluation mixes nothing; there the class alone turns the targets into vectors. Arguments and errors: `_Mixed`.
+    """
+
+    _salt = 0x3A11
+
+    def mixed(
+        self, here: tf.Tensor, there: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        del seeds
+        weight = tf.cast(tf.reshape(share, [-1, *[1] * (here.shape.rank - 1)]), here.dtype)
+        return weight * here + (1 - weight) * there, share
+
+
+class CutMix(_Mixed):
+    """A box of each image is another's, and the targets are mixed by area (Yun et al., "CutMix", 2019).
+
+    For x of images, [n, height, width, channels]. Arguments and errors: `_Mixed`.
+    """
+
+    _salt = 0x3A12
+
+    def check_inputs(self, x: tf.TensorSpec) -> None:
+        if x.shape.rank != 4:
+            raise UserError(f"CutMix takes images, [n, height, width, channels]; x is {x.shape.as_list()}.")
+
+    def mixed(
+        self, here: tf.Tensor, there: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        height, width = here.shape[1:3]
+        centers = tf.map_fn(
+            lambda seed: tf.random.stateless_uniform([2], seed + 1),
+            seeds,
+            fn_output_signature=tf.TensorSpec([2], tf.float32),
+        )
+
+        def inside(size: int, center: tf.Tensor) -> tf.Tensor:
+            """bool [n, size]: where the box is, along one axis."""
+            middle = tf.floor(center * size)
+            half = tf.floor(size * tf.sqrt(1 - share)) / 2
+            places = tf.range(size, dtype=tf.float32)[tf.newaxis]
+            return (places >= (middle - half)[:, tf.newaxis]) & (places < (middle + half)[:, tf.newaxis])
+
+        box = inside(height, centers[:, 0])[:, :, tf.newaxis] & inside(width, centers[:, 1])[:, tf.newaxis]
+        area = tf.reduce_mean(tf.cast(box, tf.float32), axis=[1, 2])
+        return tf.where(box[..., tf.newaxis], there, here), 1 - area
