@@ -77,13 +77,15 @@ def tfdist_learner_and_training(
         strategy=strategy,
         model=learner.model,
         optimizer=learner.optimizer,
-        local_gradients=LocalGradients(
-            strategy=strategy,
-            model=learner.model,
-            task=task,
-            metrics=learner.train_metrics,
-            batch_size=plan.global_batch_size,
-        ),
+        passes=[
+            LocalGradients(
+                strategy=strategy,
+                model=learner.model,
+                task=task,
+                metrics=learner.train_metrics,
+                batch_size=plan.global_batch_size,
+            )
+        ],
         metrics=learner.train_metrics,
         term_names=task.term_names(),
         loss_scale=None,

@@ -663,6 +663,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("prepared")
     for name in ("digits", "images", "tables", "text"):
         run_python([REPOSITORY / "tools" / f"prepare_{name}.py", f"--out={data}"], timeout=180).check()
+    teacher = ["-m", "tfdist.main", DIGITS, param("train.epochs = 1"), f"--run_dir={data / 'teacher'}"]
+    run_python(teacher, cwd=REPOSITORY).check()
     return data
 
 
@@ -670,6 +672,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(prepared: Path, tmp_path: Path) -> None:
     """The prepared data in the working directory."""
     (tmp_path / "data").symlink_to(prepared, target_is_directory=True)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "digits").symlink_to(prepared / "teacher", target_is_directory=True)
 
 
 DIGITS_FILE = Path("configs/experiments/digits.gin")

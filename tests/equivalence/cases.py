@@ -10,8 +10,11 @@ small as they begin.
 
 from __future__ import annotations
 
+import atexit
 import pathlib
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources.sklearn_sets import load_digits
+from tfdist.data.text.token_windows import TokenWindows
+from tfdist.data.transforms import drawn, mixing
 from tfdist.experiment import train
 from tfdist.recipes import schedules
 from tfdist.recipes.groups import Group, Grouped, LayerwiseDecay
@@ -29,6 +34,12 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.adversarial import Adversarial
+from tfdist.tasks.contrastive import Contrastive
+from tfdist.tasks.distillation import Distillation
+from tfdist.tasks.gan import GenerativeAdversarial
+from tfdist.tasks.language import LanguageModel
+from tfdist.tasks.multi_task import UncertaintyWeighted
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.run import Request
@@ -374,6 +385,81 @@ def classification_by(reduction: str) -> Callable[[], Supervised]:
     return task
 
 
+def named_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(16, "tanh", name="hidden")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def teacher() -> str:
+    """A model that knows nothing, but always the same, as a file."""
+    directory = tempfile.mkdtemp(prefix="tfdist-teacher-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    keras.utils.set_random_seed(5)
+    named_model().save(f"{directory}/teacher.keras")
+    return f"{directory}/teacher.keras"
+
+
+def image_digits() -> tuple[np.ndarray, np.ndarray]:
+    images, labels = digits(453)
+    return images.reshape(-1, 8, 8, 1), labels
+
+
+def cut_mixed() -> mixing.CutMix:
+    return mixing.CutMix(image_digits, alpha=1.0, num_classes=10)
+
+
+def flat_model() -> keras.Model:
+    inputs = keras.Input((8, 8, 1))
+    return keras.Model(inputs, dense_model()(keras.layers.Flatten()(inputs)))
+
+
+def soft_classification() -> Supervised:
+    return Supervised(loss=keras.losses.CategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+
+
+def two_views() -> drawn.TwoViews:
+    translate = lambda: keras.layers.RandomTranslation(0.2, 0.2)  # noqa: E731
+    return drawn.TwoViews(image_digits, augmentation=[translate])
+
+
+def adversarial() -> Adversarial:
+    return Adversarial(epsilon=0.05, steps=2, bounds=(0.0, 1.0), loss=sparse_loss(), metrics=["accuracy"])
+
+
+def with_noise() -> drawn.WithNoise:
+    return drawn.WithNoise(lambda: digits(453)[0], size=8, draws=3)
+
+
+def gan_model() -> keras.Model:
+    dense = keras.layers.Dense
+    generator = keras.Sequential([keras.Input((8,)), dense(32, "tanh"), dense(64, "sigmoid")], name="generator")
+    discriminator = keras.Sequential([keras.Input((64,)), dense(32, "tanh"), dense(1)], name="discriminator")
+    examples, noise = keras.Input((64,), name="examples"), keras.Input((8,), name="noise")
+    scores = [discriminator(examples), discriminator(generator(noise))]
+    return keras.Model({"examples": examples, "noise": noise}, scores)
+
+
+def tokens() -> np.ndarray:
+    return (digits()[0].ravel() * 16).astype(np.int32)
+
+
+def hidden_tokens() -> drawn.MaskedTokens:
+    return drawn.MaskedTokens(TokenWindows(tokens, length=64), mask_token=17, vocabulary_size=17, rate=0.3)
+
+
+def language_model() -> keras.Model:
+    inputs = keras.Input((64,), dtype="int32")
+    x = keras.layers.Embedding(18, 16)(inputs)
+    x = x + keras.layers.Conv1D(16, 3, padding="same", activation="tanh")(x)
+    return keras.Model(inputs, keras.layers.Dense(17)(x))
+
+
+def two_learned_losses() -> UncertaintyWeighted:
+    losses = {"digit": sparse_loss(), "odd": keras.losses.BinaryCrossentropy(from_logits=True)}
+    return UncertaintyWeighted(loss=losses)
+
+
 BASE: dict[str, Any] = {
     "model": dense_model,
     "optimizer": sgd,
@@ -509,6 +595,30 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True),
         "follow": {"optimizer.ema_momentum": schedules.EqualAverage("0.5 of run")},
         "renew_batch_statistics": True,
+    },
+    "distillation": {
+        "model": named_model,
+        "task": lambda: Distillation(teacher=teacher(), loss=sparse_loss(), layers={"hidden": "hidden"}),
+    },
+    "mixup": SHORT | {"train_data": lambda: mixing.MixUp(digits, num_classes=10), "task": soft_classification},
+    "cutmix": SHORT | {"train_data": cut_mixed, "model": flat_model, "task": soft_classification},
+    "contrastive": SHORT
+    | {"train_data": two_views, "model": flat_model, "task": Contrastive, "optimizer": clipped_adam},
+    "adversarial": {"task": adversarial},
+    "masked_tokens": SHORT | {"train_data": hidden_tokens, "model": language_model, "task": LanguageModel},
+    "learned_losses": {
+        "model": two_output_model,
+        "task": two_learned_losses,
+        "train_data": two_outputs,
+        "eval_data": two_outputs,
+    },
+    "gan": {
+        "train_data": with_noise,
+        "eval_data": None,
+        "epochs": 1,
+        "model": gan_model,
+        "optimizer": clipped_adam,
+        "task": lambda: GenerativeAdversarial(discriminator_updates=2),
     },
     "groups": SHORT | {"optimizer": grouped_adamw},
     "followed": SHORT

@@ -1,8 +1,8 @@
-"""A multilayer perceptron for rows of numbers."""
+"""Multilayer perceptrons: of rows of numbers, and one with several outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 
@@ -34,3 +34,27 @@ def build_mlp(
         if dropout:
             x = keras.layers.Dropout(dropout)(x)
     return keras.Model(inputs, keras.layers.Dense(num_outputs, dtype="float32", name="output")(x), name="mlp")
+
+
+def build_heads(
+    *, input_shape: Sequence[int], heads: Mapping[str, int], hidden_units: Sequence[int] = (128, 64)
+) -> keras.Model:
+    """Dense layers that several outputs share.
+
+    Args:
+      input_shape: of an example, which is flattened.
+      heads: the length of each output, by its name.
+      hidden_units: the width of each hidden layer.
+
+    Returns:
+      An uncompiled model from [n, *input_shape] to a dict of [n, length].
+    """
+    inputs = keras.Input(tuple(input_shape))
+    x = keras.layers.Flatten()(inputs)
+    for units in hidden_units:
+        x = keras.layers.Dense(units, activation="relu")(x)
+    return keras.Model(
+        inputs,
+        {name: keras.layers.Dense(size, dtype="float32", name=name)(x) for name, size in heads.items()},
+        name="heads",
+    )

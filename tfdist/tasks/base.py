@@ -61,6 +61,11 @@ class WholeTerm:
     coefficient: float = 1.0
 
 
+def scaled(term: Term | WholeTerm, factor: Any) -> Term | WholeTerm:
+    """The term, counted `factor` times as much in the total; a number or a scalar tensor."""
+    return dataclasses.replace(term, coefficient=factor * term.coefficient)
+
+
 @dataclasses.dataclass(frozen=True)
 class MetricSpec:
     """A metric to build, and how it is called in what is logged."""
@@ -179,7 +184,7 @@ def reduce_terms(
       outputs: passed on.
 
     Raises:
-      UserError: a term needs the whole batch, and it comes in microbatches.
+      UserError: a term needs the whole batch, and it comes in microbatches or padded.
     """
     numerators: dict[str, tf.Tensor] = {}
     divisors = {ROWS: count}
@@ -246,6 +251,12 @@ def _whole_sums(
             "train.num_microbatches = 1, or a loss that gives one number for each example."
         )
     parts = tf.nest.flatten(term.parts)
+    if shares is not None and parts[0].shape[0] is not None:
+        raise UserError(
+            f"The loss {name!r} is computed from the whole batch at once. A TPU's batches are padded to one shape, and "
+            "the rows that count cannot be taken out of them there. Use GPUs, or a loss that gives one number for each "
+            "example."
+        )
     if shares is not None:
         mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
         parts = [tf.boolean_mask(part, mine) for part in parts]

@@ -24,6 +24,7 @@ from tfdist.recipes.lengths import RunLength
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
+from tfdist.tasks.in_turns import InTurns, OneTurn, Turn
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.json_text import to_json
@@ -54,7 +55,7 @@ from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronized
-from tfdist.training.step.optimizer import bind_schedules, parts
+from tfdist.training.step.optimizer import bind_schedules, check_turns, parts
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
 from tfdist.training.step.state import ModelState
@@ -212,28 +213,42 @@ def build_step(training: Training) -> TrainStep:
     check_examples(task, learner.model, training.source, "training", run.strategy)
     check_stateful(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
 
-    def gradients(jit_compile: bool) -> LocalGradients:
-        return LocalGradients(
-            strategy=run.strategy,
-            model=learner.model,
-            task=task,
-            metrics=learner.train_metrics,
-            batch_size=plan.global_batch_size,
-            num_microbatches=plan.num_microbatches,
-            loss_scale=learner.loss_scale,
-            scale_factor=learner.scale_factor,
-            jit_compile=jit_compile,
-        )
-
     def batches() -> Iterator[Any]:
         return stream(run, training.source, plan)
 
     auto: dict[str, Any] = {"deterministic": settings.deterministic, "tell": run.events.info}
+
+    def one_pass(turn: Turn | None) -> LocalGradients:
+        own: dict[str, Any] = {"task": task}
+        if isinstance(task, InTurns) and turn is not None:
+            variables = task.variables_of(turn, learner.model)
+            own = {"task": OneTurn(task, turn), "name": turn.name, "variables": variables}
+
+        def gradients(jit_compile: bool) -> LocalGradients:
+            return LocalGradients(
+                strategy=run.strategy,
+                model=learner.model,
+                metrics=learner.train_metrics,
+                batch_size=plan.global_batch_size,
+                num_microbatches=plan.num_microbatches,
+                loss_scale=learner.loss_scale,
+                scale_factor=learner.scale_factor,
+                jit_compile=jit_compile,
+                **own,
+            )
+
+        return choose_xla(run.strategy, learner, gradients, batches, xla=settings.xla, **auto)
+
+    turns: Sequence[Turn | None] = [None]
+    if isinstance(task, InTurns):
+        turns = task.turns
+        updated = {turn.name: task.variables_of(turn, learner.model) for turn in task.turns}
+        check_turns(updated, learner.optimizer, precision=settings.precision, sam=settings.sam_radius is not None)
     step = TrainStep(
         strategy=run.strategy,
         model=learner.model,
         optimizer=learner.optimizer,
-        local_gradients=choose_xla(run.strategy, learner, gradients, batches, xla=settings.xla, **auto),
+        passes=[one_pass(turn) for turn in turns],
         metrics=learner.train_metrics,
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,

@@ -77,7 +77,7 @@ def choose_packing(
     def with_packing(size: int) -> Callable[[dict[str, Any]], tf.Tensor]:
         def reduced(batch: dict[str, Any]) -> tf.Tensor:
             strategy.set_packing(size)  # read while the function is traced
-            return tf.cast(step.global_sums(batch).finite, tf.float32)
+            return tf.cast(step.global_sums(batch, step.passes[0]).finite, tf.float32)
 
         return reduced
 

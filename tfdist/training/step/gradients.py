@@ -9,6 +9,7 @@ for one (synchronized batch normalization, losses of a whole batch).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -52,13 +53,16 @@ class LocalGradients:
       model: a built model.
       task: gives the loss.
       metrics: updated with every microbatch.
+      variables: to differentiate by; None for all that the model trains.
       batch_size: examples of a global batch.
       num_microbatches: into how many slices a batch comes cut.
+      name: of the task's turn, if it has several.
       loss_scale: multiplies the loss before it is differentiated; None for precisions that need none.
       scale_factor: does so too, an optimizer's `loss_scale_factor`.
       jit_compile: whether XLA compiles the pass.
 
     Attributes:
+      variables: that gradients are taken by.
       gives_means: these examples are the whole global batch, so the gradients come divided: the backward pass starts
         with 1 ÷ divisor in place of 1, which saves a pass over all of them.
     """
@@ -71,7 +75,9 @@ class LocalGradients:
         task: Task,
         metrics: MetricGroup,
         batch_size: int,
+        variables: Sequence[keras.Variable] | None = None,
         num_microbatches: int = 1,
+        name: str = "",
         loss_scale: LossScale | None = None,
         scale_factor: float = 1.0,
         jit_compile: bool = False,
@@ -79,7 +85,9 @@ class LocalGradients:
         self._model = model
         self._task = task
         self._metrics = metrics
+        self.variables = list(model.trainable_variables if variables is None else variables)
         self._num_microbatches = num_microbatches
+        self.name = name
         self._is_even = strategy.needs_static_shapes
         num_parts = strategy.topology.num_replicas * num_microbatches
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
@@ -107,7 +115,7 @@ class LocalGradients:
         return sums if previous is None else _added(previous, sums)
 
     def _differentiate(self, part: dict[str, Any]) -> tuple[dict[str, list[Gradient]], Objective]:
-        variables = [v.value for v in self._model.trainable_variables]
+        variables = [v.value for v in self.variables]
         with tf.GradientTape(persistent=True) as tape:
             objective = forward(self._model, self._task, part, **self._parts)
             numerators = objective.numerators

@@ -80,13 +80,14 @@ class TrainStep:
       strategy: connected.
       model: built inside the strategy's scope.
       optimizer: from `build_optimizer`.
-      local_gradients: one replica's forward and backward pass.
+      passes: one replica's forward and backward pass; several for a task that is trained in turns, each followed by
+        its update. The last one's metrics count.
       metrics: the training metrics, read at the end of each call.
       term_names: the loss terms to report beside the total.
       loss_scale: with float16; a step that overflows is then skipped and training continues. Without it nothing waits
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
-      scale_factor: what `local_gradients` multiplies the loss with besides.
+      scale_factor: what `passes` multiply the loss with besides.
       typical_weight: about what a global batch's gradients are divided by, its number of examples.
       sam_radius: takes the gradient where the loss is highest within this distance of the weights, to first order
         (Foret et al., "Sharpness-Aware Minimization", 2021); two passes and two reductions a step.
@@ -100,7 +101,7 @@ class TrainStep:
         strategy: Strategy,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        local_gradients: LocalGradients,
+        passes: Sequence[LocalGradients],
         metrics: MetricGroup,
         term_names: Sequence[str],
         loss_scale: LossScale | None,
@@ -112,7 +113,7 @@ class TrainStep:
         self._strategy = strategy
         self._model = model
         self._apply = Update(strategy, optimizer)
-        self._local_gradients = local_gradients
+        self.passes = tuple(passes)
         self._metrics = metrics
         self.term_names = tuple(term_names)
         self._loss_scale = loss_scale
@@ -165,37 +166,46 @@ class TrainStep:
     def on_batch(self, batch: Any) -> GlobalSums:
         """One step on local batches; what it came to, without the gradients. In cross-replica context."""
         if self._strategy.is_one_program and self._loss_scale is None and self._sam_radius is None:
-            return self._strategy.first_local(self._strategy.run(self._step, args=(batch,)))
-        return self._step(batch)
+            return self._strategy.first_local(self._strategy.run(self._turns, args=(batch,)))
+        return self._turns(batch)
 
-    def _step_at_once(self, batch: Any) -> GlobalSums:
-        """One step whose update waits for nothing but its gradients."""
-        sums = self._sums(batch)
+    def _turns(self, batch: Any) -> GlobalSums:
+        """A step's updates, one after the other; the losses of all."""
+        self.unused = []
+        *before, last = self.passes
+        seen = {each.name: self._step(batch, each, counts=False) for each in before}
+        seen[last.name] = self._step(batch, last, counts=True)
+        return _of_turns([*seen.values()])
+
+    def _step_at_once(self, batch: Any, local: LocalGradients, *, counts: bool) -> GlobalSums:
+        """One update that waits for nothing but its gradients."""
+        sums = self._sums(batch, local, counts=counts)
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         self._update_by(sums, seen.weight)
         return seen
 
-    def _step_or_skip(self, batch: Any) -> GlobalSums:
-        """One step that changes nothing, on all replicas alike, if a gradient is not finite."""
+    def _step_or_skip(self, batch: Any, local: LocalGradients, *, counts: bool) -> GlobalSums:
+        """One update, or none on all replicas alike, if a gradient is not finite."""
         before = self._read(self._moving)
-        sums = self._sums(batch)
+        sums = self._sums(batch, local, counts=counts)
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, before))
         return seen
 
-    def _sums(self, batch: Any) -> GlobalSums:
+    def _sums(self, batch: Any, local: LocalGradients, *, counts: bool) -> GlobalSums:
         """One step up to the update, by replica; in cross-replica context."""
         radius = self._sam_radius
+        sums = functools.partial(self.global_sums, local=local, counts=counts)
         if radius is None:
-            return self._strategy.run(self.global_sums, args=(batch,))
+            return self._strategy.run(sums, args=(batch,))
         touched = self._read(self._touched)
-        here = self._strategy.run(self.global_sums, args=(batch,))
+        here = self._strategy.run(sums, args=(batch,))
         touched_once = self._read(self._touched)
         weights = self._read(self._learning)
         ascent = self._strategy.run(lambda sums: _ascent(sums.gradients, radius), args=(here,))
         self._assign(self._learning, ascent, add=True)
         self._assign(self._touched, touched)  # both passes see the same dropout
-        there = self._strategy.run(functools.partial(self.global_sums, counts=False), args=(batch,))
+        there = self._strategy.run(functools.partial(sums, counts=False), args=(batch,))
         self._assign(self._learning, weights)
         self._assign(self._touched, touched_once)  # and batch statistics move along once, at the weights themselves
 
@@ -205,15 +215,15 @@ class TrainStep:
 
         return self._strategy.run(both, args=(here, there))
 
-    def global_sums(self, batch: dict[str, Any], *, counts: bool = True) -> GlobalSums:
+    def global_sums(self, batch: dict[str, Any], local: LocalGradients, *, counts: bool = True) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch. `counts`: metrics count it."""
-        local = self._local_gradients(batch, counts=counts)
-        own = [(name, i, g) for name, some in local.gradients.items() for i, g in enumerate(some) if g is not None]
+        sums = local(batch, counts=counts)
+        own = [(name, i, g) for name, some in sums.gradients.items() for i, g in enumerate(some) if g is not None]
         used = {i for _, i, _ in own}
-        variables = self._model.trainable_variables
-        self._learning = [v for i, v in enumerate(variables) if i in used]
-        self.unused = [v.path for i, v in enumerate(variables) if i not in used]
-        beside = local._replace(gradients={})
+        self._learning = [v for i, v in enumerate(local.variables) if i in used]
+        unused = [v.path for i, v in enumerate(local.variables) if i not in used]
+        self.unused = list(dict.fromkeys([*self.unused, *unused]))
+        beside = sums._replace(gradients={})
         scalars = tf.nest.flatten(beside)
         reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
         summed, scalars = self._strategy.sum_gradients([g for _, _, g in own], scalars, scale=self._typical_weight)
@@ -226,7 +236,7 @@ class TrainStep:
             gradients[i] = without_repeats(plus(gradients[i], gradient)) if i in gradients else gradient
         in_order = [gradients[i] for i in sorted(gradients)]
         loss, terms = quotients(beside)
-        terms = {name: terms[name] for name in self.term_names}
+        terms = {name: terms[name] for name in self.term_names if name in terms}
         finite = _all_finite(in_order, loss)
         return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds)
 
@@ -270,6 +280,18 @@ class TrainStep:
         return Totals(
             loss_sum, weight, dict(zip(self.term_names, terms, strict=True)), none, none, none, seconds, seconds
         )
+
+
+def _of_turns(seen: Sequence[GlobalSums]) -> GlobalSums:
+    """What a step of several updates comes to: the sum of their losses."""
+    if len(seen) == 1:
+        return seen[0]
+    return seen[-1]._replace(
+        loss=tf.add_n([each.loss for each in seen]),
+        terms={name: value for each in seen for name, value in each.terms.items()},
+        finite=tf.reduce_all([each.finite for each in seen]),
+        peer_seconds=tf.add_n([each.peer_seconds for each in seen]),
+    )
 
 
 def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:

@@ -1,0 +1,296 @@
+"""Tasks beside `Supervised`: their losses by hand, and what they refuse."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from equivalence.cases import gan_model, sparse_loss, two_output_model, two_outputs, with_noise
+from training.trainings import run
+
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.source import Order
+from tfdist.errors import UserError
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.adversarial import Adversarial
+from tfdist.tasks.base import Task
+from tfdist.tasks.contrastive import Contrastive
+from tfdist.tasks.distillation import Distillation
+from tfdist.tasks.gan import GenerativeAdversarial
+from tfdist.tasks.language import LanguageModel
+from tfdist.tasks.multi_task import UncertaintyWeighted
+from tfdist.training.loop.learner import build_model, check_fit
+from tfdist.training.step.gradients import forward, quotients
+from tfdist.training.step.metrics import MetricGroup
+
+N = 12
+RANDOM = np.random.default_rng(0)
+ROWS = RANDOM.normal(size=(N, 6)).astype(np.float32)
+LABELS = RANDOM.integers(0, 4, N).astype(np.int32)
+
+
+def computed(task: Task, model: keras.Model, examples: Any) -> dict[str, Any]:
+    """Loss, terms and metrics of one batch, as the step and the evaluation put them together."""
+    strategy = OneDevice()
+    strategy.connect()
+    source = ArraySource(examples)
+    build_model(lambda: model, task, source.structure)
+    metrics = MetricGroup(task.metric_specs())
+    check_fit(model, task, source.structure, [metrics])
+
+    def compute(batch: Any) -> dict[str, Any]:
+        objective = forward(model, task, {"examples": batch}, training=False)
+        loss, terms = quotients(objective)
+        return {"loss": loss, "outputs": objective.outputs} | {name: terms[name] for name in task.term_names()}
+
+    batch = source.gatherer()(tf.range(source.num_examples))
+    results = tf.function(compute)(batch)
+    task.update_metrics(metrics.metrics, batch, results.pop("outputs"), None)
+    return {name: float(value) for name, value in (results | metrics.read(strategy)[0]).items()}
+
+
+def scores(units: int = 4, **layer: Any) -> keras.Model:
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(5, "tanh", name="hidden")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(units, **layer)(hidden))
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    shifted = np.exp(values - values.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return -np.log(softmax(logits)[np.arange(len(labels)), labels])
+
+
+@pytest.fixture
+def teacher(tmp_path: pathlib.Path) -> tuple[keras.Model, str]:
+    model = scores()
+    model.save(tmp_path / "teacher.keras")
+    return model, str(tmp_path / "teacher.keras")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_distillation_is_its_formula(teacher: tuple[keras.Model, str], from_logits: bool) -> None:
+    taught, path = teacher
+    settings = {"temperature": 3.0, "soft": 0.7, "layers": {"hidden": "hidden"}, "layer_weight": 0.2}
+    if not from_logits:
+        taught = scores(activation="softmax")
+        taught.save(path)
+    model = scores() if from_logits else scores(activation="softmax")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+    task = Distillation(teacher=path, from_logits=from_logits, loss=loss, metrics=["accuracy"], **settings)
+    found = computed(task, model, (ROWS, LABELS))
+    given, theirs = (np.asarray(each(ROWS)) for each in (model, taught))
+    if not from_logits:
+        given, theirs = np.log(given), np.log(theirs)
+    ours, target = softmax(given / 3.0), softmax(theirs / 3.0)
+    hard = cross_entropy(given, LABELS).mean()
+    soft = 9.0 * (target * np.log(target / ours)).sum(axis=-1).mean()
+    hidden = [keras.Model(each.input, each.get_layer("hidden").output)(ROWS) for each in (model, taught)]
+    layers = ((np.asarray(hidden[0]) - np.asarray(hidden[1])) ** 2).mean()
+    np.testing.assert_allclose([found["hard"], found["soft"], found["hidden"]], [hard, soft, layers], rtol=1e-4)
+    np.testing.assert_allclose(found["loss"], 0.3 * hard + 0.7 * soft + 0.2 * layers, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_teacher_is_no_part_of_what_is_trained_or_exported(
+    tmp_path: pathlib.Path, teacher: tuple[keras.Model, str]
+) -> None:
+    before = [w.copy() for w in teacher[0].get_weights()]
+    trained = run(
+        tmp_path / "run",
+        model=scores,
+        train_data=lambda: (ROWS, LABELS),
+        eval_data=None,
+        global_batch_size=4,
+        task=lambda: Distillation(teacher=teacher[1], loss=sparse_loss()),
+    )
+    assert len(trained.exported().weights) == 4
+    for ours, theirs in zip(keras.models.load_model(teacher[1]).get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert {"hard_loss", "soft_loss"} <= set(trained.points("train")[0])
+
+
+def test_contrastive_is_the_cross_entropy_of_finding_the_other_view() -> None:
+    views = {"first": ROWS, "second": ROWS + 0.1 * RANDOM.normal(size=ROWS.shape).astype(np.float32)}
+    model = scores()
+    found = computed(Contrastive(temperature=0.5), model, views)
+    rows = np.concatenate([np.asarray(model(views[name])) for name in ("first", "second")])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    expected = []
+    for i in range(2 * N):
+        others = [j for j in range(2 * N) if j != i]
+        similar = rows[i] @ rows[others].T / 0.5
+        expected.append(cross_entropy(similar[np.newaxis], np.array([others.index((i + N) % (2 * N))]))[0])
+    assert found["loss"] == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def test_one_step_of_an_attack_goes_along_the_sign_of_the_gradient() -> None:
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, keras.layers.Dense(4)(inputs))
+    task = Adversarial(epsilon=0.3, share=0.25, bounds=(-1.0, 1.0), loss=sparse_loss(), metrics=["accuracy"])
+    rows = np.clip(ROWS, -1, 1)
+    found = computed(task, model, (rows, LABELS))
+    kernel, bias = model.get_weights()
+    gradient = (softmax(rows @ kernel + bias) - np.eye(4)[LABELS]) @ kernel.T
+    changed = np.clip(rows + 0.3 * np.sign(gradient), -1, 1)
+    clean, attacked = (cross_entropy(x @ kernel + bias, LABELS).mean() for x in (rows, changed))
+    np.testing.assert_allclose([found["output"], found["adversarial_output"]], [clean, attacked], rtol=1e-4)
+    np.testing.assert_allclose(found["loss"], 0.75 * clean + 0.25 * attacked, rtol=1e-4)
+    hits = [(np.argmax(x @ kernel + bias, axis=1) == LABELS).mean() for x in (rows, changed)]
+    np.testing.assert_allclose([found["accuracy"], found["adversarial_accuracy"]], hits, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_several_steps_of_an_attack_stay_within_the_radius_and_find_more() -> None:
+    model = scores()
+    losses = []
+    for steps in (1, 8):
+        task = Adversarial(epsilon=0.3, steps=steps, loss=sparse_loss())
+        losses.append(computed(task, model, (ROWS, LABELS))["adversarial_output"])
+        changed = task._changed(model, tf.constant(ROWS), [tf.constant(LABELS)])
+        assert np.abs(changed - ROWS).max() <= 0.3 + 1e-6
+    assert losses[1] > losses[0]
+
+
+@pytest.mark.slow
+def test_learned_weights_of_losses_are_their_formula_and_move(tmp_path: pathlib.Path) -> None:
+    losses = {"digit": sparse_loss(), "odd": keras.losses.MeanSquaredError()}
+    task = UncertaintyWeighted(loss=losses, loss_weights={"odd": 2.0})
+    model = two_output_model()
+    examples = two_outputs()[:2]
+    build_model(lambda: model, task, ArraySource(examples).structure)
+    model.log_variances.values.assign([0.4, -0.6])
+    batch = tf.nest.map_structure(tf.constant, examples)
+    loss, terms = quotients(forward(model, task, {"examples": batch}, training=False))
+    penalty = float(tf.add_n(model.losses))
+    by_hand = np.exp(-0.4) * terms["digit"] + 2.0 * 0.5 * np.exp(0.6) * terms["odd"] + 0.5 * (0.4 - 0.6) + penalty
+    assert float(loss) == pytest.approx(float(by_hand), rel=1e-5)
+    trained = run(
+        tmp_path / "run",
+        model=two_output_model,
+        train_data=two_outputs,
+        eval_data=None,
+        task=lambda: UncertaintyWeighted(loss=losses),
+    )
+    assert np.abs(trained.model.log_variances.values.numpy()).min() > 1e-3
+    assert len(trained.exported().weights) == len(trained.model.weights) - 1
+
+
+def test_perplexity_is_e_to_the_mean_cross_entropy_of_what_counts() -> None:
+    inputs = keras.Input((5,), dtype="int32")
+    model = keras.Model(inputs, keras.layers.Embedding(7, 7)(inputs))
+    tokens = RANDOM.integers(0, 7, (N, 5)).astype(np.int32)
+    weights = RANDOM.integers(0, 2, (N, 5)).astype(np.float32)
+    found = computed(LanguageModel(), model, (tokens, tokens, weights))
+    each = cross_entropy(np.asarray(model(tokens)).reshape(-1, 7), tokens.ravel()).reshape(N, 5)
+    mean = (each * weights).sum() / weights.sum()
+    assert found["loss"] == pytest.approx(mean, rel=1e-4)
+    assert found["perplexity"] == pytest.approx(np.exp(mean), rel=1e-4)
+
+
+def gan_by_hand(start: list[np.ndarray], steps: int) -> list[np.ndarray]:
+    """Weights after steps of two updates of the discriminator and one of the generator, without tfdist."""
+    model = gan_model()
+    model.set_weights(start)
+    generator, discriminator = model.get_layer("generator"), model.get_layer("discriminator")
+    source = with_noise()
+    read = source.reader(Order(batch_size=64, seed=None))
+    for step in range(steps):
+        batch = read(tf.range(64 * step, 64 * step + 64, dtype=tf.int64), tf.constant(0, tf.int64))
+        for turn in range(3):
+            part = discriminator if turn < 2 else generator
+            values = [v.value for v in part.trainable_variables]
+            with tf.GradientTape() as tape:
+                made = generator(batch["noise"][:, turn])
+                if part is discriminator:
+                    loss = tf.nn.softplus(-discriminator(batch["examples"])) + tf.nn.softplus(discriminator(made))
+                else:
+                    loss = tf.nn.softplus(-discriminator(made))
+                loss = tf.reduce_mean(loss)
+            for value, gradient in zip(values, tape.gradient(loss, values), strict=True):
+                value.assign_sub(0.2 * gradient)
+    return model.get_weights()
+
+
+@pytest.mark.slow
+def test_turns_update_their_part_one_after_the_other(tmp_path: pathlib.Path) -> None:
+    start = gan_model().get_weights()
+
+    def model() -> keras.Model:
+        made = gan_model()
+        made.set_weights(start)
+        return made
+
+    trained = run(
+        tmp_path / "run",
+        model=model,
+        train_data=with_noise,
+        eval_data=None,
+        shuffle=False,
+        drop_remainder=True,
+        epochs=1,
+        task=lambda: GenerativeAdversarial(discriminator_updates=2),
+    )
+    for ours, theirs in zip(trained.weights(), gan_by_hand(start, 7), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    point = trained.points("train")[0]
+    assert point["loss"] == pytest.approx(point["discriminator_loss"] + point["generator_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda _: Distillation(teacher="", loss="mse"), "Distillation.teacher is ''"),
+        (lambda _: Distillation(teacher="t", temperature=0, loss="mse"), "Distillation.temperature is 0"),
+        (lambda _: Distillation(teacher="t", soft=2, loss="mse"), "Distillation.soft is 2"),
+        (
+            lambda _: computed(Distillation(teacher="no/such", loss=sparse_loss()), scores(), (ROWS, LABELS)),
+            "There is no teacher at no/such/export/model.keras",
+        ),
+        (
+            lambda path: computed(
+                Distillation(teacher=path, loss=sparse_loss(), layers={"hidden": "hiden"}), scores(), (ROWS, LABELS)
+            ),
+            "Did you mean 'hidden'?",
+        ),
+        (lambda _: Contrastive(temperature=-1), "Contrastive.temperature is -1"),
+        (lambda _: computed(Contrastive(), scores(), (ROWS, LABELS)), "Write @drawn.TwoViews"),
+        (lambda _: Adversarial(epsilon=0, loss="mse"), "Adversarial.epsilon is 0"),
+        (lambda _: Adversarial(epsilon=1, steps=0, loss="mse"), "Adversarial.steps is 0"),
+        (lambda _: Adversarial(epsilon=1, bounds=(1, 0), loss="mse"), "Adversarial.bounds is (1, 0)"),
+        (lambda _: Adversarial(epsilon=1, share=1.5, loss="mse"), "Adversarial.share is 1.5"),
+        (lambda _: UncertaintyWeighted(loss="mse"), "for one output use Supervised"),
+        (lambda _: GenerativeAdversarial(loss="wasserstein"), "one of logistic, hinge, least_squares"),
+        (lambda _: GenerativeAdversarial(discriminator_updates=0), "discriminator_updates is 0"),
+        (lambda _: computed(GenerativeAdversarial(), scores(), (ROWS, LABELS)), "Write @drawn.WithNoise"),
+    ],
+)
+def test_what_does_not_fit_is_one_message(teacher: tuple[keras.Model, str], make: Any, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make(teacher[1])
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"precision": "float16"}, "is for one objective"),
+        ({"sam_radius": 0.1}, "is for one objective"),
+        ({"optimizer": lambda: keras.optimizers.SGD(0.1, use_ema=True)}, "Give every part its own"),
+        ({"task": lambda: GenerativeAdversarial(discriminator_updates=5)}, "Write drawn.WithNoise.draws = 6"),
+    ],
+)
+def test_turns_refuse_what_only_one_objective_can_have(
+    tmp_path: pathlib.Path, changes: dict[str, Any], words: str
+) -> None:
+    settings = {"model": gan_model, "train_data": with_noise, "task": GenerativeAdversarial, "eval_data": None}
+    trained = run(tmp_path / "run", may_fail=True, **settings | changes)
+    assert isinstance(trained.error, UserError) and words in str(trained.error)

@@ -1,0 +1,132 @@
+"""Training on examples that were changed against the model (Goodfellow et al., 2015; Madry et al., 2018)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UserError, is_whole_number
+from tfdist.tasks.base import MetricSpec, Term, WholeTerm, scaled
+from tfdist.tasks.supervised import Supervised
+
+PREFIX = "adversarial"
+
+
+class _Both(NamedTuple):
+    """What the model gave for the examples, and for the changed ones."""
+
+    clean: Any
+    adversarial: Any
+
+
+class Adversarial(Supervised):
+    """Half of the loss, or another share, is that of inputs which were moved to where the loss is higher.
+
+    One step of the size of `epsilon` is the fast gradient sign method; several are projected gradient descent, which
+    begins at the example itself. The changed inputs are sought on the model as it evaluates, without dropout, one
+    example apart from the others. Losses and metrics of the changed examples are logged beside the others, with
+    "adversarial_" before their names, of evaluations too.
+
+    Args:
+      epsilon: the most by which a number of the inputs changes.
+      steps: of the search, a gradient each.
+      step_size: of one; None takes `epsilon` for one step, and 2.5 · epsilon ÷ steps for several.
+      share: of the changed examples in the loss, 0 … 1.
+      bounds: (lowest, highest) value of an input; None for any.
+      **supervised: loss, metrics, loss_weights and class_weight as `Supervised` takes them.
+
+    Raises:
+      UserError: an argument is something else.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        steps: int = 1,
+        step_size: float | None = None,
+        share: float = 0.5,
+        bounds: tuple[float, float] | None = None,
+        **supervised: Any,
+    ) -> None:
+        super().__init__(**supervised)
+        for name, value in (("epsilon", epsilon), ("step_size", step_size)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+                raise UserError(f"Adversarial.{name} is {value!r}; write a number above 0, such as 0.1.")
+        if not is_whole_number(steps):
+            raise UserError(f"Adversarial.steps is {steps!r}; write a whole number from 1.")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise UserError(f"Adversarial.share is {share!r}; write a share from 0 to 1, such as 0.5.")
+        if bounds is not None and (not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or bounds[0] >= bounds[1]):
+            raise UserError(f"Adversarial.bounds is {bounds!r}; write (lowest, highest), such as (0.0, 1.0).")
+        self._epsilon, self._steps, self._share, self._bounds = float(epsilon), steps, float(share), bounds
+        self._step_size = step_size or (epsilon if steps == 1 else 2.5 * epsilon / steps)
+
+    def bind(self, model: keras.Model, structure: Any) -> None:
+        super().bind(model, structure)
+        wrong = [s for s in tf.nest.flatten(self.inputs(structure)) if not s.dtype.is_floating]
+        if wrong or self._has_own_metrics or self._own_loss is not None:
+            what = f"inputs of {wrong[0].dtype.name}" if wrong else "a model with a loss or metrics of its own"
+            raise UserError(
+                f"Adversarial changes inputs of floats, by the gradient of Supervised.loss; received {what}."
+            )
+
+    def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
+        clean, seen = super().terms(model, examples, training=training)
+        x, *rest = examples
+        changed, seen_there = super().terms(model, (self._changed(model, x, rest), *rest), training=training)
+        terms = {name: scaled(term, 1 - self._share) for name, term in clean.items()}
+        terms |= {f"{PREFIX}_{name}": scaled(term, self._share) for name, term in changed.items()}
+        return terms, _Both(seen, seen_there)
+
+    def _changed(self, model: keras.Model, x: Any, rest: Sequence[Any]) -> Any:
+        """The inputs where the loss is higher; constants to whoever differentiates."""
+        start = tf.nest.map_structure(tf.stop_gradient, x)
+        here = start
+        for _ in range(self._steps):
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(tf.nest.flatten(here))
+                terms, _ = super().terms(model, (here, *rest), training=False)
+                loss = tf.add_n([_sum_of(name, term) for name, term in terms.items()])
+            gradients = tape.gradient(loss, tf.nest.flatten(here), unconnected_gradients="zero")
+            moved = [
+                self._moved(now, begin, gradient)
+                for now, begin, gradient in zip(tf.nest.flatten(here), tf.nest.flatten(start), gradients, strict=True)
+            ]
+            here = tf.nest.pack_sequence_as(x, moved)
+        return tf.nest.map_structure(tf.stop_gradient, here)
+
+    def _moved(self, now: tf.Tensor, begin: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        moved = now + tf.cast(self._step_size, now.dtype) * tf.sign(gradient)
+        moved = tf.clip_by_value(moved, begin - self._epsilon, begin + self._epsilon)
+        return moved if self._bounds is None else tf.clip_by_value(moved, *self._bounds)
+
+    def term_names(self) -> Sequence[str]:
+        return *self._names, *(f"{PREFIX}_{name}" for name in self._names)
+
+    def metric_specs(self) -> Sequence[MetricSpec]:
+        specs = super().metric_specs()
+        both = [dataclasses.replace(s, output=f"{PREFIX}_{s.output}" if s.output else PREFIX) for s in specs]
+        return [*specs, *both]
+
+    def compile_arguments(self, metrics: Sequence[keras.metrics.Metric]) -> dict[str, Any]:
+        return super().compile_arguments(metrics[: len(metrics) // 2])
+
+    def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
+        half = len(metrics) // 2
+        super().update_metrics(metrics[:half], examples, outputs.clean, shares)
+        super().update_metrics(metrics[half:], examples, outputs.adversarial, shares)
+
+
+def _sum_of(name: str, term: Term | WholeTerm) -> tf.Tensor:
+    """A number that rises with the loss of each example, however it is weighed."""
+    if isinstance(term, WholeTerm):
+        raise UserError(
+            f"Adversarial changes each example by itself, and the loss {name!r} is one of the whole batch. Write one "
+            "that gives one number for each example."
+        )
+    return term.coefficient * tf.reduce_sum(term.values)
