@@ -193,7 +193,10 @@ def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> No
     ("arguments", "words"),
     [
         ([], ["No experiment given", "--gin_file=tfdist:experiments/digits.gin"]),
-        ([DIGITS, "--mode=trian"], ["--mode=trian", "train, evaluate, tune, validate", "Did you mean 'train'?"]),
+        (
+            [DIGITS, "--mode=trian"],
+            ["--mode=trian", "train, evaluate, predict, export, find_rate, tune, validate", "Did you mean 'train'?"],
+        ),
         ([DIGITS, "--mode"], ["Missing value for flag --mode", "--help lists the flags"]),
         ([DIGITS, "--gin_params=train.epochs = 1"], ["'gin_params'", "Did you mean: gin_param ?"]),
         ([DIGITS, "--run-dir=x"], ["'run-dir'", "Did you mean: run_dir ?"]),

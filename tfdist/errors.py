@@ -57,6 +57,17 @@ class DivergedError(TfdistError):
     step: int | None = None
 
 
+class OutOfMemoryError(TfdistError):
+    """A training step did not fit into memory.
+
+    Attributes:
+      step: the run's steps that were done before it.
+    """
+
+    exit_status = EXIT_DIVERGED
+    step: int | None = None
+
+
 class PeerLostError(TfdistError):
     """Another worker of the run is gone or cannot be reached."""
 

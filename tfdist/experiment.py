@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfdist.errors import DivergedError
+from tfdist.errors import DivergedError, OutOfMemoryError
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
@@ -25,6 +25,7 @@ from tfdist.training.run import assembly, checks
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.claim import Claim
 from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.fast_check import shortened
 from tfdist.training.run.hardware import describe_hardware
 from tfdist.training.run.run import Request, Run, open_run
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
@@ -47,6 +48,9 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
       PreemptedError: the process was told to leave, and has saved.
       NotSavedError: it was told to leave, and could not save.
     """
+    if settings.fast_check:
+        _check_fast(settings, request)
+        return None
     model, strategy = hypermodel.builder_of(settings), settings.strategy
     check_start_from(settings.start_from)
     if strategy.claims_devices():
@@ -58,7 +62,8 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
         with assembly.in_place(training):
-            rollbacks = Rollbacks(strategy, run.directory.rollbacks, settings.on_divergence, run.note)
+            path, policy = run.directory.rollbacks, settings.on_divergence
+            rollbacks = Rollbacks(strategy, path, policy, run.note, splits=settings.splits)
             trained = None
             while trained is None:  # once, unless a step fails and the run goes back
                 trained = _trained(training, rollbacks)
@@ -66,6 +71,16 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
             _tell_paused(run, trained.outcome)
             return None
         return _conclude(training, trained)
+
+
+def _check_fast(settings: TrainSettings, request: Request) -> None:
+    """Trains two steps and everything around them, and leaves nothing."""
+    short, apart = shortened(settings, request)
+    result = train(short, apart)
+    if settings.strategy.topology.is_chief:
+        files.remove_tree(apart.run_dir)
+        metrics = "" if result is None else shown(dict(result.eval_metrics or result.train_metrics))
+        apart.console(True).message(f"fast check: all parts of the training have run; {metrics}")
 
 
 class _Trained(NamedTuple):
@@ -77,6 +92,7 @@ class _Trained(NamedTuple):
 
 def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
     """Trains from the newest checkpoint to the end, evaluates and exports; None where a step has failed."""
+    training = assembly.cut(training, rollbacks.microbatches)
     run, learner = training.run, training.learner
     rollbacks.apply(learner.optimizer)
     step = assembly.build_step(training)
@@ -92,7 +108,7 @@ def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
                 assembly.renew_statistics(training, outcome)
                 assembly.evaluate_at_last(evaluator, outcome, opened.recovery)
                 assembly.export_model(run, learner.model)
-    except DivergedError as error:
+    except (DivergedError, OutOfMemoryError) as error:
         rollbacks.note(error)
         run.metrics.close()  # whose last points go when the run is back
         return None
@@ -197,7 +213,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
         find_exported(RunDirectory(request.run_dir))
     with open_run(request, strategy, mode="evaluate") as run:
         set_precision(settings.precision)
-        found = assembly.find_weights(run, settings.weights, settings.policy)
+        found = assembly.find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
         source = assembly.open_source(run, settings.data, "evaluation")
         if task is None:
             model, _, task = parts_of(strategy, model, None, None, source.structure)

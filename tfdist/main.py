@@ -34,7 +34,10 @@ from tfdist.strategies.cluster import environment
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
-    "evaluate": "evaluate the trained model of --run_dir, or a checkpoint of it; without --gin_file, as it was trained",
+    "evaluate": "evaluate the trained model of --run_dir, or a checkpoint of it",
+    "predict": "write the trained model's outputs for examples, in their own order, to predictions/",
+    "export": "write the trained model for other programs (SavedModel, LiteRT, ONNX) to export/, and compare each",
+    "find_rate": "try learning rates on a few steps, apart from the run, and suggest one",
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
@@ -45,6 +48,7 @@ Trains Keras 3 models, the same way on every distribution strategy. An experimen
 
 modes:
 """ + "\n".join(f"  {mode}: {text}" for mode, text in MODES.items())
+ABOUT += "\n\nevaluate, predict and export take the experiment of --run_dir where no --gin_file is given."
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string(
     "gin_file",
@@ -60,17 +64,26 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("mode", "train", "what to do", flag_values=FLAGS)
 flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
-# What an evaluation has of the training, where nothing else is set for it.
-INHERITED = {
-    "evaluate.model": ["train.model"],
-    "evaluate.task": ["train.task"],
-    "evaluate.data": ["train.eval_data"],
-    "evaluate.strategy": ["train.strategy"],
-    "evaluate.global_batch_size": ["train.eval_batch_size", "train.global_batch_size"],
-    "evaluate.precision": ["train.precision"],
-    "evaluate.checkpoint": ["train.checkpoint"],
+# What the uses of a trained model have of the training, where nothing else is set for them.
+TRAINED = {
+    "model": ["train.model"],
+    "task": ["train.task"],
+    "data": ["evaluate.data", "train.eval_data"],
+    "strategy": ["train.strategy"],
+    "global_batch_size": ["train.eval_batch_size", "train.global_batch_size"],
+    "precision": ["train.precision"],
+    "checkpoint": ["train.checkpoint"],
 }
-ELASTIC_MODES = ("train", "evaluate")  # those in which the workers of a horovodrun do something together
+USES = ("evaluate", "predict", "export")  # of a trained model; without --gin_file, as it was trained
+INHERITED = {
+    mode: {
+        f"{mode}.{name}": [other for other in others if not other.startswith(f"{mode}.")]
+        for name, others in TRAINED.items()
+        if (mode, name) != ("export", "strategy")
+    }
+    for mode in USES
+}
+ELASTIC_MODES = ("train", "evaluate", "predict")  # those in which the workers of a horovodrun do something together
 
 
 def main(arguments: Sequence[str] | None = None, wait: Callable[[], object] = lambda: None) -> int:
@@ -116,7 +129,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
         raise UserError(
             f"There is no --mode={values.mode}; the modes are {', '.join(MODES)}.{suggest(values.mode, MODES)}"
         )
-    if not values.gin_file and values.mode == "evaluate" and values.run_dir is not None:
+    if not values.gin_file and values.mode in USES and values.run_dir is not None:
         values["gin_file"].value = [config_of(values.run_dir)]
     if not values.gin_file:
         raise UserError("No experiment given. Write --gin_file=tfdist:experiments/digits.gin, or a file of your own.")
@@ -167,7 +180,7 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
             gin_files=given.gin_file,
             gin_params=[*given.gin_param, *parameters],
             roots=lambda: load_roots(given.verbose, fork_servers if given.mode == "tune" else None),
-            inherited=INHERITED if given.mode == "evaluate" else {},
+            inherited=INHERITED.get(given.mode, {}),
         )
 
     try:
@@ -209,8 +222,10 @@ def run_mode(
 ) -> None:
     """Calls the mode's function with the configuration that was loaded."""
     from tfdist import experiment
+    from tfdist.serving import exporting, predicting
     from tfdist.storage import troubles
     from tfdist.training.run.run import Request
+    from tfdist.tuning import find_rate
     from tfdist.tuning.schedule import sweep
 
     run_dir = given.run_dir or os.path.join("runs", pathlib.PurePath(given.gin_file[0]).stem)
@@ -228,11 +243,19 @@ def run_mode(
     modes: dict[str, Callable[[Any], object]] = {
         "train": lambda settings: experiment.train(settings, request),
         "evaluate": lambda settings: experiment.evaluate(settings, request),
+        "predict": lambda settings: predicting.predict(settings, request),
+        "export": lambda settings: exporting.export(settings, request),
+        "find_rate": lambda settings: loaded.run(
+            "train", lambda of: find_rate.find_rate(settings, of, request, experiment.train, print)
+        ),
         "tune": lambda settings: sweep.tune(settings, request, trials),
     }
     checks: dict[str, Callable[[Any], None]] = {
         "train": lambda settings: experiment.validate(settings, print),
         "evaluate": lambda settings: experiment.validate_evaluation(settings, run_dir, print),
+        "predict": lambda settings: predicting.validate_prediction(settings, run_dir, print),
+        "export": lambda settings: exporting.validate_export(settings, run_dir, print),
+        "find_rate": lambda settings: None,
         "tune": lambda settings: sweep.validate(settings, request, trials, print),
     }
     try:
@@ -263,12 +286,15 @@ def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: 
 def load_roots(verbose: bool, fork_servers: list[Any] | None = None) -> Mapping[str, Callable[..., Any]]:
     """The gin roots by name; imports TensorFlow, and then opens the first of `fork_servers`, if they are wanted."""
     import_tensorflow(verbose)
+    from tfdist.serving.settings import ExportSettings, PredictSettings
     from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+    from tfdist.tuning.find_rate import FindRateSettings
     from tfdist.tuning.settings import TuneSettings
 
     if fork_servers is not None and not fork_servers:
         fork_servers.append(open_fork_server())
-    return {each.NAME: each for each in (TrainSettings, EvaluateSettings, TuneSettings)}
+    trained = (EvaluateSettings, PredictSettings, ExportSettings)
+    return {each.NAME: each for each in (TrainSettings, *trained, FindRateSettings, TuneSettings)}
 
 
 def open_fork_server() -> Any:

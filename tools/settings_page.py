@@ -18,13 +18,23 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 from marked_page import filled  # noqa: E402 (found only now)
 
 from tfdist.checkpoint.policy import CheckpointPolicy  # noqa: E402
+from tfdist.serving.settings import ExportSettings, PredictSettings  # noqa: E402
 from tfdist.settings import page  # noqa: E402
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings  # noqa: E402
+from tfdist.tuning.find_rate import FindRateSettings  # noqa: E402
 from tfdist.tuning.settings import TuneSettings  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
 BEGIN, END = "<!-- the settings begin -->", "<!-- the settings end -->"
-PARTS = (TrainSettings, CheckpointPolicy, EvaluateSettings, TuneSettings)
+PARTS = (
+    TrainSettings,
+    CheckpointPolicy,
+    EvaluateSettings,
+    PredictSettings,
+    ExportSettings,
+    FindRateSettings,
+    TuneSettings,
+)
 
 
 def written() -> str:

@@ -26,8 +26,10 @@ from tfdist.data.sources.sklearn_sets import load_digits
 from tfdist.data.text.token_windows import TokenWindows
 from tfdist.data.transforms import drawn, mixing
 from tfdist.experiment import train
+from tfdist.models.transformer import TransformerBlock
 from tfdist.recipes import schedules
 from tfdist.recipes.groups import Group, Grouped, LayerwiseDecay
+from tfdist.recipes.lora import adapted
 from tfdist.recipes.optimizers import Lars
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
@@ -81,6 +83,15 @@ def poisoned_digits() -> tuple[np.ndarray, np.ndarray]:
     images, labels = digits()
     images = images.copy()
     images[3 * 64 + 50] = TOO_LARGE
+    return images, labels
+
+
+def spiking_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Fourteen batches of 32, the eleventh of which has wrong labels and is far off; none makes a loss infinite."""
+    images, labels = digits()
+    images, labels = images.copy(), labels.copy()
+    images[10 * 32 : 11 * 32] *= 50
+    labels[10 * 32 : 11 * 32] = (labels[10 * 32 : 11 * 32] + 5) % 10
     return images, labels
 
 
@@ -385,10 +396,23 @@ def classification_by(reduction: str) -> Callable[[], Supervised]:
     return task
 
 
+def blocks_model() -> keras.Model:
+    """A block with batch normalization and one with attention, as layers of their own."""
+    inputs = keras.Input((64,))
+    normalized = [
+        keras.layers.Dense(64, use_bias=False),
+        keras.layers.BatchNormalization(momentum=0.9),
+        keras.layers.Activation("tanh"),
+    ]
+    x = keras.Sequential(normalized, name="normalized")(inputs)
+    x = TransformerBlock(2, causal=True, name="attentive")(keras.layers.Reshape((8, 8))(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+
+
 def named_model() -> keras.Model:
     inputs = keras.Input((64,))
     x = keras.layers.Dense(16, "tanh", name="hidden")(inputs)
-    return keras.Model(inputs, keras.layers.Dense(10)(x))
+    return keras.Model(inputs, keras.layers.Dense(10, name="head")(x))
 
 
 def teacher() -> str:
@@ -588,6 +612,8 @@ CASES: dict[str, dict[str, Any]] = {
     "sam_overflow": OVERFLOW | {"train_data": overflowing_digits, "sam_radius": 0.05},
     "rolled_back": POISONED | {"on_divergence": Rollback()},
     "rolled_back_slowly": POISONED | {"optimizer": clipped_adam, "on_divergence": Rollback(skip_steps=2, rate=0.1)},
+    "spiking": POISONED
+    | {"train_data": spiking_digits, "global_batch_size": 32, "on_divergence": Rollback(spike=20.0, window=6)},
     "renewed_statistics": SHORT
     | {
         "model": convnet_model,
@@ -596,6 +622,13 @@ CASES: dict[str, dict[str, Any]] = {
         "follow": {"optimizer.ema_momentum": schedules.EqualAverage("0.5 of run")},
         "renew_batch_statistics": True,
     },
+    "recomputed": SHORT
+    | {
+        "model": blocks_model,
+        "recompute": ("normalized", "attentive"),
+        "num_microbatches": 2,
+    },
+    "lora": SHORT | {"model": lambda: adapted(named_model, rank=2, layers=["hidden"], also=["head"])},
     "distillation": {
         "model": named_model,
         "task": lambda: Distillation(teacher=teacher(), loss=sparse_loss(), layers={"hidden": "hidden"}),

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from equivalence.cases import TOO_LARGE, digits, linear_model, poisoned_digits, sgd
+from equivalence.cases import TOO_LARGE, digits, linear_model, poisoned_digits, sgd, spiking_digits
 from training.trainings import run
 
 from tfdist.errors import DivergedError, UserError
@@ -56,7 +56,8 @@ def test_the_batch_is_left_out_and_the_run_ends_well(tmp_path: pathlib.Path) -> 
     left_out = [event["step"] for event in found.events("batch_left_out")]
     assert left_out[-2:] == [FAILS, 7 + FAILS]
     (first, second) = found.result.notes
-    assert "step 4 is not finite: going back to the newest checkpoint, leaving out the batches of 1 steps" in first
+    assert "step 4: the loss or a gradient is not finite. Going back to the newest checkpoint" in first
+    assert "leaving out the batches of 1 steps" in first
     assert "step 11" in second
     assert [p["step"] for p in found.points("train")] == [7, 14]
     assert len(found.result.starts) == 1
@@ -112,6 +113,8 @@ def test_without_the_policy_the_run_ends(tmp_path: pathlib.Path) -> None:
         ({"skip_steps": -1}, "Rollback.skip_steps is -1; write a whole number from 0."),
         ({"rate": 2.0}, "Rollback.rate is 2.0; write a factor above 0, up to 1"),
         ({"skip_steps": 0}, "would do the same again"),
+        ({"spike": 0}, "Rollback.spike is 0; write a z-score above 0"),
+        ({"window": 2}, "Rollback.window is 2; write a whole number from 4."),
         ({"most_failures": 0}, "Rollback.most_failures is 0; write a whole number of at least 1."),
     ],
 )
@@ -124,3 +127,32 @@ def test_a_mistake_is_one_message(settings: dict[str, Any], message: str) -> Non
 def test_without_checkpoints_there_is_nowhere_to_go_back_to(tmp_path: pathlib.Path) -> None:
     failed = run(tmp_path, **POISONED, checkpoint="off", may_fail=True)
     assert isinstance(failed.error, UserError) and "train.checkpoint is 'off'" in str(failed.error)
+
+
+SPIKING = POISONED | {"train_data": spiking_digits, "global_batch_size": 32, "epochs": 1}
+
+
+@pytest.mark.slow
+def test_a_spike_of_the_loss_is_left_out(tmp_path: pathlib.Path) -> None:
+    policy = Rollback(spike=20.0, window=6)
+    found = run(tmp_path / "spike", **(SPIKING | {"on_divergence": policy}))
+    images, labels = spiking_digits()
+    kept = np.r_[0 : 10 * 32, 11 * 32 : len(images)]
+    without = {"train_data": lambda: (images[kept], labels[kept]), "on_divergence": None}
+    assert found.bits() == run(tmp_path / "clean", **(SPIKING | without)).bits()
+    failures = json.loads((tmp_path / "spike" / "rollbacks.json").read_text())
+    assert [each["step"] for each in failures] == [11]
+    assert "The loss of step 11 is far above those before it" in found.result.notes[0]
+    quiet = run(tmp_path / "quiet", **(SPIKING | {"on_divergence": Rollback(spike=1e6, window=6)}))
+    assert not (tmp_path / "quiet" / "rollbacks.json").exists() and quiet.bits() != found.bits()
+
+
+@pytest.mark.slow
+def test_where_calls_and_processes_end_does_not_change_what_is_a_spike(tmp_path: pathlib.Path) -> None:
+    policy = {"on_divergence": Rollback(spike=20.0, window=6)}
+    expected = run(tmp_path / "whole", **(SPIKING | policy), callbacks=[Raises(10**6)])
+    for killed_after in (9, 13):
+        cut = tmp_path / f"cut{killed_after}"
+        with pytest.raises(KeyboardInterrupt):
+            run(cut, **(SPIKING | policy), callbacks=[Raises(killed_after)])
+        assert run(cut, **(SPIKING | policy), callbacks=[Raises(10**6)]).bits() == expected.bits()

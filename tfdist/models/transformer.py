@@ -17,7 +17,7 @@ def build_transformer(
     causal: bool = True,
     dropout: float = 0.0,
 ) -> keras.Model:
-    """Blocks of self-attention and two dense layers, each after a normalization and beside a shortcut.
+    """Blocks of self-attention and two dense layers; they are called block_0, block_1, ….
 
     Args:
       vocabulary_size: tokens are 0 … vocabulary_size - 1.
@@ -35,22 +35,10 @@ def build_transformer(
     x = keras.layers.Embedding(vocabulary_size, width, name="tokens")(inputs)
     x = Places(name="places")(x)
     for index in range(num_layers):
-        x = _block(x, f"block_{index}", width, num_heads, causal=causal, dropout=dropout)
+        x = TransformerBlock(num_heads, causal=causal, dropout=dropout, name=f"block_{index}")(x)
     x = keras.layers.LayerNormalization(name="last_norm")(x)
     logits = keras.layers.Dense(vocabulary_size, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name="transformer")
-
-
-def _block(x: Any, name: str, width: int, num_heads: int, *, causal: bool, dropout: float) -> Any:
-    here = keras.layers.LayerNormalization(name=f"{name}_attention_norm")(x)
-    attention = keras.layers.MultiHeadAttention(
-        num_heads, width // num_heads, dropout=dropout, name=f"{name}_attention"
-    )
-    x = x + keras.layers.Dropout(dropout)(attention(here, here, use_causal_mask=causal))
-    here = keras.layers.LayerNormalization(name=f"{name}_norm")(x)
-    here = keras.layers.Dense(4 * width, activation="gelu", name=f"{name}_wide")(here)
-    here = keras.layers.Dense(width, name=f"{name}_narrow")(here)
-    return x + keras.layers.Dropout(dropout)(here)
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -62,3 +50,45 @@ class Places(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         return inputs + self.vectors
+
+
+@keras.saving.register_keras_serializable("tfdist")
+class TransformerBlock(keras.layers.Layer):
+    """Self-attention and two dense layers, each after a normalization and beside a shortcut, [n, length, width].
+
+    Args:
+      num_heads: of the attention; they share the width.
+      causal: whether a place sees the places before it alone.
+      dropout: the share left out in training, of attention and of what the shortcuts are added to.
+    """
+
+    def __init__(self, num_heads: int, *, causal: bool, dropout: float = 0.0, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._settings = {"num_heads": num_heads, "causal": causal, "dropout": dropout}
+        self.attention_norm = keras.layers.LayerNormalization(dtype=self.dtype_policy)
+        self.norm = keras.layers.LayerNormalization(dtype=self.dtype_policy)
+        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+
+    def build(self, input_shape: Any) -> None:
+        width, heads = input_shape[-1], self._settings["num_heads"]
+        own = {"dtype": self.dtype_policy}
+        self.attention = keras.layers.MultiHeadAttention(
+            heads, width // heads, dropout=self._settings["dropout"], name="attention", **own
+        )
+        self.wide = keras.layers.Dense(4 * width, activation="gelu", name="wide", **own)
+        self.narrow = keras.layers.Dense(width, name="narrow", **own)
+        self.attention_norm.build(input_shape)
+        self.attention.build(input_shape, input_shape)
+        self.norm.build(input_shape)
+        self.wide.build(input_shape)
+        self.narrow.build((*input_shape[:-1], 4 * width))
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        here = self.attention_norm(inputs)
+        attended = self.attention(here, here, use_causal_mask=self._settings["causal"], training=training)
+        x = inputs + self.dropout(attended, training=training)
+        here = self.narrow(self.wide(self.norm(x)))
+        return x + self.dropout(here, training=training)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | self._settings

@@ -104,6 +104,21 @@ class RunDirectory:
         return files.join(self.export, "model.keras")
 
     @property
+    def adapter(self) -> str:
+        """What low-rank adaptation has learned, alone."""
+        return files.join(self.export, "adapter.npz")
+
+    @property
+    def export_report(self) -> str:
+        """What `--mode=export` wrote, and how far its outputs are from the model's."""
+        return files.join(self.export, "report.json")
+
+    @property
+    def predictions(self) -> str:
+        """The files of `--mode=predict`."""
+        return files.join(self.path, "predictions")
+
+    @property
     def sweep(self) -> str:
         """The journal of `--mode=tune`: what each trial was, reported and came to."""
         return files.join(self.path, "sweep.jsonl")

@@ -14,10 +14,18 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.settings.checks import COUNT, SWITCH
+from tfdist.settings.checks import COUNT, SWITCH, Check
 from tfdist.settings.declaration import Settings, setting
 
 Range = tuple[tf.Tensor, tf.Tensor]
+
+
+AUTO = "auto"
+COUNT_OR_AUTO = Check(
+    "a whole number of at least 1, or 'auto'",
+    lambda value: value == AUTO if isinstance(value, str) else COUNT.accepts(value),
+    hint=lambda value: "" if isinstance(value, str) else COUNT.hint(value),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +33,11 @@ class BatchSettings(Settings):
     """How the training examples become batches."""
 
     global_batch_size: int = setting("of one step over all replicas", COUNT, unit="examples")
-    num_microbatches: int = setting(
-        "slices of a batch, computed one after the other, for batches that do not fit in memory", COUNT, 1
+    num_microbatches: int | str = setting(
+        "slices of a batch, computed one after the other, for batches that do not fit in memory; 'auto' begins with 1 "
+        "and takes twice as many whenever memory runs out",
+        COUNT_OR_AUTO,
+        1,
     )
     shuffle: bool = setting("another order each epoch", SWITCH, True)
     drop_remainder: bool = setting("leaves out an epoch's last batch if it is smaller", SWITCH, False)

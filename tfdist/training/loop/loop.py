@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from tfdist.errors import DivergedError, UserError
+from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.reporter import Reporter
@@ -29,6 +30,7 @@ from tfdist.training.loop.outcome import EpochSums, Outcome
 from tfdist.training.loop.votes import NUM_VOTES, Vote
 from tfdist.training.recovery.recovery import Position, Recovery
 from tfdist.training.step import divergence
+from tfdist.training.step.divergence import Spike
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.precision import LossScale
 from tfdist.training.step.step import TrainStep
@@ -57,6 +59,7 @@ class Loop:
       input_hint: what would help if training waits for its input.
       skipped: steps whose batches are left out, as the number of steps before each.
       saves_at_begin: saves before the first step, unless `start` is a checkpoint.
+      spike: as the step has it.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Loop:
         input_hint: str = "",
         skipped: frozenset[int] = frozenset(),
         saves_at_begin: bool = False,
+        spike: Spike | None = None,
     ) -> None:
         self._strategy = strategy
         self._step = step
@@ -94,7 +98,7 @@ class Loop:
         self._watched = watched
         self._skipped = sorted(skipped)
         self._saves_at_begin = saves_at_begin
-        self._sums = EpochSums()
+        self._sums = EpochSums(recent=[math.nan] * (0 if spike is None else spike.window))
         self._told_unused = False
         self._outcome = Outcome()
         self._wanted = Vote()
@@ -141,7 +145,10 @@ class Loop:
         if values:
             for name, value in values["outcome"].items():
                 setattr(self._outcome, name, value)
+            window = len(self._sums.recent)
             self._sums = EpochSums(**values["sums"])
+            if len(self._sums.recent) != window:  # the policy is another one now
+                self._sums.recent = [math.nan] * window
             self._callbacks.restore(values["callbacks"], start.arrays)
             if values["boundary_is_due"]:
                 self._wanted = Vote(stop=values["stop"])
@@ -225,7 +232,7 @@ class Loop:
         return self._outcome.step - self._epoch * self._boundaries.steps_per_epoch
 
     def _begin_epoch(self) -> None:
-        self._sums = EpochSums()
+        self._sums = EpochSums(recent=self._sums.recent)
         self._evaluation_seconds = 0.0
         self._step.reset_metrics()
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
@@ -271,8 +278,11 @@ class Loop:
         started = time.perf_counter()
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = self._sums.vector(self._step.term_names)
-        totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
-        done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
+        try:
+            totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
+            done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
+        except tf.errors.ResourceExhaustedError as error:
+            raise out_of_memory(self._outcome.step, error) from error
         seconds = time.perf_counter() - started
         answers = answers.numpy().tolist()
         self._wanted = Vote.of(answers)
@@ -294,7 +304,7 @@ class Loop:
             peer_seconds=float(totals.peer_seconds),
             news=answers[NUM_VOTES:],
         )
-        self._end_batch(done, overflowed)
+        self._end_batch(done, overflowed, spiked=bool(totals.spiked))
         self._reporter.progress(
             step=self._outcome.step,
             epoch=self._epoch,
@@ -310,15 +320,21 @@ class Loop:
             self._reporter.weightless(step=self._outcome.step)
         self._outcome.weightless += steps
 
-    def _end_batch(self, done: int, overflowed: int) -> None:
+    def _end_batch(self, done: int, overflowed: int, *, spiked: bool) -> None:
         """Calls the batch hooks; raises DivergedError at a loss that is not finite, if none of them stops there."""
         outcome = self._outcome
         self._diverged = divergence.judge(
-            step=outcome.step, steps=done, overflowed=overflowed, loss_scale=self._loss_scale, reporter=self._reporter
+            step=outcome.step,
+            steps=done,
+            overflowed=overflowed,
+            spiked=spiked,
+            loss_scale=self._loss_scale,
+            reporter=self._reporter,
         )
         if self._diverged is not None:
             self._diverged.step = outcome.step
-            outcome.train_metrics["loss"] = math.nan
+            if not spiked:
+                outcome.train_metrics["loss"] = math.nan
         try:
             self._callbacks.batch_end(
                 self._steps_in_epoch - 1, outcome.train_metrics, diverged=self._diverged is not None
@@ -369,3 +385,15 @@ class Loop:
         self._reporter.point(
             step=self._outcome.step, epoch=self._epoch, split=split, metrics=metrics, learning_rate=self.learning_rate
         )
+
+
+def out_of_memory(step: int, error: tf.errors.ResourceExhaustedError) -> OutOfMemoryError:
+    """What a call that found no memory ends with; `step` steps were done before it."""
+    lines = [line for line in str(error.message).splitlines() if "OOM when" in line or "out of memory" in line.lower()]
+    wanted = f" ({lines[0].strip()[:160]})" if lines else ""
+    told = OutOfMemoryError(
+        f"A training step after step {step:,} found no memory{wanted}. Write train.num_microbatches = "
+        "'auto', which cuts the batch until it fits, or a number; or a smaller train.global_batch_size."
+    )
+    told.step = step
+    return told

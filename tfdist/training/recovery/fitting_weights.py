@@ -15,6 +15,7 @@ import h5py
 import keras
 
 from tfdist.errors import UserError
+from tfdist.recipes.lora import kept_adapters
 from tfdist.storage import files
 
 WEIGHTS_IN_KERAS_FILE = "model.weights.h5"
@@ -39,7 +40,10 @@ def load_fitting(model: keras.Model, path: str) -> list[str]:
             theirs = _layers(copy)
             ours_file = os.path.join(scratch, "here.weights.h5")
             model.save_weights(ours_file)
-            with warnings.catch_warnings(action="ignore"):  # Keras's own account of it, of layers alone
+            with (
+                kept_adapters(model),
+                warnings.catch_warnings(action="ignore"),
+            ):  # Keras's own account of it, of layers alone
                 model.load_weights(copy, skip_mismatch=True)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"The weights in {path} do not load into this model: {error}") from error

@@ -1,4 +1,6 @@
-"""Goes back to the newest checkpoint where a loss or gradient is not finite, and on from there in another way.
+"""Goes back to the newest checkpoint where a step has failed, and on from there in another way.
+
+A step fails whose loss or gradients are not finite, whose loss is a spike, or that finds no memory.
 
 Invariant: what is done in another way is stored before the run goes back, and every start reads it first. So a run that
 is killed at any moment of it ends with the weights of one that was not. All workers see the same step fail, since what
@@ -9,17 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 
 import keras
 
-from tfdist.errors import DivergedError, UserError, is_whole_number
+from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError, UserError, is_whole_number
 from tfdist.recipes.groups import scale_rate
 from tfdist.settings.checks import shown
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.recovery.recovery import Position
+from tfdist.training.step.divergence import Spike
 from tfdist.training.step.optimizer import parts
 
 
@@ -31,11 +35,17 @@ class Rollback:
       skip_steps: leaves so many batches out, the last of them the one whose step failed.
       rate: multiplies the learning rate from the checkpoint on, for the rest of the run.
       most_failures: ends the run at the failure that follows so many without a checkpoint in between.
+      spike: takes a loss for a failure too whose robust z-score, (loss - median) ÷ (1.4826 · median absolute
+        deviation) of the steps before it, is above this; None takes none. PaLM's authors did so by hand (Chowdhery et
+        al., 2022).
+      window: how many steps before it a spike is compared with.
     """
 
     skip_steps: int = 1
     rate: float = 1.0
     most_failures: int = 3
+    spike: float | None = None
+    window: int = 64
 
     def __post_init__(self) -> None:
         if not is_whole_number(self.skip_steps, least=0):
@@ -46,11 +56,22 @@ class Rollback:
             raise UserError(
                 f"Rollback.most_failures is {shown(self.most_failures)}; write a whole number of at least 1."
             )
+        if self.spike is not None and (
+            not isinstance(self.spike, int | float) or isinstance(self.spike, bool) or not self.spike > 0
+        ):
+            raise UserError(f"Rollback.spike is {shown(self.spike)}; write a z-score above 0, such as 10.0, or None.")
+        if not is_whole_number(self.window, least=4):
+            raise UserError(f"Rollback.window is {shown(self.window)}; write a whole number from 4.")
         if self.skip_steps == 0 and self.rate == 1:
             raise UserError(
                 "A Rollback with skip_steps = 0 and rate = 1.0 would do the same again."
                 " Write skip_steps = 1, or rate = 0.1."
             )
+
+    @property
+    def spikes(self) -> Spike | None:
+        """What the step looks for."""
+        return None if self.spike is None else Spike(float(self.spike), self.window)
 
 
 @dataclasses.dataclass
@@ -58,7 +79,8 @@ class Failure:
     """A step that failed.
 
     Attributes:
-      step: of the run, the first one 1.
+      step: of the run, the first one 1; of one without memory, about.
+      microbatches: from there on there are so many times as many.
       back_to: the step of the checkpoint that the run went back to; None before it did.
       iterations: the optimizer's count there.
       skip_steps, rate: of the policy at that time.
@@ -67,6 +89,7 @@ class Failure:
     step: int
     skip_steps: int
     rate: float
+    microbatches: int = 1
     back_to: int | None = None
     iterations: int = 0
 
@@ -77,15 +100,23 @@ class Rollbacks:
     Args:
       strategy: connected.
       path: of the file that stores them.
-      policy: None ends the run at the first.
+      policy: None ends the run at the first loss that is not finite.
+      splits: whether batches are cut into more microbatches where memory is short; else the run ends.
       note: told once of each, by an event's name and a sentence.
     """
 
     def __init__(
-        self, strategy: Strategy, path: str, policy: Rollback | None, note: Callable[[str, str], None]
+        self,
+        strategy: Strategy,
+        path: str,
+        policy: Rollback | None,
+        note: Callable[[str, str], None],
+        *,
+        splits: bool = False,
     ) -> None:
         self._strategy, self._path, self._note = strategy, path, note
         self._policy = policy
+        self._splits = splits
         self._failures: list[Failure] = []
         self.has_gone_back = False  # in this process
         self._read()
@@ -93,7 +124,17 @@ class Rollbacks:
     @property
     def is_possible(self) -> bool:
         """Whether the run goes back; it is then saved before its first step, to have where to go."""
-        return self._policy is not None
+        return self._policy is not None or self._splits
+
+    @property
+    def spike(self) -> Spike | None:
+        """What the steps look for."""
+        return None if self._policy is None else self._policy.spikes
+
+    @property
+    def microbatches(self) -> int:
+        """How many times as many microbatches there are as at the beginning."""
+        return math.prod(each.microbatches for each in self._failures)
 
     @property
     def skipped(self) -> frozenset[int]:
@@ -119,24 +160,25 @@ class Rollbacks:
             return False
         failure = self._failures[-1]
         if start is None or not start.values:
-            raise DivergedError(f"Training diverged at step {failure.step}, and there is no checkpoint to go back to.")
+            raise DivergedError(f"Training failed at step {failure.step}, and there is no checkpoint to go back to.")
         failure.back_to = start.step
         failure.iterations = int(keras.ops.convert_to_numpy(parts(optimizer)[0].iterations))
         self._write()
         self.apply(optimizer)
         return failure.rate != 1
 
-    def note(self, error: DivergedError) -> None:
-        """Stores that a step failed, and says so; raises the error where the run is not to go back."""
+    def note(self, error: DivergedError | OutOfMemoryError) -> None:
+        """Stores that a step failed, and says so; raises the error where the run is not to go back.
+
+        Where another worker may not know of it, this process ends too, and the same command goes on.
+        """
+        if isinstance(error, OutOfMemoryError):
+            self._note_memory(error)
+            return
         if self._policy is None or error.step is None:
             raise error
         policy, before = self._policy, self._failures
-        places = [each.back_to for each in before]
-        if len(before) >= policy.most_failures and len(set(places[-policy.most_failures :])) == 1:
-            raise DivergedError(
-                f"{error} The run went back to step {places[-1]:,} {policy.most_failures} times, as "
-                "train.on_divergence asks, and came to no checkpoint after it."
-            ) from error
+        self._check_account(policy.most_failures, error)
         before.append(Failure(error.step, policy.skip_steps, policy.rate))
         self._write()
         self.has_gone_back = True
@@ -144,11 +186,36 @@ class Rollbacks:
             *([f"leaving out the batches of {policy.skip_steps:,} steps up to it"] if policy.skip_steps else []),
             *([f"multiplying the learning rate by {policy.rate:g}"] if policy.rate != 1 else []),
         ]
+        first = str(error).split(". ")[0].removesuffix(".")
+        self._note("rolled_back", f"{first}. Going back to the newest checkpoint, {' and '.join(done)}.")
+
+    def _note_memory(self, error: OutOfMemoryError) -> None:
+        if not self._splits or error.step is None:
+            raise error
+        self._failures.append(Failure(error.step + 1, skip_steps=0, rate=1.0, microbatches=2))
+        if self._strategy.topology.num_workers > 1:
+            files.write_atomic(self._path, self._content())
+            told = OutOfMemoryError(
+                f"{str(error).split('. Write')[0]}. The same command goes on with twice as many microbatches."
+            )
+            told.exit_status = EXIT_PEER_LOST
+            raise told from error
+        self._write()
+        self.has_gone_back = True
         self._note(
-            "rolled_back",
-            f"The loss or a gradient of step {error.step:,} is not finite: going back to the newest checkpoint, "
-            f"{' and '.join(done)}.",
+            "split",
+            f"{str(error).split('. Write')[0]}. Going back to the newest checkpoint, with batches cut into "
+            f"{self.microbatches:,} times as many microbatches as at first.",
         )
+
+    def _check_account(self, most: int, error: DivergedError) -> None:
+        """Raises the error that ends a run which fails again and again without coming further."""
+        places = [each.back_to for each in self._failures if each.microbatches == 1]
+        if len(places) >= most and len(set(places[-most:])) == 1:
+            raise DivergedError(
+                f"{error} The run went back to step {places[-1]:,} {most} times, as train.on_divergence asks, and came "
+                "to no checkpoint after it."
+            ) from error
 
     def _read(self) -> None:
         """The failures that earlier starts stored. A collective."""
@@ -162,8 +229,9 @@ class Rollbacks:
 
     def _write(self) -> None:
         """Stores the failures. A collective, after which every worker may rely on it."""
-        content: Sequence[dict[str, object]] = [dataclasses.asdict(each) for each in self._failures]
         self._strategy.on_chief(
-            lambda: files.write_atomic(self._path, to_json(content, indent=2) + "\n"),
-            "The run's rollbacks cannot be written",
+            lambda: files.write_atomic(self._path, self._content()), "The run's rollbacks cannot be written"
         )
+
+    def _content(self) -> str:
+        return to_json([dataclasses.asdict(each) for each in self._failures], indent=2) + "\n"

@@ -45,32 +45,40 @@ class Found:
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
 
 
-def find(weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, *, tell: EventSink) -> Found:
-    """The weights that `evaluate.weights` names.
+def find(
+    weights: str | int | None,
+    run: RunDirectory,
+    policy: CheckpointPolicy | None,
+    *,
+    tell: EventSink,
+    setting: str = "evaluate.weights",
+) -> Found:
+    """The weights that a setting names.
 
     Args:
       weights: as in `EvaluateSettings`; None is the model that the run has exported.
       run: whose checkpoints and model are meant.
       policy: of the run: says by which metric a checkpoint is the best one.
       tell: gets a warning of each damaged checkpoint that is passed over.
+      setting: its name, for messages.
     """
     if weights is None:
-        return find_exported(run)
+        return find_exported(run, setting)
     if isinstance(weights, int):
         return _of_step(weights, run)
     if weights == LAST:
         return _newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
     if weights == BEST:
-        return _best(run, policy)
+        return _best(run, policy, setting)
     path = RunDirectory(weights).path
     if path.endswith(FILES):
         if not files.exists(path):
-            raise UserError(f"There is no file evaluate.weights = {path!r}.")
+            raise UserError(f"There is no file {setting} = {path!r}.")
         return Found(path)
-    if (found := find_checkpoint(path, "evaluate.weights", tell=tell)) is not None:
+    if (found := find_checkpoint(path, setting, tell=tell)) is not None:
         return found
     raise UserError(
-        f"evaluate.weights = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
+        f"{setting} = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
         "checkpoint or of a run, or a file in .keras and .weights.h5 format."
     )
 
@@ -95,13 +103,13 @@ def places_of_checkpoints(path: str) -> tuple[str, str]:
     return RunDirectory(path).checkpoints, path
 
 
-def find_exported(run: RunDirectory) -> Found:
+def find_exported(run: RunDirectory, setting: str = "evaluate.weights") -> Found:
     """The model that the run has exported; raises UserError where it has none yet."""
     if files.exists(run.model):
         return Found(run.model)
     steps = _steps(run)
-    advice = f"Write evaluate.weights = 'last' for the newest checkpoint; there are {steps}" if steps else "Train first"
-    raise UserError(f"There are no trained weights at {run.model}. {advice}, or write evaluate.weights = 'FILE'.")
+    advice = f"Write {setting} = 'last' for the newest checkpoint; there are {steps}" if steps else "Train first"
+    raise UserError(f"There are no trained weights at {run.model}. {advice}, or write {setting} = 'FILE'.")
 
 
 def _of_step(step: int, run: RunDirectory) -> Found:
@@ -111,10 +119,10 @@ def _of_step(step: int, run: RunDirectory) -> Found:
     return _loaded(max(found, key=lambda entry: entry.age_order).path)
 
 
-def _best(run: RunDirectory, policy: CheckpointPolicy | None) -> Found:
+def _best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> Found:
     if policy is None or policy.keep_best is None:
         raise UserError(
-            "evaluate.weights is 'best', and the run was not told which checkpoint is the best one. Train with a "
+            f"{setting} is 'best', and the run was not told which checkpoint is the best one. Train with a "
             "policy that has keep_best = 'val_accuracy', or another metric; or write a step. "
             f"{run.path} has checkpoints of {_steps(run) or 'no step'}."
         )

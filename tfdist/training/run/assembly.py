@@ -18,9 +18,11 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.input_hints import hint_for
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline, dispose
 from tfdist.data.sources.source import Source
-from tfdist.errors import UserError
+from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.recipes.followed import Holders, followed
 from tfdist.recipes.lengths import RunLength
+from tfdist.recipes.lora import adapter_bytes, adapter_of, kept_adapters
+from tfdist.recipes.recompute import recomputed
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
@@ -107,6 +109,25 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
 
 
+def cut(training: Training, times: int) -> Training:
+    """The training with so many times as many microbatches.
+
+    Raises:
+      OutOfMemoryError: the batch has no examples for them.
+    """
+    if times == 1:
+        return training
+    plan = training.plan
+    parts = plan.num_microbatches * times
+    try:
+        return dataclasses.replace(training, plan=dataclasses.replace(plan, num_microbatches=parts))
+    except UserError as error:
+        raise OutOfMemoryError(
+            f"A training step finds no memory, and global_batch_size = {plan.global_batch_size} cannot be cut into "
+            f"{parts} microbatches. Take a smaller model, or a machine with more memory."
+        ) from error
+
+
 def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
     """How long a training is, in the units of its schedules."""
     return RunLength(
@@ -126,6 +147,7 @@ def in_place(training: Training) -> Iterator[None]:
     with (
         synchronized(learner.model, training.run.strategy, wanted=settings.synchronize_batch_norm),
         followed(settings.follow or {}, holders, length),
+        recomputed(learner.model, settings.recompute),
     ):
         yield
 
@@ -255,6 +277,7 @@ def build_step(training: Training) -> TrainStep:
         scale_factor=learner.scale_factor,
         typical_weight=float(plan.global_batch_size),
         sam_radius=settings.sam_radius,
+        spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
         deterministic=settings.deterministic,
     )
     choose_packing(run.strategy, learner, step, batches, **auto)
@@ -344,6 +367,7 @@ def run_loop(
         input_hint=hint_for(training.source),
         skipped=rollbacks.skipped,
         saves_at_begin=rollbacks.is_possible,
+        spike=rollbacks.spike,
     )
     run.console.start(
         Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=boundaries.total_steps)
@@ -436,7 +460,7 @@ def evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, recovery: Re
 
 
 def export_model(run: Run, model: keras.Model) -> None:
-    """Writes export/model.keras, whole or not at all, on the chief."""
+    """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief."""
     heartbeat.beat(heartbeat.FINISHING)
     if not run.topology.is_chief:
         return
@@ -448,16 +472,21 @@ def export_model(run: Run, model: keras.Model) -> None:
         files.make_dirs(run.directory.export)
         with open(path, "rb") as saved:
             files.write_atomic(run.directory.model, saved.read())
+    adapter = adapter_of(model)
+    if adapter:
+        files.write_atomic(run.directory.adapter, adapter_bytes(adapter))
 
 
-def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None) -> Found:
-    """What `evaluate.weights` names. A collective: the chief looks, the others learn what it found, without the values.
+def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None, *, setting: str) -> Found:
+    """What a setting, such as `evaluate.weights`, names.
+
+    A collective: the chief looks, the others learn what it found, without the values.
 
     Raises:
       UserError: there is no such thing; on every worker.
     """
     found = run.strategy.on_chief(
-        lambda: find(weights, run.directory, policy, tell=run.events), "The checkpoints cannot be read"
+        lambda: find(weights, run.directory, policy, tell=run.events, setting=setting), "The checkpoints cannot be read"
     )
     if run.topology.num_workers == 1:
         assert found is not None
@@ -493,6 +522,7 @@ def load_weights(model: keras.Model, path: str) -> None:
         try:
             with open(copy, "wb") as target:
                 target.write(files.read(path))
-            model.load_weights(copy)
+            with kept_adapters(model):
+                model.load_weights(copy)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
             raise UserError(f"The weights in {path} do not load into this model: {said(error)}") from error

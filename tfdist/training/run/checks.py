@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -19,7 +19,9 @@ from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline
 from tfdist.data.sources.source import Source
 from tfdist.recipes.followed import Holders, followed
+from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
+from tfdist.tasks.base import Task
 from tfdist.telemetry.console.curve import curve
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_stateful
 from tfdist.training.recovery import survival
@@ -27,7 +29,7 @@ from tfdist.training.run import assembly
 from tfdist.training.run.batch_dependence import batch_dependent_layers
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.examples import check_first_batch, named_arrays
-from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts
@@ -68,6 +70,8 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     _tell_notes(tell, built, task.inputs(batches["training"]), training)
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
+    if settings.recompute is not None:
+        tell(f"computed again in the backward pass: {', '.join(_names(chosen_layers(built, settings.recompute)))}")
     run_length = assembly.length_of(settings, training)
     bind_schedules(made, run_length)
     with followed(settings.follow or {}, Holders(parts(made), built, task.loss_weights), run_length):
@@ -91,6 +95,19 @@ def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
+def check_use(
+    settings: TrainedSettings, model: ModelBuilder, task: Task, data: Callable[[], Any], strategy: Strategy, tell: Tell
+) -> None:
+    """The same for what a trained model is used for without targets: `task` takes the inputs out of the examples."""
+    set_precision(settings.precision)
+    replicas = _tell_strategy(tell, strategy)
+    with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
+        source = _opened(data, scratch)
+        _tell_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
+    built = build_model(model, task, source.structure)
+    tell(f"model: {built.name}, {built.count_params():,} parameters")
+
+
 def _tell_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
     """Draws the learning rates of a run, and says some; nothing where they stay."""
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
@@ -104,9 +121,9 @@ def _tell_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
     tell(f"learning rate: {', '.join(f'{rates[i]:.3g} at step {steps[i]:,}' for i in shown)}")
 
 
-def _tell_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int) -> Any:
+def _tell_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int, split: str = "evaluation") -> Any:
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=replicas)
-    return _tell_data(tell, "evaluation", source, plan)
+    return _tell_data(tell, split, source, plan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +205,10 @@ def counted(number: int, noun: str) -> str:
 def _said(structure: Any) -> str:
     described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", structure)
     return str(described).replace("'", "")
+
+
+def _names(layers: Sequence[keras.layers.Layer]) -> list[str]:
+    return [layer.name for layer in layers]
 
 
 def _size(variable: Any) -> int:

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import keras
 
 from tfdist.checkpoint.policy import AUTO, CHECKPOINT, CheckpointPolicy, policy_of
+from tfdist.data.order.batches import AUTO as BATCHES_AUTO
 from tfdist.data.order.batches import BatchPlan, BatchSettings
 from tfdist.errors import UserError, is_whole_number
+from tfdist.recipes.recompute import AUTO as RECOMPUTE_AUTO
 from tfdist.settings.checks import (
     COUNT,
     FUNCTION,
@@ -54,6 +56,14 @@ FOLLOW = Check(
         and all(isinstance(each, keras.optimizers.schedules.LearningRateSchedule) for each in value.values())
     ),
 )
+RECOMPUTE = Check(
+    "a list of patterns, ['block_*'], or 'auto'",
+    lambda value: (
+        value == RECOMPUTE_AUTO
+        if isinstance(value, str)
+        else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
+    ),
+)
 START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
 WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
@@ -88,6 +98,13 @@ class TrainSettings(BatchSettings, LengthSettings):
         "of sharpness-aware minimization: the gradient is that of the highest loss within it; two passes a step",
         or_none(POSITIVE),
         None,
+    )
+    recompute: Sequence[str] | str | None = setting(
+        "gradient checkpointing: layers whose inputs alone are kept, by patterns of their names, or 'auto': all that "
+        "hold layers of their own; less memory for more time",
+        or_none(RECOMPUTE),
+        None,
+        may_change=True,
     )
     task: Task | None = setting(
         "what is learned; None takes the loss and metrics which the model is compiled with", TASK, None
@@ -159,6 +176,13 @@ class TrainSettings(BatchSettings, LengthSettings):
         False,
         may_change=True,
     )
+    fast_check: bool = setting(
+        "trains two steps, evaluates two batches, saves, exports and calls callbacks in RUN_DIR/fast_check, which goes "
+        "again; the run itself is not begun",
+        SWITCH,
+        False,
+        may_change=True,
+    )
     must_report: str | None = setting(
         "a metric, `val_NAME` for one of the evaluation, without which nothing is trained; what --mode=tune asks of "
         "its trials",
@@ -174,6 +198,11 @@ class TrainSettings(BatchSettings, LengthSettings):
         check_callbacks(self.callbacks)
         if self.on_divergence is not None and self.policy is None:
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
+        if self.splits and self.policy is None:
+            raise UserError(
+                "train.num_microbatches is 'auto', which goes back to a checkpoint where memory runs out, and "
+                "train.checkpoint is 'off'. Write a number, or remove the latter."
+            )
         if self.stop_after_epochs is not None and self.policy is None:
             raise UserError(
                 "train.stop_after_epochs saves the run to be resumed later, and train.checkpoint is 'off'. Remove one."
@@ -185,6 +214,11 @@ class TrainSettings(BatchSettings, LengthSettings):
         return policy_of(self.checkpoint)
 
     @property
+    def splits(self) -> bool:
+        """Whether batches are cut into more microbatches where memory runs out."""
+        return self.num_microbatches == BATCHES_AUTO
+
+    @property
     def evaluates(self) -> bool:
         return self.eval_data is not None
 
@@ -194,7 +228,7 @@ class TrainSettings(BatchSettings, LengthSettings):
             num_examples=num_examples,
             global_batch_size=self.global_batch_size,
             num_replicas=num_replicas,
-            num_microbatches=self.num_microbatches,
+            num_microbatches=1 if isinstance(self.num_microbatches, str) else self.num_microbatches,
             shuffle_seed=self.seed if self.shuffle else None,
             drop_remainder=self.drop_remainder,
             pad=self.strategy.needs_static_shapes,
@@ -202,18 +236,16 @@ class TrainSettings(BatchSettings, LengthSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(Settings):
-    """An evaluation of trained weights; what has no value has that of the training, if the configuration has one."""
-
-    NAME: ClassVar[str] = "evaluate"
+class TrainedSettings(Settings):
+    """A trained model and its weights; what has no value has that of the training, if the configuration has one."""
 
     model: ModelBuilder = setting(
         "builds the model, as in training; one that takes `hp` gets the values of the run directory's training",
         MODEL,
     )
-    data: DataFunction = setting("gives the examples", FUNCTION)
-    strategy: Strategy = setting("who computes", STRATEGY)
-    task: Task | None = setting("gives loss and metrics; None takes those which the model is compiled with", TASK, None)
+    task: Task | None = setting(
+        "as in the training; None takes the loss and metrics which the model is compiled with", TASK, None
+    )
     global_batch_size: int = setting("of one step over all replicas", COUNT, 256, unit="examples")
     precision: str = setting("as in the training", PRECISION, "float32")
     weights: str | int | None = setting(
@@ -228,4 +260,15 @@ class EvaluateSettings(Settings):
 
     @property
     def policy(self) -> CheckpointPolicy | None:
+        """Of the checkpoints; None where there are none."""
         return policy_of(self.checkpoint)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateSettings(TrainedSettings):
+    """An evaluation of trained weights."""
+
+    NAME: ClassVar[str] = "evaluate"
+
+    data: DataFunction = setting("gives the examples", FUNCTION)
+    strategy: Strategy = setting("who computes", STRATEGY)

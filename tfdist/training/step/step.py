@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.sparse import without_repeats
 from tfdist.tasks.base import ROWS
+from tfdist.training.step.divergence import Spike
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, plus, quotients
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
@@ -37,6 +38,8 @@ class Totals(NamedTuple):
       steps: steps done in this call, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
       weightless: steps whose examples weigh nothing in all, which changed nothing.
+      spiked: 1 if the last step's loss is far above those before it, else 0.
+      recent: float64, the losses of the last steps, oldest first; as many as the step was told to compare with.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
     """
@@ -47,6 +50,8 @@ class Totals(NamedTuple):
     steps: tf.Tensor
     overflowed: tf.Tensor
     weightless: tf.Tensor
+    spiked: tf.Tensor
+    recent: tf.Tensor
     input_seconds: tf.Tensor
     peer_seconds: tf.Tensor
 
@@ -91,6 +96,7 @@ class TrainStep:
       typical_weight: about what a global batch's gradients are divided by, its number of examples.
       sam_radius: takes the gradient where the loss is highest within this distance of the weights, to first order
         (Foret et al., "Sharpness-Aware Minimization", 2021); two passes and two reductions a step.
+      spike: ends a call after a step whose loss is a spike; None looks for none.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
     """
@@ -108,6 +114,7 @@ class TrainStep:
         scale_factor: float = 1.0,
         typical_weight: float,
         sam_radius: float | None = None,
+        spike: Spike | None = None,
         deterministic: bool = False,
     ) -> None:
         self._strategy = strategy
@@ -120,6 +127,7 @@ class TrainStep:
         self._scale_factor = scale_factor
         self._typical_weight = typical_weight
         self._sam_radius = sam_radius
+        self._spike = spike
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
         self._touched = moving_variables(model)  # what a forward pass changes
         # What a skipped step must not change; without a loss scale the run ends with it.
@@ -140,20 +148,21 @@ class TrainStep:
           iterator: local batches.
           num_steps: int32 scalar.
           votes: float32 vector, this worker's; and whatever else the workers should tell each other.
-          sums: float64 [2 + terms], what the epoch's earlier calls came to: loss sum, weight, term sums. Every step is
-            added to them one by one, so that no bit of the mean depends on where calls end.
+          sums: float64 [2 + terms + recent], what the epoch's earlier calls came to: loss sum, weight, term sums, and
+            the run's last losses. Every step is added to them one by one, so that no bit of the mean depends on where
+            calls end.
 
         Returns:
           The totals, the training metrics so far, and the sum of all replicas' votes.
         """
 
         def proceed(totals: Totals) -> tf.Tensor:
-            going = totals.steps < num_steps
+            going = (totals.steps < num_steps) & tf.equal(totals.spiked, 0)
             return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = timed_next(self._strategy, iterator)
-            return (_advanced(totals, self.on_batch(batch), waited),)
+            return (_advanced(totals, self.on_batch(batch), waited, self._spike),)
 
         (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(self._read_metrics, args=(votes,)))
@@ -275,11 +284,12 @@ class TrainStep:
 
     def _totals_from(self, sums: tf.Tensor) -> Totals:
         """Totals before a call's first step; `sums` as in `_run`."""
-        loss_sum, weight, *terms = tf.unstack(sums, num=2 + len(self.term_names))
+        num_terms = len(self.term_names)
+        loss_sum, weight, *terms = tf.unstack(sums[: 2 + num_terms], num=2 + num_terms)
+        recent = tf.ensure_shape(sums[2 + num_terms :], [0 if self._spike is None else self._spike.window])
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
-        return Totals(
-            loss_sum, weight, dict(zip(self.term_names, terms, strict=True)), none, none, none, seconds, seconds
-        )
+        by_name = dict(zip(self.term_names, terms, strict=True))
+        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, seconds, seconds)
 
 
 def _of_turns(seen: Sequence[GlobalSums]) -> GlobalSums:
@@ -294,13 +304,19 @@ def _of_turns(seen: Sequence[GlobalSums]) -> GlobalSums:
     )
 
 
-def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
+def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike | None) -> Totals:
     """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
     weightless = seen.finite & _weighs_nothing(seen.weight)
 
     def counted(value: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.where(seen.finite & ~weightless, value, tf.zeros_like(value)), tf.float64)
 
+    spiked, recent = totals.spiked, totals.recent
+    if spike is not None:
+        counts = seen.finite & ~weightless
+        spiked = tf.cast(counts & spike.is_one(seen.loss, recent), tf.int32)
+        newer = tf.concat([recent[1:], [tf.cast(seen.loss, tf.float64)]], axis=0)
+        recent = tf.where(counts & tf.equal(spiked, 0), newer, recent)
     return Totals(
         totals.loss_sum + counted(seen.loss) * counted(seen.count),
         totals.weight + counted(seen.count),
@@ -308,6 +324,8 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
         totals.weightless + tf.cast(weightless, tf.int32),
+        spiked,
+        recent,
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
     )

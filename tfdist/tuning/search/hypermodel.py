@@ -18,7 +18,7 @@ from tfdist.errors import TfdistError, UserError, missing_extra
 from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
 from tfdist.telemetry.json_text import from_json, to_json
-from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.training.run.settings import TrainedSettings, TrainSettings
 from tfdist.tuning.search.space import SETTING
 
 if TYPE_CHECKING:
@@ -147,15 +147,15 @@ def builder_of(settings: TrainSettings) -> Any:
     return model
 
 
-def builder_of_trained(settings: EvaluateSettings, run_dir: str) -> Any:
-    """What builds the model of an evaluation: one that takes `hp` with the values of the training in `run_dir`.
+def builder_of_trained(settings: TrainedSettings, run_dir: str) -> Any:
+    """What builds a trained model: one that takes `hp` with the values of the training in `run_dir`.
 
     Raises:
       UserError: as `builder_of`.
     """
     if takes_hyperparameters(settings.model):
         return _wrapped(settings.model, (read(run_dir) or {}).get("values") or {})
-    FUNCTION("evaluate.model", settings.model)
+    FUNCTION(f"{settings.NAME}.model", settings.model)
     return settings.model
 
 

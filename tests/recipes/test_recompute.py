@@ -1,0 +1,69 @@
+"""Gradient checkpointing takes the same steps: weights, dropout, batch statistics; and what it cannot do it refuses."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from training.trainings import run
+
+from tfdist.errors import UserError
+from tfdist.models.transformer import TransformerBlock
+from tfdist.recipes.recompute import chosen_layers
+
+
+def model() -> keras.Model:
+    inputs = keras.Input((64,))
+    layers = [keras.layers.Dense(64, kernel_regularizer="l2"), keras.layers.BatchNormalization(momentum=0.9)]
+    x = keras.Sequential([*layers, keras.layers.Activation("tanh")], name="normalized")(inputs)
+    x = TransformerBlock(2, causal=True, dropout=0.2, name="block_0")(keras.layers.Reshape((8, 8))(x))
+    x = TransformerBlock(2, causal=False, dropout=0.2, name="block_1")(x)
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+
+
+def adding() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.Sequential([keras.layers.Dense(8, activity_regularizer="l2")], name="adds")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+SETTINGS: dict[str, Any] = {"model": model, "eval_data": None, "epochs": 1, "deterministic": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"precision": "bfloat16"}, {"precision": "float16"}, {"xla": "on"}], ids=str)
+def test_it_takes_the_same_steps(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
+    plain = run(tmp_path / "plain", **(SETTINGS | changes))
+    again = run(tmp_path / "again", **(SETTINGS | changes), recompute="auto")
+    tolerance = 1e-6 if not changes else 2e-5 if "xla" in changes else 4e-3
+    for ours, theirs in zip(again.weights(), plain.weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=tolerance)
+    seeds = [[v.numpy() for v in each.model.variables if "seed" in v.path] for each in (again, plain)]
+    assert len(seeds[0]) >= 2
+    np.testing.assert_array_equal(*seeds)
+    assert again.points("train")[0]["loss"] == pytest.approx(plain.points("train")[0]["loss"], abs=tolerance)
+    assert "call" not in vars(again.model.get_layer("block_0"))  # as the user made it
+
+
+def test_layers_are_chosen_by_pattern_and_outermost() -> None:
+    made = model()
+    assert [layer.name for layer in chosen_layers(made, "auto")] == ["normalized", "block_0", "block_1"]
+    assert [layer.name for layer in chosen_layers(made, ["block_*"])] == ["block_0", "block_1"]
+    assert [layer.name for layer in chosen_layers(made, ["block_1", "wide"])] == ["block_1", "wide"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"recompute": "blocks"}, "train.recompute is 'blocks'; write a list of patterns, ['block_*'], or 'auto'"),
+        ({"recompute": ["blok_*"]}, "train.recompute names 'blok_*', and no layer"),
+        ({"model": adding, "recompute": "auto"}, "The layer 'adds' adds to the loss"),
+    ],
+)
+def test_a_mistake_is_one_message(tmp_path: pathlib.Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, **(SETTINGS | changes))
+    assert words in str(caught.value)

@@ -1,0 +1,117 @@
+"""`--mode=export`: other programs compute what the model does, and the report says how exactly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from support import REPOSITORY, run_python
+
+from tfdist.data.sources.sklearn_sets import load_digits
+
+DIGITS = "--gin_file=configs/experiments/digits.gin"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("digits") / "run"
+    arguments = ["-m", "tfdist.main", DIGITS, "--gin_param=train.epochs = 3", f"--run_dir={run_dir}"]
+    run_python(arguments, cwd=REPOSITORY).check()
+    return run_dir
+
+
+def export(run_dir: Path, *settings: str) -> Any:
+    given = [f"--gin_param={each}" for each in settings]
+    return run_python(["-m", "tfdist.main", "--mode=export", f"--run_dir={run_dir}", *given], cwd=REPOSITORY)
+
+
+def report_of(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "export" / "report.json").read_text())
+
+
+def test_every_format_computes_what_the_model_does(trained: Path) -> None:
+    export(trained, "export.formats = ['saved_model', 'litert', 'onnx']").check()
+    report = report_of(trained)
+    assert report["num_examples"] == 64 and report["weights"] == str(trained / "export/model.keras")
+    assert set(report["exports"]) == {"saved_model", "litert", "onnx"}
+    for kind, found in report["exports"].items():
+        assert found["largest_difference"]["output"] < 1e-4, kind
+        assert found["same_class"]["output"] == 1.0 and found["bytes"] > 100_000
+        assert Path(found["path"]).exists()
+
+
+def test_a_saved_model_runs_without_tfdist_or_keras(trained: Path) -> None:
+    export(trained).check()
+    images, _ = load_digits(split="test")
+    np.save(trained / "images.npy", images)
+    program = (
+        "import sys, numpy as np, tensorflow as tf\n"
+        f"model = tf.saved_model.load({str(trained / 'export/saved_model')!r})\n"
+        f"images = np.load({str(trained / 'images.npy')!r})\n"
+        "found = model.signatures['serving_default'](inputs=tf.constant(images))['output'].numpy()\n"
+        "assert 'tfdist' not in sys.modules\n"
+        f"np.save({str(trained / 'found.npy')!r}, found)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = keras.models.load_model(trained / "export" / "model.keras")(images)
+    np.testing.assert_allclose(np.load(trained / "found.npy"), expected, atol=1e-4)
+
+
+def test_int8_is_smaller_and_its_difference_is_said(trained: Path) -> None:
+    export(trained, "export.formats = ['litert']").check()
+    plain = report_of(trained)["exports"]["litert"]
+    export(trained, "export.formats = ['saved_model', 'onnx', 'litert']", "export.quantize = 'int8'").check()
+    report = report_of(trained)
+    small = report["exports"]["litert"]
+    for kind in ("saved_model", "onnx"):
+        assert report["exports"][kind]["same_class"]["output"] > 0.95
+    assert report["quantized"] == "int8" and small["bytes"] < plain["bytes"]
+    assert plain["largest_difference"]["output"] < small["largest_difference"]["output"] < 1.0
+    assert small["same_class"]["output"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("export.formats = []", "write a list of 'saved_model', 'litert' and 'onnx'"),
+        ("export.formats = ['h5']", "write a list of 'saved_model', 'litert' and 'onnx'"),
+        ("export.quantize = 'int2'", "write one of 'int8', or None"),
+        ("export.weights = 7", "has no checkpoint of step 7"),
+    ],
+)
+def test_wrong_settings_are_one_message(trained: Path, setting: str, words: str) -> None:
+    refused = export(trained, setting)
+    assert refused.status == 2 and words in refused.stderr, refused.outputs()
+
+
+def test_the_server_of_the_documentation_answers(trained: Path, tmp_path: Path) -> None:
+    export(trained).check()
+    images, _ = load_digits(split="test")
+    program = [
+        sys.executable,
+        str(REPOSITORY / "examples" / "serve.py"),
+        str(trained / "export/saved_model"),
+        "--port=0",
+    ]
+    server = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[-1]  # printed once it listens
+        body = json.dumps({"inputs": images[:5].tolist()}).encode()
+        request = urllib.request.Request(f"{address}/predict", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found = json.loads(answer.read())["output"]
+    finally:
+        server.terminate()
+        server.wait(30)
+    expected = keras.models.load_model(trained / "export" / "model.keras")(images[:5])
+    np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -1,0 +1,86 @@
+"""A step that finds no memory is computed in more parts, with the same result."""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+import support
+from training.trainings import run
+
+from tfdist.errors import UserError
+
+pytestmark = pytest.mark.slow
+PATHS = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+
+
+MEGABYTES = "1200"  # a batch takes 512, the marked one 2,048
+
+
+def trained(directory: pathlib.Path, *arguments: str, launch: tuple[str, ...] = ()) -> support.Finished:
+    program = [*launch, "--module=training.short_of_memory", "--"] if launch else ["-m", "training.short_of_memory"]
+    return support.run_python([*program, directory, *arguments], env={"PYTHONPATH": PATHS}, timeout=400)
+
+
+def weights(directory: pathlib.Path) -> list[np.ndarray]:
+    with zipfile.ZipFile(directory / "export" / "model.keras") as archive:
+        content = io.BytesIO(archive.read("model.weights.h5"))
+    found: list[np.ndarray] = []
+    with h5py.File(content) as file:
+        file.visititems(lambda _, item: found.append(item[()]) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def check(directory: pathlib.Path, step: str) -> None:
+    """The run has ended with the weights of one that had memory for all."""
+    failures = json.loads((directory / "rollbacks.json").read_text())
+    assert 1 <= len(failures) <= 3 and {each["microbatches"] for each in failures} == {2}
+    assert failures[0]["step"] == int(step) and failures[0]["back_to"] == 0
+    assert json.loads((directory / "result.json").read_text())["steps"] == 7
+    fitting = directory.parent / "fitting"
+    trained(fitting, "one_device", "1", "0", step).check()
+    for ours, theirs in zip(weights(directory), weights(fitting), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "step"), [("mirrored2", "1"), ("one_device", "5")])
+def test_a_run_that_is_short_of_memory_ends_as_one_that_is_not(
+    tmp_path: pathlib.Path, strategy: str, step: str
+) -> None:
+    done = trained(tmp_path / "run", strategy, "auto", MEGABYTES, step).check()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert len(result["starts"]) == 1  # no other process was needed
+    assert "times as many microbatches" in result["notes"][0] and "found no memory" in done.stdout + done.stderr
+    check(tmp_path / "run", step)
+
+
+def test_of_two_workers_one_is_short_of_memory(tmp_path: pathlib.Path) -> None:
+    launch = ("-m", "tfdist.launch", "--workers=2", "--max_restarts=3", "--backoff_seconds=0.1")
+    trained(tmp_path / "run", "multi_worker", "auto", "800", "5", launch=launch).check()
+    check(tmp_path / "run", "5")
+
+
+def test_without_auto_the_run_ends_with_advice(tmp_path: pathlib.Path) -> None:
+    failed = trained(tmp_path / "run", "one_device", "1", MEGABYTES, "1")
+    assert failed.status == 3 and "Write train.num_microbatches = 'auto'" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"num_microbatches": "many"},
+            "train.num_microbatches is 'many'; write a whole number of at least 1, or 'auto'",
+        ),
+        ({"num_microbatches": "auto", "checkpoint": "off"}, "train.checkpoint is 'off'"),
+    ],
+)
+def test_a_mistake_is_one_message(tmp_path: pathlib.Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, **changes)
+    assert words in str(caught.value)

@@ -1,0 +1,77 @@
+"""The range test of learning rates, and the check of all parts on two batches, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from support import REPOSITORY, Finished, run_python
+
+from tfdist.tuning.find_rate import FindRateSettings, range_test
+
+DIGITS = "--gin_file=configs/experiments/digits.gin"
+
+
+def command(run_dir: pathlib.Path, *arguments: str) -> Finished:
+    return run_python(["-m", "tfdist.main", DIGITS, f"--run_dir={run_dir}", *arguments], cwd=REPOSITORY)
+
+
+def test_the_suggestion_is_where_the_loss_falls_fastest() -> None:
+    settings = FindRateSettings(lowest=1e-5, highest=1.0, steps=101)
+    rates = np.array([settings.rate(i) for i in range(101)])
+    losses = 2.3 - 2.0 / (1 + np.exp(-3 * (np.log(rates) - np.log(1e-2)))) + 5 * np.clip(np.log(rates / 0.2), 0, None)
+    found = range_test(settings, losses.tolist())
+    assert 0.8e-2 < found.suggestion < 5e-2  # the smooth losses lag behind
+    assert range_test(settings, [2.0 + 0.1 * i for i in range(50)]).suggestion is None
+
+
+@pytest.mark.slow
+def test_rates_are_tried_apart_from_the_run(tmp_path: pathlib.Path) -> None:
+    run_dir = tmp_path / "run"
+    done = command(run_dir, "--mode=find_rate", "--gin_param=train.deterministic = True").check()
+    found = json.loads((run_dir / "find_rate.json").read_text())
+    assert sorted(path.name for path in run_dir.iterdir()) == ["find_rate.json", "find_rate.png"]
+    assert 1e-4 < found["suggestion"] < 0.3 and f"{found['suggestion']:.2g}" in done.stdout
+    assert len(found["rates"]) == len(found["losses"]) >= 30 and found["rates"][0] == pytest.approx(1e-6)
+    command(run_dir, "--gin_param=train.epochs = 2", "--gin_param=train.deterministic = True").check()
+    before = json.loads((run_dir / "result.json").read_text())
+    trained = command(run_dir, "--mode=find_rate", "--gin_param=train.deterministic = True").check()
+    assert "fastest" in trained.stdout
+    later = json.loads((run_dir / "find_rate.json").read_text())
+    assert later["losses"][0] < 0.5 * found["losses"][0]  # of the weights that the run has now
+    assert json.loads((run_dir / "result.json").read_text()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("find_rate.lowest = 2.0", "find_rate.lowest = 2.0 is not below"),
+        ("find_rate.steps = 3", "find_rate.steps is 3; write a whole number of at least 10"),
+        ("train.optimizer = None", "--mode=find_rate changes train.optimizer"),
+    ],
+)
+def test_a_mistake_is_one_message(tmp_path: pathlib.Path, setting: str, words: str) -> None:
+    refused = command(tmp_path / "run", "--mode=find_rate", f"--gin_param={setting}")
+    assert refused.status == 2 and words in refused.stderr, refused.outputs()
+
+
+@pytest.mark.slow
+def test_a_fast_check_runs_every_part_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    run_dir = tmp_path / "run"
+    (tmp_path / "mine.py").write_text(
+        "import keras\n"
+        "class Fails(keras.callbacks.Callback):\n"
+        "    def on_train_end(self, logs=None):\n"
+        "        raise ValueError('far too late')\n"
+    )
+    done = command(run_dir, "--gin_param=train.fast_check = True").check()
+    assert "fast check: all parts of the training have run; loss" in done.stdout
+    assert list(run_dir.iterdir()) == []
+    late = ["from importlib import import_module", "train.callbacks = [@mine.Fails()]"]
+    gin = tmp_path / "late.gin"
+    gin.write_text("from __gin__ import dynamic_registration\nimport mine\n" + late[1] + "\n")
+    failed = command(run_dir, f"--gin_file={gin}", "--gin_param=train.fast_check = True")
+    assert failed.status == 2 and "far too late" in failed.stderr

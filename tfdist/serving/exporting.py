@@ -1,0 +1,199 @@
+"""What `--mode=export` does: the trained model in other forms, each run by a fresh process and compared.
+
+Invariant: export/report.json names only exports whose outputs were compared with the model's on real examples.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.source import Source
+from tfdist.errors import UserError, missing_extra
+from tfdist.serving import run_export
+from tfdist.serving.inputs import InputsAlone, named_outputs, uncompiled
+from tfdist.serving.settings import EXPORTS, ExportSettings
+from tfdist.storage import files
+from tfdist.strategies.base import Topology
+from tfdist.strategies.one_device import OneDevice
+from tfdist.telemetry.json_text import to_json
+from tfdist.training.loop.learner import build_model
+from tfdist.training.run import assembly, checks
+from tfdist.training.run.run import Request, Run, open_run
+from tfdist.training.step.precision import set_precision
+from tfdist.tuning.search import hypermodel
+from tfdist.user_code import said
+
+NAMES = {"saved_model": "saved_model", "litert": "model.tflite", "onnx": "model.onnx"}
+Arrays = dict[str, np.ndarray]
+
+
+def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
+    """Writes the model in every format that is asked for, beside export/model.keras.
+
+    Returns:
+      What export/report.json gets.
+
+    Raises:
+      UserError: something given is wrong, or the model cannot be had in a format.
+    """
+    builder = uncompiled(hypermodel.builder_of_trained(settings, request.run_dir))
+    check_packages(settings)
+    with open_run(request, OneDevice(), mode="export") as run, tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
+        set_precision(settings.precision)
+        found = assembly.find_weights(run, settings.weights, settings.policy, setting="export.weights")
+        source = assembly.open_source(run, settings.data, "comparison")
+        task = InputsAlone(settings.task)
+        model = build_model(builder, task, source.structure)
+        assembly.put_weights(run, model, found)
+        inputs = _examples(source, task, settings.num_examples)
+        expected = _outputs(model, inputs)
+        exports = {}
+        is_quantized = False
+        for kind in sorted(
+            settings.formats, key=EXPORTS.index
+        ):  # LiteRT, which quantizes by itself, before Keras does so in place
+            if settings.quantize is not None and kind != "litert" and not is_quantized:
+                is_quantized = True
+                with warnings.catch_warnings(action="ignore"):  # of each layer that stays as it is
+                    model.quantize(settings.quantize)
+            path = os.path.join(scratch, NAMES[kind])
+            _exported(model, kind, path, task.inputs(source.structure), quantize=settings.quantize is not None)
+            given = _run_apart(kind, path, _by_name(inputs), scratch)
+            exports[kind] = _compared(expected, given) | {
+                "bytes": _put(path, files.join(run.directory.export, NAMES[kind]))
+            }
+            exports[kind]["path"] = files.join(run.directory.export, NAMES[kind])
+            _tell(run, kind, exports[kind])
+        report = {
+            "weights": found.path,
+            "step": found.step,
+            "quantized": settings.quantize,
+            "num_examples": len(next(iter(expected.values()))),
+            "exports": exports,
+        }
+        files.write_atomic(run.directory.export_report, to_json(report, indent=2) + "\n")
+        return report
+
+
+def validate_export(settings: ExportSettings, run_dir: str, tell: Callable[[str], None]) -> None:
+    """Checks what can be checked of an export without writing one."""
+    check_packages(settings)
+    builder = uncompiled(hypermodel.builder_of_trained(settings, run_dir))
+    checks.check_use(settings, builder, InputsAlone(settings.task), settings.data, OneDevice(), tell)
+
+
+def check_packages(settings: ExportSettings) -> None:
+    """Raises UserError where a package is missing that a format needs."""
+    if "onnx" in settings.formats:
+        try:
+            import onnxruntime  # noqa: F401
+            import tf2onnx  # noqa: F401
+        except ImportError as error:
+            raise missing_extra("tf2onnx", "onnx", "export.formats = ['onnx']") from error
+
+
+def _examples(source: Source, task: InputsAlone, count: int) -> Any:
+    """The inputs of the first examples, a nest of arrays."""
+    count = min(count, source.num_examples)
+    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=count, num_replicas=1)
+    batch = next(iter(build_pipeline(source, plan, Topology(0, 1, 1))))["examples"]
+    return tf.nest.map_structure(lambda t: t.numpy(), task.inputs(batch))
+
+
+def _by_name(nest: Any) -> Arrays:
+    """The inputs by the names that exports know them by."""
+    if isinstance(nest, Mapping):
+        return dict(nest)
+    flat = tf.nest.flatten(nest)
+    return {"inputs" if len(flat) == 1 else f"inputs_{i}": each for i, each in enumerate(flat)}
+
+
+def _outputs(model: keras.Model, inputs: Any) -> Arrays:
+    given = named_outputs(model, model(tf.nest.map_structure(tf.constant, inputs), training=False))
+    return {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in given.items()}
+
+
+def _exported(model: keras.Model, kind: str, path: str, structure: Any, *, quantize: bool) -> None:
+    """Writes one export to a local path. `quantize`: by LiteRT's converter, which takes no int8 layers of Keras."""
+    names = iter(_by_name(structure))
+    named = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, name=next(names)), structure)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            if kind == "saved_model":
+                archive = keras.export.ExportArchive()
+                archive.track(model)
+                archive.add_endpoint(
+                    "serve", lambda inputs: named_outputs(model, model(inputs, training=False)), [named]
+                )
+                archive.write_out(path, verbose=False)
+            else:
+                own = {"optimizations": [tf.lite.Optimize.DEFAULT]} if quantize and kind == "litert" else {}
+                model.export(path, format=kind, verbose=False, input_signature=[named], **own)
+    except Exception as error:  # whatever a converter raises about the model
+        raise UserError(f"The model cannot be exported as {kind}: {said(error)}") from error
+
+
+def _run_apart(kind: str, path: str, inputs: Arrays, scratch: str) -> Arrays:
+    """What an export gives in a process without tfdist."""
+    examples, outputs = os.path.join(scratch, "examples.npz"), os.path.join(scratch, "outputs.npz")
+    plain: dict[str, Any] = {n: a.astype(np.bytes_) if a.dtype == object else a for n, a in inputs.items()}
+    np.savez(examples, **plain)
+    program = str(pathlib.Path(run_export.__file__))
+    done = subprocess.run(
+        [sys.executable, "-I", program, kind, path, examples, outputs], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise UserError(f"The export as {kind} does not run: {last[0]}")
+    with np.load(outputs) as held:
+        return {name: held[name] for name in held.files}
+
+
+def _compared(expected: Arrays, given: Arrays) -> dict[str, Any]:
+    """The largest difference of each output; of scores of classes also how often the highest one is the same."""
+    if set(given) != set(expected):  # a format with names of its own, in the order of a sorted dict
+        given = dict(zip(sorted(expected), (given[name] for name in sorted(given)), strict=True))
+    found: dict[str, Any] = {"largest_difference": {}, "same_class": {}}
+    for name, ours in expected.items():
+        theirs = given[name].reshape(ours.shape)
+        difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+        found["largest_difference"][name] = float(difference.max(initial=0.0))
+        if ours.ndim > 1 and ours.shape[-1] > 1:
+            found["same_class"][name] = float(np.mean(ours.argmax(-1) == theirs.argmax(-1)))
+    return found
+
+
+def _put(path: str, target: str) -> int:
+    """Copies a file or a tree into the run directory; its bytes."""
+    if os.path.isfile(path):
+        content = pathlib.Path(path).read_bytes()
+        files.write_atomic(target, content)
+        return len(content)
+    if files.is_dir(target):
+        files.remove_tree(target)
+    total = 0
+    for each in sorted(p for p in pathlib.Path(path).rglob("*") if p.is_file()):
+        parts = each.relative_to(path).parts
+        files.make_dirs(files.join(target, *parts[:-1]))
+        total += _put(str(each), files.join(target, *parts))
+    return total
+
+
+def _tell(run: Run, kind: str, found: Mapping[str, Any]) -> None:
+    largest = max(found["largest_difference"].values())
+    same = "".join(f"; the same class for {share:.1%}" for share in list(found["same_class"].values())[:1])
+    message = f"{kind}: {found['bytes']:,} bytes, at most {largest:.2g} from the model's outputs{same}; {found['path']}"
+    run.events.info("exported", message=message, kind=kind, **found)

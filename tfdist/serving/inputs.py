@@ -1,0 +1,61 @@
+"""What a trained model is called with, where there need be no targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist.errors import UserError
+from tfdist.tasks.base import Task, Term, WholeTerm
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.loop.learner import ModelBuilder
+
+
+class InputsAlone(Task):
+    """Takes the inputs out of examples as a training's task does; of `Supervised`, x of x, (x, y) and (x, y, weight).
+
+    Args:
+      task: of the training; None for one that the model is compiled with, which is `Supervised`.
+    """
+
+    def __init__(self, task: Task | None) -> None:
+        self._task = None if task is None or isinstance(task, Supervised) else task
+
+    def inputs(self, examples: Any) -> Any:
+        if self._task is not None:
+            return self._task.inputs(examples)
+        return examples[0] if isinstance(examples, (tuple, list)) else examples
+
+    def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
+        raise UserError("A model is used here, and nothing is learned.")
+
+
+def uncompiled(builder: ModelBuilder) -> ModelBuilder:
+    """Builds the same without loss and optimizer, should the model be compiled with some."""
+
+    def build() -> keras.Model:
+        model = builder()
+        if isinstance(model, keras.Model) and model.compiled:
+            model.compiled = False
+        return model
+
+    return build
+
+
+def named_outputs(model: keras.Model, outputs: Any) -> dict[str, Any]:
+    """A model's outputs by name; one is called "output" where it has no name of its own."""
+    if isinstance(outputs, dict):
+        found = dict(outputs)
+    elif isinstance(outputs, (list, tuple)):
+        names = getattr(model, "output_names", None) or [f"output_{i}" for i in range(len(outputs))]
+        found = dict(zip(names, outputs, strict=True))
+    else:
+        found = {"output": outputs}
+    for name, value in found.items():
+        if isinstance(value, (dict, list, tuple)):
+            raise UserError(
+                f"The model's output {name!r} is a nest of its own. Give outputs as one tensor, or as a list or a dict "
+                "of tensors."
+            )
+    return found

@@ -1,0 +1,157 @@
+"""What `--mode=predict` does: the model's outputs for examples, in the examples' own order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import dispose
+from tfdist.data.sources.source import Source
+from tfdist.serving.inputs import InputsAlone, named_outputs, uncompiled
+from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format
+from tfdist.serving.settings import PredictSettings
+from tfdist.storage import files
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.gathering import replica_index, rows_of_all
+from tfdist.telemetry import heartbeat
+from tfdist.training.loop.learner import build_model
+from tfdist.training.recovery.weights import Found
+from tfdist.training.run import assembly, checks
+from tfdist.training.run.run import Request, Run, open_run
+from tfdist.training.step.precision import set_precision
+from tfdist.training.step.tracing import traced
+from tfdist.tuning.search import hypermodel
+
+
+def predict(settings: PredictSettings, request: Request) -> str:
+    """Writes the model's outputs for every example, each once, whatever the number of workers.
+
+    A prediction that was killed goes on behind its last whole file.
+
+    Returns:
+      The directory of the files.
+
+    Raises:
+      UserError: something given is wrong, or there are no such weights.
+    """
+    builder = uncompiled(hypermodel.builder_of_trained(settings, request.run_dir))
+    check_format(settings.format)
+    with open_run(request, settings.strategy, mode="predict") as run:
+        set_precision(settings.precision)
+        found = assembly.find_weights(run, settings.weights, settings.policy, setting="predict.weights")
+        source = assembly.open_source(run, settings.data, "prediction")
+        task = InputsAlone(settings.task)
+        with run.strategy.scope():
+            model = build_model(builder, task, source.structure)
+        assembly.put_weights(run, model, found)
+        plan = BatchPlan(
+            num_examples=source.num_examples,
+            global_batch_size=settings.global_batch_size,
+            num_replicas=run.topology.num_replicas,
+            pad=run.strategy.needs_static_shapes,
+        )
+        written = _files(run, settings, found, source, plan)
+        predictor = Predictor(run.strategy, model, task, room=plan.global_batch_size)
+        _write(run, predictor, source, plan, written, steps_per_file=_steps_per_file(settings))
+        directory = run.directory.predictions
+        message = f"{found.described()}: {source.num_examples:,} examples; {directory}"
+        run.events.info("predicted", message=message, num_examples=source.num_examples)
+        return directory
+
+
+def validate_prediction(settings: PredictSettings, run_dir: str, tell: Callable[[str], None]) -> None:
+    """Checks what can be checked of a prediction without computing one."""
+    check_format(settings.format)
+    builder = uncompiled(hypermodel.builder_of_trained(settings, run_dir))
+    checks.check_use(settings, builder, InputsAlone(settings.task), settings.data, settings.strategy, tell)
+
+
+class Predictor:
+    """Calls a model on batches of every replica.
+
+    Args:
+      strategy: connected.
+      model: built inside its scope.
+      task: knows the inputs.
+      room: the most examples of a global batch.
+    """
+
+    def __init__(self, strategy: Strategy, model: keras.Model, task: InputsAlone, *, room: int) -> None:
+        self._strategy, self._model, self._task, self._room = strategy, model, task, room
+        self._call = traced(self._on_replicas, reduce_retracing=True)
+
+    def __call__(self, batch: Any) -> dict[str, np.ndarray]:
+        """The outputs for a global batch by name, [n, …] in the examples' order, on every worker. A collective."""
+        strategy = self._strategy
+        outputs, counts = self._call(batch)
+        local = [strategy.distribution.experimental_local_results(each) for each in (*outputs.values(), counts)]
+        *columns, masks = ([part.numpy() for part in parts] for parts in local)
+        if strategy.topology.num_workers > 1:
+            return {name: parts[0] for name, parts in zip(outputs, columns, strict=True)}
+        return {
+            name: np.concatenate([part[mask] for part, mask in zip(parts, masks, strict=True)])
+            for name, parts in zip(outputs, columns, strict=True)
+        }
+
+    def _on_replicas(self, batch: Any) -> Any:
+        return self._strategy.run(self._on_replica, args=(batch,))
+
+    def _on_replica(self, batch: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Outputs and, bool [n], which of them are this replica's; the outputs of all where there are several workers.
+
+        An example that several replicas share is the first one's.
+        """
+        inputs = self._task.inputs(batch["examples"])
+        outputs = named_outputs(self._model, self._model(inputs, training=False))
+        outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
+        mine = tf.fill(tf.shape(tf.nest.flatten(inputs)[0])[:1], True)
+        if "shares" in batch:
+            shares = batch["shares"]
+            mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
+        if self._strategy.topology.num_workers > 1:
+            rows = rows_of_all([tf.boolean_mask(v, mine) for v in outputs.values()], room=self._room)
+            outputs = dict(zip(outputs, rows, strict=True))
+        return outputs, mine
+
+
+def _steps_per_file(settings: PredictSettings) -> int:
+    return max(1, settings.examples_per_file // settings.global_batch_size)
+
+
+def _files(run: Run, settings: PredictSettings, found: Found, source: Source, plan: BatchPlan) -> PredictionFiles:
+    about: dict[str, Any] = {"weights": found.path, "step": found.step, "num_examples": source.num_examples}
+    about["data"] = run.request.settings().get("predict.data")
+    about["global_batch_size"] = plan.global_batch_size
+    if run.topology.is_chief and found.step is None:
+        version = files.stat(found.path)
+        about |= {"bytes": version.num_bytes, "changed": version.changed_nanoseconds}
+    steps = _steps_per_file(settings)
+    return PredictionFiles(run.directory.predictions, settings.format, about, steps_per_file=steps)
+
+
+def _write(
+    run: Run, predictor: Predictor, source: Source, plan: BatchPlan, written: PredictionFiles, *, steps_per_file: int
+) -> None:
+    """Predicts from the first step whose file is not there on."""
+    there = run.strategy.on_chief(written.begin, "The predictions cannot be written")
+    first = min(int(run.strategy.from_chief([there or 0])[0]) * steps_per_file, plan.steps_per_epoch)
+    if first and run.topology.is_chief:
+        done = plan.num_examples_until(first)
+        run.events.info("prediction_goes_on", message=f"{done:,} examples are predicted already; going on from there")
+    if first < plan.steps_per_epoch:
+        iterator = assembly.stream(run, source, plan, first_step=first)
+        for step in range(first, plan.steps_per_epoch):
+            heartbeat.beat(heartbeat.EVALUATING, step)
+            columns = predictor(next(iterator))
+            if step == first:
+                check_columns(columns)
+            if run.topology.is_chief:
+                is_last = step + 1 == plan.steps_per_epoch
+                written.add(step, columns, first=plan.num_examples_until(step), is_last=is_last)
+        dispose(iterator)
+    run.strategy.on_chief(lambda: written.end(source.num_examples), "The predictions cannot be written")

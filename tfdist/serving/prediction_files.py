@@ -1,0 +1,128 @@
+"""Predictions as files: one for so many steps, whole or not there at all.
+
+Invariant: what stands in the files of a directory whose predictions.json names the same weights and data is right, and
+the first examples of the data, without gaps; so a start goes on behind the last file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import UserError, missing_extra
+from tfdist.storage import files
+from tfdist.telemetry.json_text import to_json
+
+EXAMPLE = "example"  # the column of the examples' numbers, in their own order
+SUMMARY = "predictions.json"
+
+
+def _as_json_lines(columns: Mapping[str, np.ndarray]) -> bytes:
+    lists = {name: column.tolist() for name, column in columns.items()}
+    rows = (dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True))
+    return "".join(f"{to_json(row)}\n" for row in rows).encode()
+
+
+def _as_npz(columns: Mapping[str, np.ndarray]) -> bytes:
+    held = io.BytesIO()
+    arrays: dict[str, Any] = dict(columns)
+    np.savez(held, **arrays)
+    return held.getvalue()
+
+
+def _as_parquet(columns: Mapping[str, np.ndarray]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    def column_of(array: np.ndarray) -> pyarrow.Array:
+        made = pyarrow.array(array.ravel())
+        for size in reversed(array.shape[1:]):
+            made = pyarrow.FixedSizeListArray.from_arrays(made, size)
+        return made
+
+    held = io.BytesIO()
+    parquet.write_table(pyarrow.table({name: column_of(array) for name, array in columns.items()}), held)
+    return held.getvalue()
+
+
+WRITERS: dict[str, Callable[[Mapping[str, np.ndarray]], bytes]] = {
+    "jsonl": _as_json_lines,
+    "npz": _as_npz,
+    "parquet": _as_parquet,
+}
+
+
+def check_format(name: str) -> None:
+    """Raises UserError where a package is missing that writes this format."""
+    if name == "parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise missing_extra("pyarrow", "tables", "predict.format = 'parquet'") from error
+
+
+class PredictionFiles:
+    """The files of one prediction, on the chief.
+
+    Args:
+      directory: local or gs://.
+      kind: a key of `WRITERS`.
+      about: what the predictions are of; other files in the directory are removed where it differs.
+      steps_per_file: of the plan.
+    """
+
+    def __init__(self, directory: str, kind: str, about: Mapping[str, Any], *, steps_per_file: int) -> None:
+        self._directory, self._kind, self._steps = directory, kind, steps_per_file
+        self._about = json.loads(to_json(dict(about) | {"format": kind, "steps_per_file": steps_per_file}))
+        self._held: list[Mapping[str, np.ndarray]] = []
+        self._num_examples = 0
+
+    def begin(self) -> int:
+        """Makes the directory these predictions' own; the number of files that stand there already."""
+        summary = files.join(self._directory, SUMMARY)
+        if files.exists(summary) and json.loads(files.read(summary)).get("about") == self._about:
+            names = set(files.list_names(self._directory))
+            count = 0
+            while self._name(count) in names:
+                count += 1
+            return count
+        if files.is_dir(self._directory):
+            files.remove_tree(self._directory)
+        files.make_dirs(self._directory)
+        self._write_summary(None)
+        return 0
+
+    def add(self, step: int, columns: Mapping[str, np.ndarray], *, first: int, is_last: bool) -> None:
+        """Takes the outputs of a step, arrays [n, …] by name, whose first example has the number `first`."""
+        count = len(next(iter(columns.values())))
+        self._held.append({EXAMPLE: np.arange(first, first + count, dtype=np.int64), **columns})
+        if is_last or (step + 1) % self._steps == 0:
+            whole = {name: np.concatenate([each[name] for each in self._held]) for name in self._held[0]}
+            self._held = []
+            path = files.join(self._directory, self._name(step // self._steps))
+            files.write_atomic(path, WRITERS[self._kind](whole))
+
+    def end(self, num_examples: int) -> None:
+        """Says that all is there."""
+        self._write_summary(num_examples)
+
+    def _name(self, index: int) -> str:
+        return f"part-{index:05d}.{self._kind}"
+
+    def _write_summary(self, num_examples: int | None) -> None:
+        written = {"about": self._about, "num_examples": num_examples, "done": num_examples is not None}
+        files.write_atomic(files.join(self._directory, SUMMARY), to_json(written, indent=2) + "\n")
+
+
+def check_columns(columns: Mapping[str, np.ndarray]) -> None:
+    """Raises UserError where an output cannot stand in a column."""
+    for name, column in columns.items():
+        if name == EXAMPLE or column.dtype.kind not in "iufb":
+            raise UserError(
+                f"The model's output {name!r} is {column.dtype}{list(column.shape)}; predictions are numbers, in "
+                f"columns with other names than {EXAMPLE!r}."
+            )

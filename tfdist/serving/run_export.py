@@ -1,0 +1,70 @@
+"""Runs an exported model as a program does that knows nothing of tfdist, and keeps what it gives.
+
+    python run_export.py KIND EXPORT EXAMPLES.npz OUTPUTS.npz
+
+Started by exporting.py in a process of its own. KIND is saved_model, litert or onnx; EXAMPLES holds the inputs by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def by_saved_model(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs of the signature `serving_default`."""
+    import tensorflow as tf
+
+    signature = tf.saved_model.load(path).signatures["serving_default"]
+    given = {name: tf.constant(inputs[name]) for name in signature.structured_input_signature[1]}
+    return {name: value.numpy() for name, value in signature(**given).items()}
+
+
+def by_litert(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs of the default signature, one example after the other."""
+    import numpy as np
+
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:  # TensorFlow has the same interpreter still
+        import tensorflow
+
+        Interpreter = tensorflow.lite.Interpreter  # noqa: N806
+    runner = Interpreter(model_path=path).get_signature_runner()
+    given = of_names(inputs, list(runner.get_input_details()))
+    count = len(next(iter(inputs.values())))
+    rows = [runner(**{name: value[i : i + 1] for name, value in given.items()}) for i in range(count)]
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+
+def by_onnx(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs of the graph."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    given = of_names(inputs, [each.name for each in session.get_inputs()])
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, given), strict=True))
+
+
+def of_names(inputs: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The inputs by the names that an export has for them; one input may have any."""
+    return dict(zip(names, inputs.values(), strict=True)) if len(inputs) == 1 else {n: inputs[n] for n in names}
+
+
+RUNS = {"saved_model": by_saved_model, "litert": by_litert, "onnx": by_onnx}
+
+
+def main(kind: str, path: str, examples: str, outputs: str) -> None:
+    """Computes and keeps the outputs."""
+    import numpy as np
+
+    with np.load(examples) as held:
+        inputs = {name: held[name] for name in held.files}
+    found = RUNS[kind](path, inputs)
+    assert "tfdist" not in sys.modules
+    np.savez(outputs, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,51 @@
+"""The settings of predictions and exports: what the gin roots `predict` and `export` take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tfdist.serving.prediction_files import WRITERS
+from tfdist.settings.checks import COUNT, FUNCTION, Check, one_of, or_none
+from tfdist.settings.declaration import setting
+from tfdist.strategies.base import Strategy
+from tfdist.training.run.settings import STRATEGY, DataFunction, TrainedSettings
+
+EXPORTS = ("litert", "saved_model", "onnx")
+
+
+def _are_formats(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(each in EXPORTS for each in value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictSettings(TrainedSettings):
+    """What a trained model says of examples."""
+
+    NAME: ClassVar[str] = "predict"
+
+    data: DataFunction = setting("gives the examples, with or without targets", FUNCTION)
+    strategy: Strategy = setting("who computes", STRATEGY)
+    format: str = setting("of the files", one_of(*WRITERS), "jsonl")
+    examples_per_file: int = setting("about; a file holds whole steps", COUNT, 65_536, unit="examples")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportSettings(TrainedSettings):
+    """A trained model in the forms in which other programs run it."""
+
+    NAME: ClassVar[str] = "export"
+
+    data: DataFunction = setting("gives examples on which every export is compared with the model", FUNCTION)
+    formats: Sequence[str] = setting(
+        "what to write",
+        Check("a list of 'saved_model', 'litert' and 'onnx'", _are_formats),
+        ("saved_model",),
+    )
+    quantize: str | None = setting(
+        "quantizes weights first: those of dense layers and embeddings by Keras, all by LiteRT's converter for that",
+        or_none(one_of("int8")),
+        None,
+    )
+    num_examples: int = setting("to compare on", COUNT, 64, unit="examples")

@@ -1,0 +1,218 @@
+"""The range test of learning rates (Smith, "Cyclical Learning Rates", 2017): `--mode=find_rate`.
+
+A short training with a rate that grows from step to step, apart from the run, whose directory gets what was found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfdist.errors import DivergedError, UserError
+from tfdist.settings.checks import POSITIVE, whole_number
+from tfdist.settings.declaration import Settings, setting
+from tfdist.storage import files
+from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.console.curve import curve
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.recovery.weights import places_of_checkpoints
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
+from tfdist.training.step.optimizer import check_optimizer_builder, parts
+
+SMOOTHING = 0.9
+TOO_HIGH = 4.0  # times the lowest loss: the test ends there
+COLUMNS = 72
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FindRateSettings(Settings):
+    """A range test of the training's learning rate."""
+
+    NAME: ClassVar[str] = "find_rate"
+
+    lowest: float = setting("rate of the first step", POSITIVE, 1e-6)
+    highest: float = setting("rate of the last step, unless the loss has risen before", POSITIVE, 1.0)
+    steps: int = setting("each with a rate of its own", whole_number(10), 100)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lowest >= self.highest:
+            raise UserError(
+                f"find_rate.lowest = {self.lowest} is not below find_rate.highest = {self.highest}. Write 1e-6 and 1.0."
+            )
+
+    def rate(self, step: Any) -> Any:
+        """Of a step, counted from 0."""
+        return self.lowest * (self.highest / self.lowest) ** (step / (self.steps - 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeTest:
+    """What was found.
+
+    Attributes:
+      rates: of the steps.
+      losses: of their batches.
+      smooth: the losses, averaged with those before.
+      suggestion: the rate at which the smooth loss falls fastest; None where it never falls.
+    """
+
+    rates: Sequence[float]
+    losses: Sequence[float]
+    smooth: Sequence[float]
+    suggestion: float | None
+
+
+def find_rate(
+    settings: FindRateSettings,
+    training: TrainSettings,
+    request: Request,
+    train: Callable[[TrainSettings, Request], object],
+    tell: Callable[[str], None],
+) -> RangeTest:
+    """Trains a few steps, and writes find_rate.json and find_rate.png into the run directory.
+
+    The weights are those of the run's newest checkpoint, if it has one, else new ones.
+
+    Args:
+      settings: of the test.
+      training: of which the rate is wanted.
+      request: of the run.
+      train: `experiment.train`.
+      tell: what is printed.
+
+    Raises:
+      UserError: the training is wrong, or its optimizer is the model's own.
+    """
+    if training.optimizer is None:
+        raise UserError("--mode=find_rate changes train.optimizer, which has no value. Name it in the gin file.")
+    records, directory = _Records(), RunDirectory(request.run_dir)
+    scratch = files.join(directory.path, "find_rate")
+    has_weights = training.start_from is None and any(map(files.is_dir, places_of_checkpoints(directory.path)[:1]))
+    short = dataclasses.replace(
+        training,
+        optimizer=_growing(training.optimizer, settings),
+        steps=settings.steps,
+        steps_per_epoch=settings.steps,
+        epochs=None,
+        eval_data=None,
+        callbacks=[records],
+        checkpoint="off",
+        on_divergence=None,
+        num_microbatches=1 if training.splits else training.num_microbatches,
+        stop_after_epochs=None,
+        log_every_steps=None,
+        must_report=None,
+        start_from=directory.path if has_weights else training.start_from,
+    )
+    with contextlib.suppress(DivergedError):  # the last rates were too high
+        train(short, Request(run_dir=scratch, keeps=False, console=lambda is_chief: NullConsole()))
+    found = range_test(settings, records.losses)
+    if training.strategy.topology.is_chief:
+        files.remove_tree(scratch)
+        _show(found, tell)
+        _write(directory, found)
+    return found
+
+
+def range_test(settings: FindRateSettings, losses: Sequence[float]) -> RangeTest:
+    """Where the loss falls fastest, over the logarithm of the rate."""
+    rates = [float(settings.rate(step)) for step in range(len(losses))]
+    smooth: list[float] = []
+    average = 0.0
+    for index, loss in enumerate(losses):
+        average = SMOOTHING * average + (1 - SMOOTHING) * loss
+        smooth.append(average / (1 - SMOOTHING ** (index + 1)))
+    suggestion = None
+    if len(smooth) > 2:
+        slopes = np.gradient(np.array(smooth), np.log(rates))
+        until = int(np.argmin(smooth)) + 1
+        steepest = int(np.argmin(slopes[:until]))
+        suggestion = rates[steepest] if slopes[steepest] < 0 else None
+    return RangeTest(rates, list(losses), smooth, suggestion)
+
+
+class _Records(keras.callbacks.Callback):
+    """Keeps the loss of each step, and ends the training where it has risen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self._sum = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        total = float((logs or {}).get("loss", math.nan)) * (batch + 1)  # `logs` has the mean of the epoch so far
+        loss, self._sum = total - self._sum, total
+        if not math.isfinite(loss) or (self.losses and loss > TOO_HIGH * min(self.losses) and len(self.losses) > 10):
+            self.model.stop_training = True
+        if math.isfinite(loss):
+            self.losses.append(loss)
+
+
+def _growing(builder: Any, settings: FindRateSettings) -> Callable[[], keras.optimizers.Optimizer]:
+    """Builds the optimizer with the test's rates in the place of its own."""
+    check_optimizer_builder(builder)
+
+    def build() -> keras.optimizers.Optimizer:
+        optimizer = keras.optimizers.get(builder) if isinstance(builder, str) else builder()
+        for one in parts(optimizer):
+            one.update_step = _at_rate(one, one.update_step, settings)
+        return optimizer
+
+    return build
+
+
+def _at_rate(optimizer: keras.optimizers.Optimizer, update: Callable[..., Any], settings: FindRateSettings) -> Any:
+    def step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        del learning_rate
+        rate = settings.rate(ops.cast(optimizer.iterations, "float32"))
+        update(gradient, variable, ops.cast(rate, variable.dtype))
+
+    return step
+
+
+def _show(found: RangeTest, tell: Callable[[str], None]) -> None:
+    if not found.losses:
+        tell("The loss of the first step is not finite: no rate can be found. Look at the data.")
+        return
+    highest = 2 * found.smooth[0] - min(found.smooth)
+    places = np.linspace(0, len(found.smooth) - 1, min(COLUMNS, len(found.smooth))).astype(int)
+    for line in curve([min(found.smooth[i], highest) for i in places]):
+        tell(f"  {line}")
+    tell(f"loss at rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, each step's {len(found.rates)}")
+    if found.suggestion is None:
+        tell("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")
+    else:
+        tell(f"it falls fastest at {found.suggestion:.2g}; a schedule may begin there")
+
+
+def _write(directory: RunDirectory, found: RangeTest) -> None:
+    written = to_json(dataclasses.asdict(found), indent=2) + "\n"
+    files.write_atomic(files.join(directory.path, "find_rate.json"), written)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return  # the numbers are there
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(found.rates, found.losses, color="#bbbbbb", linewidth=1, label="each step")
+    axes.plot(found.rates, found.smooth, color="#1f5fa8", label="smoothed")
+    if found.suggestion is not None:
+        axes.axvline(found.suggestion, color="#c0392b", linestyle="--", label=f"falls fastest, {found.suggestion:.2g}")
+    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+    if found.losses:
+        axes.set_ylim(min(found.smooth) * 0.9, 2 * found.smooth[0] - min(found.smooth) + 1e-9)
+    axes.legend(frameon=False)
+    held = io.BytesIO()
+    figure.savefig(held, format="png", dpi=120)
+    files.write_atomic(files.join(directory.path, "find_rate.png"), held.getvalue())
