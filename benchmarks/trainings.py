@@ -7,7 +7,7 @@ accuracy are on the host. Used by step.py and scaling.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ from workloads import Workload, loss, metric, optimizer
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
+from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import Learner, build_learner
@@ -24,6 +25,7 @@ from tfdist.training.loop.outcome import EpochSums
 from tfdist.training.loop.votes import Vote
 from tfdist.training.run.tuned import choose_packing
 from tfdist.training.step.gradients import LocalGradients
+from tfdist.training.step.norms import Norms
 from tfdist.training.step.step import TrainStep
 
 Train = Callable[[int], None]
@@ -36,6 +38,9 @@ def tfdist_training(
     *,
     share: int = 1,
     tell: Callable[[str], None] = lambda message: None,
+    recompute: Sequence[str] | None = None,
+    log_norms: str | None = None,
+    **step_settings: Any,
 ) -> Train:
     """tfdist as `experiment.train` puts it together.
 
@@ -44,8 +49,11 @@ def tfdist_training(
       workload: what to train.
       share: takes one part of so many of the global batch.
       tell: is told what was left to "auto".
+      recompute, log_norms: as the settings of these names.
+      **step_settings: of `TrainStep`.
     """
-    return tfdist_learner_and_training(strategy, workload, share=share, tell=tell)[1]
+    recipes = {"recompute": recompute, "log_norms": log_norms, **step_settings}
+    return tfdist_learner_and_training(strategy, workload, share=share, tell=tell, **recipes)[1]
 
 
 def tfdist_learner_and_training(
@@ -54,6 +62,9 @@ def tfdist_learner_and_training(
     *,
     share: int = 1,
     tell: Callable[[str], None] = lambda message: None,
+    recompute: Sequence[str] | None = None,
+    log_norms: str | None = None,
+    **step_settings: Any,
 ) -> tuple[Learner, Train]:
     """As `tfdist_training`, with what is trained."""
     source = ArraySource(workload.arrays())
@@ -73,6 +84,8 @@ def tfdist_learner_and_training(
         precision="float32",
         batch_size=plan.global_batch_size,
     )
+    if log_norms is not None:
+        step_settings["norms"] = Norms(strategy, learner.model.trainable_variables, log_norms)
     step = TrainStep(
         strategy=strategy,
         model=learner.model,
@@ -90,6 +103,7 @@ def tfdist_learner_and_training(
         term_names=task.term_names(),
         loss_scale=None,
         typical_weight=float(plan.global_batch_size),
+        **step_settings,
     )
 
     def batches() -> Iterator[Any]:
@@ -99,7 +113,8 @@ def tfdist_learner_and_training(
     iterator = batches()
 
     def train(num_steps: int) -> None:
-        totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), EpochSums().vector([]))
+        with recomputed(learner.model, recompute):
+            totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), EpochSums().vector([]))
         _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
 
     return learner, train

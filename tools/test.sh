@@ -20,8 +20,8 @@ checked=0
 "$python" -m mypy --no-error-summary || checked=$?
 ((checked == 0)) || echo "test.sh: ruff or mypy found the above; the tests run all the same, and the end will be status $checked"
 
-# Two processes, each with whole files: more would fight for the processors with the workers that tests start.
-arguments=(-n 2 --dist loadfile --no-loadscope-reorder)
+# Three processes, each with whole files: tests wait for processes that they start, so that two leave a quarter idle.
+arguments=(-n 3 --dist loadfile --no-loadscope-reorder)
 for argument; do
   [[ "$argument" == --quick ]] && arguments+=(-m "not slow") || arguments+=("$argument")
 done

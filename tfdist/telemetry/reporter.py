@@ -109,6 +109,15 @@ class Reporter:
             variables=variables,
         )
 
+    def dead(self, *, step: int, group: str) -> None:
+        self._events.warning(
+            "gradient_is_zero",
+            step=step,
+            message=f"The gradient of {group} was zero each time that it was looked at lately: nothing reaches it, or "
+            "it is saturated (a ReLU that is never above 0).",
+            group=group,
+        )
+
     def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None:
         told = f"epoch {epoch + 1}: {_said(waited)}" if waited.is_notable else None
         self._events.info("input_wait", step=step, message=told, epoch=epoch + 1, **_figures(waited))

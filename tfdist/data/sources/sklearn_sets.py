@@ -11,22 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import UserError, missing_extra, suggest
+from tfdist.errors import UserError, is_whole_number, missing_extra, suggest
 
 SPLITS = ("train", "test", "all")
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
 
 
-def load_digits(*, split: str) -> tuple[np.ndarray, np.ndarray]:
+def load_digits(*, split: str, num_examples: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """1,797 handwritten digits: images float32 [n, 8, 8, 1] in 0…1, labels int32 [n] in 0…9.
 
+    Args:
+      split: "train", "test" or "all".
+      num_examples: takes the first so many of the split; None takes all.
+
     Raises:
-      UserError: `split` is none of train, test, all; or scikit-learn is missing.
+      UserError: `split` is none of these, or `num_examples` no number; or scikit-learn is missing.
     """
+    if num_examples is not None and not is_whole_number(num_examples):
+        raise UserError(f"load_digits.num_examples is {num_examples!r}; write a whole number from 1, or None.")
     data = _sklearn_datasets().load_digits()
     images = (data.images / 16.0).astype(np.float32)[..., np.newaxis]
-    return _split(images, data.target.astype(np.int32), split)
+    images, labels = _split(images, data.target.astype(np.int32), split)
+    return images[:num_examples], labels[:num_examples]
 
 
 def load_breast_cancer(*, split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -31,6 +31,7 @@ from tfdist.training.loop.votes import NUM_VOTES, Vote
 from tfdist.training.recovery.recovery import Position, Recovery
 from tfdist.training.step import divergence
 from tfdist.training.step.divergence import Spike
+from tfdist.training.step.norms import Watch
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.precision import LossScale
 from tfdist.training.step.step import TrainStep
@@ -104,6 +105,8 @@ class Loop:
         self._wanted = Vote()
         self._stops_after_batch = False
         self._diverged: DivergedError | None = None
+        self._norms: dict[str, float] = {}
+        self._norm_watch = Watch()
         self._input_wait = InputWait(strategy, reporter, hint=input_hint)
         self._stragglers = Stragglers(strategy, reporter)
         self._epoch_started = time.perf_counter()
@@ -162,7 +165,7 @@ class Loop:
             self._agree_on_stop()
         stops = self._wanted.stop
         if boundaries.logs(outcome.step) and not stops:
-            self._point("train", outcome.train_metrics)
+            self._point("train", outcome.train_metrics | self._norm_watch.figures(self._norms))
         is_best = self._is_best(self._logs(), ends_epoch=stops or boundaries.ends_epoch(outcome.step))
         if stops or boundaries.ends_epoch(outcome.step):
             self._end_epoch()
@@ -234,6 +237,7 @@ class Loop:
     def _begin_epoch(self) -> None:
         self._sums = EpochSums(recent=self._sums.recent)
         self._evaluation_seconds = 0.0
+        self._norm_watch.begin_epoch()
         self._step.reset_metrics()
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
         self._agree_on_stop()
@@ -294,6 +298,7 @@ class Loop:
         if self._step.unused and not self._told_unused:
             self._told_unused = True
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
+        self._observe_norms({name: float(value) for name, value in totals.norms.items()})
         self._pace.observe(steps, seconds)
         self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
         self._stragglers.observe(
@@ -314,6 +319,13 @@ class Loop:
         )
         if self._recovery is not None:
             self._recovery.check()
+
+    def _observe_norms(self, norms: dict[str, float]) -> None:
+        if not norms or any(map(math.isnan, norms.values())):
+            return
+        self._norms = norms
+        for group in self._norm_watch.observe(norms):
+            self._reporter.dead(step=self._outcome.step, group=group)
 
     def _count_weightless(self, steps: int) -> None:
         if steps and not self._outcome.weightless:
@@ -364,7 +376,7 @@ class Loop:
     def _end_epoch(self) -> None:
         outcome = self._outcome
         seconds = time.perf_counter() - self._epoch_started
-        self._point("train", outcome.train_metrics)
+        self._point("train", outcome.train_metrics | self._norm_watch.figures(self._norms))
         self._reporter.epoch_end(
             step=outcome.step,
             epoch=self._epoch,

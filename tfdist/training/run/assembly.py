@@ -57,6 +57,7 @@ from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronized
+from tfdist.training.step.norms import Norms
 from tfdist.training.step.optimizer import bind_schedules, check_turns, parts
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
@@ -277,11 +278,23 @@ def build_step(training: Training) -> TrainStep:
         scale_factor=learner.scale_factor,
         typical_weight=float(plan.global_batch_size),
         sam_radius=settings.sam_radius,
+        norms=_norms(training),
         spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
         deterministic=settings.deterministic,
     )
     choose_packing(run.strategy, learner, step, batches, **auto)
     return step
+
+
+def _norms(training: Training) -> Norms | None:
+    """What looks at the steps, if the settings ask for it."""
+    groups, learner = training.settings.log_norms, training.learner
+    if groups is None:
+        return None
+    if isinstance(training.task, InTurns):
+        raise UserError("train.log_norms is for one objective, and the task has several, in turn. Leave it out.")
+    clipnorm = getattr(learner.optimizer, "global_clipnorm", None)
+    return Norms(training.run.strategy, learner.model.trainable_variables, groups, clipnorm)
 
 
 def build_evaluator(training: Training) -> Evaluator | None:

@@ -39,6 +39,8 @@ from tfdist.training.loop.callbacks import check_callbacks
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.tuned import XLA_CHOICES
+from tfdist.training.step.norms import ALL as ALL_NORMS
+from tfdist.training.step.norms import LAYERS as LAYER_NORMS
 from tfdist.training.step.optimizer import check_optimizer_builder
 from tfdist.training.step.precision import POLICIES
 
@@ -60,6 +62,14 @@ RECOMPUTE = Check(
     "a list of patterns, ['block_*'], or 'auto'",
     lambda value: (
         value == RECOMPUTE_AUTO
+        if isinstance(value, str)
+        else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
+    ),
+)
+NORMS = Check(
+    "'all', 'layers' or a list of patterns, ['kernel$']",
+    lambda value: (
+        value in (ALL_NORMS, LAYER_NORMS)
         if isinstance(value, str)
         else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
     ),
@@ -174,6 +184,13 @@ class TrainSettings(BatchSettings, LengthSettings):
         "takes of a checkpoint or of `start_from` what fits, and leaves out what does not",
         SWITCH,
         False,
+        may_change=True,
+    )
+    log_norms: Sequence[str] | str | None = setting(
+        "norms of gradients and updates, and update ÷ weight, of the last step of a call, in metrics.jsonl: 'all' for "
+        "those of all variables, 'layers' for each layer's too, or a list of patterns of variables' paths",
+        or_none(NORMS),
+        None,
         may_change=True,
     )
     fast_check: bool = setting(

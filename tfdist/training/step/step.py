@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tfdist.training.step.divergence import Spike
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, plus, quotients
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.norms import Norms
 from tfdist.training.step.precision import LossScale, factor_of
 from tfdist.training.step.tracing import traced
 from tfdist.training.step.update import Update
@@ -39,6 +40,7 @@ class Totals(NamedTuple):
       overflowed: steps whose loss or gradients were not finite.
       weightless: steps whose examples weigh nothing in all, which changed nothing.
       spiked: 1 if the last step's loss is far above those before it, else 0.
+      norms: float32 scalars by name, of the call's last step; NaN where it ended before that.
       recent: float64, the losses of the last steps, oldest first; as many as the step was told to compare with.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
@@ -52,6 +54,7 @@ class Totals(NamedTuple):
     weightless: tf.Tensor
     spiked: tf.Tensor
     recent: tf.Tensor
+    norms: dict[str, tf.Tensor]
     input_seconds: tf.Tensor
     peer_seconds: tf.Tensor
 
@@ -67,6 +70,7 @@ class GlobalSums(NamedTuple):
       weight: what they weigh; empty where each counts, whatever the batch.
       finite: whether all of this is.
       peer_seconds: float64, how long this worker waited until it was there.
+      norms: of the update, where it was looked at.
     """
 
     gradients: list[tf.Tensor | tf.IndexedSlices]
@@ -76,6 +80,10 @@ class GlobalSums(NamedTuple):
     weight: tuple[tf.Tensor, ...]
     finite: tf.Tensor
     peer_seconds: tf.Tensor
+    norms: dict[str, tf.Tensor]
+
+
+Looked: TypeAlias = "tuple[tf.Tensor, dict[str, tf.Tensor]] | None"  # whether to look at a step, and the last figures
 
 
 class TrainStep:
@@ -97,6 +105,7 @@ class TrainStep:
       sam_radius: takes the gradient where the loss is highest within this distance of the weights, to first order
         (Foret et al., "Sharpness-Aware Minimization", 2021); two passes and two reductions a step.
       spike: ends a call after a step whose loss is a spike; None looks for none.
+      norms: looks at the last step of each call.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
     """
@@ -115,6 +124,7 @@ class TrainStep:
         typical_weight: float,
         sam_radius: float | None = None,
         spike: Spike | None = None,
+        norms: Norms | None = None,
         deterministic: bool = False,
     ) -> None:
         self._strategy = strategy
@@ -128,6 +138,7 @@ class TrainStep:
         self._typical_weight = typical_weight
         self._sam_radius = sam_radius
         self._spike = spike
+        self._norms = norms
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
         self._touched = moving_variables(model)  # what a forward pass changes
         # What a skipped step must not change; without a loss scale the run ends with it.
@@ -162,7 +173,8 @@ class TrainStep:
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = timed_next(self._strategy, iterator)
-            return (_advanced(totals, self.on_batch(batch), waited, self._spike),)
+            looks = tf.equal(totals.steps + 1, num_steps)
+            return (_advanced(totals, self.on_batch(batch, looks, totals.norms), waited, self._spike),)
 
         (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(self._read_metrics, args=(votes,)))
@@ -172,34 +184,57 @@ class TrainStep:
         metrics, (votes,) = self._metrics.read(self._strategy, [votes])
         return metrics, votes
 
-    def on_batch(self, batch: Any) -> GlobalSums:
-        """One step on local batches; what it came to, without the gradients. In cross-replica context."""
-        if self._strategy.is_one_program and self._loss_scale is None and self._sam_radius is None:
-            return self._strategy.first_local(self._strategy.run(self._turns, args=(batch,)))
-        return self._turns(batch)
+    def on_batch(
+        self, batch: Any, looks: tf.Tensor | None = None, norms: dict[str, tf.Tensor] | None = None
+    ) -> GlobalSums:
+        """One step on local batches; what it came to, without the gradients. In cross-replica context.
 
-    def _turns(self, batch: Any) -> GlobalSums:
+        Args:
+          batch: of each replica.
+          looks: bool scalar, whether norms are wanted; None for no.
+          norms: those of the last look.
+        """
+        if self._strategy.is_one_program and self._loss_scale is None and self._sam_radius is None:
+            return self._strategy.first_local(self._strategy.run(self._turns, args=(batch, looks, norms)))
+        return self._turns(batch, looks, norms)
+
+    def _turns(self, batch: Any, looks: tf.Tensor | None, norms: dict[str, tf.Tensor] | None) -> GlobalSums:
         """A step's updates, one after the other; the losses of all."""
         self.unused = []
         *before, last = self.passes
-        seen = {each.name: self._step(batch, each, counts=False) for each in before}
-        seen[last.name] = self._step(batch, last, counts=True)
+        seen = {each.name: self._step(batch, each, None, counts=False) for each in before}
+        looked = None if looks is None or self._norms is None else (looks, norms or {})
+        seen[last.name] = self._step(batch, last, looked, counts=True)
         return _of_turns([*seen.values()])
 
-    def _step_at_once(self, batch: Any, local: LocalGradients, *, counts: bool) -> GlobalSums:
+    def _step_at_once(self, batch: Any, local: LocalGradients, looked: Looked, *, counts: bool) -> GlobalSums:
         """One update that waits for nothing but its gradients."""
         sums = self._sums(batch, local, counts=counts)
         seen = self._strategy.first_local(sums._replace(gradients=[]))
+        before = self._weights_before(looked)
         self._update_by(sums, seen.weight)
-        return seen
+        return self._looked_at(looked, before, sums, seen)
 
-    def _step_or_skip(self, batch: Any, local: LocalGradients, *, counts: bool) -> GlobalSums:
+    def _step_or_skip(self, batch: Any, local: LocalGradients, looked: Looked, *, counts: bool) -> GlobalSums:
         """One update, or none on all replicas alike, if a gradient is not finite."""
-        before = self._read(self._moving)
+        moving = self._read(self._moving)
         sums = self._sums(batch, local, counts=counts)
         seen = self._strategy.first_local(sums._replace(gradients=[]))
-        tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, before))
-        return seen
+        before = self._weights_before(looked)
+        tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, moving))
+        return self._looked_at(looked, before, sums, seen)
+
+    def _weights_before(self, looked: Looked) -> list[tf.Tensor]:
+        if looked is None or self._norms is None:
+            return []
+        return self._norms.before(looked[0], self._learning)
+
+    def _looked_at(self, looked: Looked, before: list[tf.Tensor], sums: GlobalSums, seen: GlobalSums) -> GlobalSums:
+        """What a step came to, with the norms of its update."""
+        if looked is None or self._norms is None:
+            return seen
+        gradients = [self._strategy.first_local(gradient) for gradient in sums.gradients]
+        return seen._replace(norms=self._norms.after(looked[0], before, gradients, self._learning, looked[1]))
 
     def _sums(self, batch: Any, local: LocalGradients, *, counts: bool) -> GlobalSums:
         """One step up to the update, by replica; in cross-replica context."""
@@ -247,7 +282,7 @@ class TrainStep:
         loss, terms = quotients(beside)
         terms = {name: terms[name] for name in self.term_names if name in terms}
         finite = _all_finite(in_order, loss)
-        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds)
+        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds, {})
 
     def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
         """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
@@ -289,7 +324,8 @@ class TrainStep:
         recent = tf.ensure_shape(sums[2 + num_terms :], [0 if self._spike is None else self._spike.window])
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         by_name = dict(zip(self.term_names, terms, strict=True))
-        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, seconds, seconds)
+        norms = {} if self._norms is None else self._norms.nothing()
+        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, norms, seconds, seconds)
 
 
 def _of_turns(seen: Sequence[GlobalSums]) -> GlobalSums:
@@ -326,6 +362,7 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike 
         totals.weightless + tf.cast(weightless, tf.int32),
         spiked,
         recent,
+        seen.norms,
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
     )

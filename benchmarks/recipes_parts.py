@@ -1,0 +1,60 @@
+"""The measurements of recipes.py, each to be run in a process of its own."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+
+import keras
+from measuring import Figure, interleaved, ratio
+from step_parts import sampled
+from trainings import tfdist_training
+from workloads import NUM_CLASSES, Workload, mlp
+
+from tfdist.models.transformer import TransformerBlock
+from tfdist.strategies.one_device import OneDevice
+
+BLOCKS = ["block_*"]
+LAYERS, LENGTH, WIDTH, BATCH = 24, 128, 128, 64
+ROUNDS = 7
+
+
+def transformer(layers: int = LAYERS) -> Workload:
+    def build() -> keras.Model:
+        inputs = x = keras.Input((LENGTH, WIDTH))
+        for index in range(layers):
+            x = TransformerBlock(4, causal=True, dropout=0.1, name=f"block_{index}")(x)
+        x = keras.layers.GlobalAveragePooling1D()(x)
+        return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES)(x))
+
+    return Workload("transformer", build, (LENGTH, WIDTH), BATCH, 8 * BATCH)
+
+
+def peak(how: str) -> list[Figure]:
+    """What the peak of this process grows by in two steps, in MB."""
+    strategy = OneDevice()
+    strategy.connect()
+    train = tfdist_training(strategy, transformer(), recompute=BLOCKS if how == "again" else None)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    train(2)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return [Figure(how, grown, None, (grown, grown), grown, grown, "MB")]
+
+
+def times() -> list[Figure]:
+    strategy = OneDevice()
+    strategy.connect()
+    blocks, wide = transformer(4), mlp("10 ms", 512, (512, 512), batch=1024, num_examples=1024 * 8)
+    pairs: list[tuple[str, Callable[..., object], Workload, dict[str, object], int, float]] = [
+        ("recompute: step time", tfdist_training, blocks, {"recompute": BLOCKS}, 3, 1.35),
+        ("SAM: step time", tfdist_training, wide, {"sam_radius": 0.05}, 10, 2.1),
+        ("norms: step time", tfdist_training, wide, {"log_norms": "layers"}, 20, 1.01),
+    ]
+    figures = []
+    for name, make, workload, settings, steps, goal in pairs:
+        contenders = [sampled(make(strategy, workload, **each), steps) for each in (settings, {})]
+        ours, plain = (
+            [1e3 / rate for rate in rates] for rates in interleaved(contenders, ROUNDS * (3 if goal < 1.1 else 1))
+        )
+        figures.append(ratio(name, ours, plain, goal, unit="ms", at_most=True))
+    return figures

@@ -1,0 +1,99 @@
+"""Norms of gradients and updates are NumPy's, and change no weight; other strategies: the case `clipnorm`."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from equivalence.cases import dense_model, digits
+from training.trainings import run
+
+from tfdist.errors import UserError
+
+pytestmark = pytest.mark.slow
+ONE_STEP: dict[str, Any] = {
+    "train_data": lambda: digits(64),
+    "eval_data": None,
+    "epochs": 1,
+    "shuffle": False,
+    "deterministic": True,
+    "optimizer": lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.1),
+}
+
+
+def by_hand(start: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Gradients and updates of the one step."""
+    model = dense_model()
+    model.set_weights(start)
+    images, labels = digits(64)
+    values = [v.value for v in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, model(images))
+    gradients = [g.numpy() for g in tape.gradient(loss, values)]
+    norm = np.sqrt(sum((g**2).sum() for g in gradients))
+    return gradients, [-0.5 * g * min(1.0, 0.1 / norm) for g in gradients]
+
+
+def norm(arrays: list[np.ndarray]) -> float:
+    return float(np.sqrt(sum((a.astype(np.float64) ** 2).sum() for a in arrays)))
+
+
+def test_norms_are_those_of_numpy(tmp_path: pathlib.Path) -> None:
+    start = dense_model().get_weights()
+
+    def model() -> keras.Model:
+        made = dense_model()
+        made.set_weights(start)
+        return made
+
+    groups = ["kernel$", "bias$"]
+    found = run(tmp_path / "a", **ONE_STEP, model=model, log_norms=groups)
+    (point,) = found.points("train")
+    gradients, updates = by_hand(start)
+    chosen = {"": range(4), "/kernel$": (0, 2), "/bias$": (1, 3)}
+    for group, places in chosen.items():
+        expected = {
+            "gradient_norm": norm([gradients[i] for i in places]),
+            "update_norm": norm([updates[i] for i in places]),
+        }
+        for name, value in expected.items():
+            assert point[f"{name}{group}"] == pytest.approx(value, rel=1e-4)
+    assert point["update_ratio/kernel$"] == pytest.approx(
+        norm([updates[0], updates[2]]) / norm([start[0], start[2]]), rel=1e-4
+    )
+    assert point["clipped"] == 1.0
+    without = run(tmp_path / "b", **ONE_STEP, model=model)
+    assert found.bits() == without.bits()
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_layers_without_a_gradient_are_told(tmp_path: pathlib.Path, precision: str) -> None:
+    def model() -> keras.Model:
+        inputs = keras.Input((64,))
+        dead = keras.layers.Dense(4, "relu", bias_initializer=keras.initializers.Constant(-1e3), name="dead")(inputs)
+        both = keras.layers.Concatenate()([inputs, dead])
+        return keras.Model(inputs, keras.layers.Dense(10, name="alive")(both))
+
+    changes: dict[str, Any] = {"eval_data": None, "epochs": 4, "log_norms": "layers", "steps_per_call": 1}
+    found = run(tmp_path, model=model, precision=precision, **changes)
+    (told,) = found.events("gradient_is_zero")
+    assert told["details"]["group"] == "dead" and told["step"] == 20
+    last = found.points("train")[-1]
+    assert last["gradient_norm/dead"] == 0 < last["gradient_norm/alive"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("some", "train.log_norms is 'some'; write 'all', 'layers' or a list of patterns"),
+        (["kernle"], "train.log_norms names 'kernle', which matches no variable"),
+    ],
+)
+def test_a_mistake_is_one_message(tmp_path: pathlib.Path, given: Any, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, log_norms=given)
+    assert words in str(caught.value)
