@@ -74,11 +74,14 @@ def clean_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     return environment | QUIET | THREADS | {"PYTHONPATH": path}
 
 
+PATIENCE = 4  # times as long as on a quiet machine
+
+
 def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
-    """Returns as soon as `condition` holds; fails the test when it does not in time."""
-    deadline = time.monotonic() + seconds
+    """Returns as soon as `condition` holds; fails the test when it does not in time, on a busy machine too."""
+    deadline = time.monotonic() + PATIENCE * seconds
     while not condition():
-        assert time.monotonic() < deadline, f"still waiting after {seconds:g} s"
+        assert time.monotonic() < deadline, f"still waiting after {PATIENCE * seconds:g} s"
         time.sleep(0.02)
 
 
@@ -94,7 +97,8 @@ def run_python(
     Args:
       args: what follows the interpreter, e.g. `["-m", "tfdist.main", "--help"]`.
       env: variables set on top of the clean environment; None takes one out.
-      timeout: seconds, after which it and all that it started is killed and the test fails with both outputs.
+      timeout: seconds on a quiet machine; after four times as long it and all that it started is killed and the test
+        fails with both outputs.
       cwd: the working directory.
     """
     return run_command([sys.executable, *args], env=env, timeout=timeout, cwd=cwd)
@@ -126,7 +130,7 @@ def run_command(
         )
         timed_out = False
         try:
-            process.wait(timeout)
+            process.wait(PATIENCE * timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
@@ -137,7 +141,7 @@ def run_command(
         finished = Finished(process.returncode, stdout.read(), stderr.read())
     if timed_out:
         line = " ".join(map(str, command))
-        pytest.fail(f"not done after {timeout} s, killed: {line}\n{finished.outputs()}", pytrace=False)
+        pytest.fail(f"not done after {PATIENCE * timeout} s, killed: {line}\n{finished.outputs()}", pytrace=False)
     return finished
 
 

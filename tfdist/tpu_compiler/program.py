@@ -81,7 +81,7 @@ class Programs:
         self._learner, self._num_replicas = learner, num_replicas
         self.step, self.batches = step, batches
         batch = next(batches)
-        self._parts: dict[str, tuple[Callable[[Any], Any], Any]] = {TRAIN: (step.on_batch, batch)}
+        self._parts: dict[str, tuple[Callable[[Any], Any], Any]] = {TRAIN: (lambda batch: step.on_batch(batch), batch)}
         if evaluator is not None:
             self._parts[EVALUATE] = (evaluator.on_batch, evaluator.next_batch())
         self.kinds = tuple(self._parts)

@@ -189,7 +189,7 @@ def _show(found: RangeTest, tell: Callable[[str], None]) -> None:
     places = np.linspace(0, len(found.smooth) - 1, min(COLUMNS, len(found.smooth))).astype(int)
     for line in curve([min(found.smooth[i], highest) for i in places]):
         tell(f"  {line}")
-    tell(f"loss at rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, each step's {len(found.rates)}")
+    tell(f"loss at {len(found.rates)} rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, a step each")
     if found.suggestion is None:
         tell("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")
     else:
@@ -211,7 +211,7 @@ def _write(directory: RunDirectory, found: RangeTest) -> None:
         axes.axvline(found.suggestion, color="#c0392b", linestyle="--", label=f"falls fastest, {found.suggestion:.2g}")
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
     if found.losses:
-        axes.set_ylim(min(found.smooth) * 0.9, 2 * found.smooth[0] - min(found.smooth) + 1e-9)
+        axes.set_ylim(min(found.losses) * 0.9, 2 * found.smooth[0] - min(found.smooth) + 1e-9)
     axes.legend(frameon=False)
     held = io.BytesIO()
     figure.savefig(held, format="png", dpi=120)

@@ -320,8 +320,10 @@ class TrainStep:
     def _totals_from(self, sums: tf.Tensor) -> Totals:
         """Totals before a call's first step; `sums` as in `_run`."""
         num_terms = len(self.term_names)
-        loss_sum, weight, *terms = tf.unstack(sums[: 2 + num_terms], num=2 + num_terms)
-        recent = tf.ensure_shape(sums[2 + num_terms :], [0 if self._spike is None else self._spike.window])
+        recent = tf.zeros([0], tf.float64)
+        if self._spike is not None:
+            sums, recent = tf.split(sums, [2 + num_terms, self._spike.window])
+        loss_sum, weight, *terms = tf.unstack(sums, num=2 + num_terms)
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         by_name = dict(zip(self.term_names, terms, strict=True))
         norms = {} if self._norms is None else self._norms.nothing()
