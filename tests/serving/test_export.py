@@ -79,6 +79,18 @@ def test_int8_is_smaller_and_its_difference_is_said(trained: Path) -> None:
     assert small["same_class"]["output"] > 0.95
 
 
+@pytest.mark.parametrize(("name", "material"), [("wine_parquet", "tables"), ("sentences_text", "text")])
+def test_a_saved_model_takes_what_a_source_reads(tmp_path: Path, name: str, material: str) -> None:
+    run_python([REPOSITORY / "tools" / f"prepare_{material}.py"], cwd=tmp_path).check()
+    path = {"PYTHONPATH": str(REPOSITORY)}
+    given = [f"--gin_file=tfdist:experiments/{name}.gin", "--gin_param=train.epochs = 1", "--run_dir=run"]
+    run_python(["-m", "tfdist.main", *given], env=path, cwd=tmp_path).check()
+    run_python(["-m", "tfdist.main", "--mode=export", "--run_dir=run"], env=path, cwd=tmp_path).check()
+    found = report_of(tmp_path / "run")["exports"]["saved_model"]["raw"]
+    assert max(found["largest_difference"].values()) < 1e-5
+    assert found["inputs"] == ["text"] if material == "text" else "alcohol" in found["inputs"]
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources.preprocessing import Preprocessing
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError, missing_extra
 from tfdist.serving import run_export
@@ -36,6 +37,7 @@ from tfdist.training.step.precision import set_precision
 from tfdist.tuning.search import hypermodel
 from tfdist.user_code import said
 
+RAW = run_export.RAW
 NAMES = {"saved_model": "saved_model", "litert": "model.tflite", "onnx": "model.onnx"}
 Arrays = dict[str, np.ndarray]
 
@@ -70,11 +72,15 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
                 with warnings.catch_warnings(action="ignore"):  # of each layer that stays as it is
                     model.quantize(settings.quantize)
             path = os.path.join(scratch, NAMES[kind])
-            _exported(model, kind, path, task.inputs(source.structure), quantize=settings.quantize is not None)
+            raw = source.preprocessing() if kind == "saved_model" and task.is_plain else None
+            _exported(model, kind, path, task.inputs(source.structure), raw=raw, quantize=settings.quantize is not None)
             given = _run_apart(kind, path, _by_name(inputs), scratch)
             exports[kind] = _compared(expected, given) | {
                 "bytes": _put(path, files.join(run.directory.export, NAMES[kind]))
             }
+            if raw is not None:
+                given = _run_apart(RAW, path, dict(raw.first(len(next(iter(expected.values()))))), scratch)
+                exports[kind]["raw"] = _compared(expected, given) | {"inputs": list(raw.inputs)}
             exports[kind]["path"] = files.join(run.directory.export, NAMES[kind])
             _tell(run, kind, exports[kind])
         report = {
@@ -126,8 +132,19 @@ def _outputs(model: keras.Model, inputs: Any) -> Arrays:
     return {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in given.items()}
 
 
-def _exported(model: keras.Model, kind: str, path: str, structure: Any, *, quantize: bool) -> None:
-    """Writes one export to a local path. `quantize`: by LiteRT's converter, which takes no int8 layers of Keras."""
+def _exported(
+    model: keras.Model, kind: str, path: str, structure: Any, *, raw: Preprocessing | None, quantize: bool
+) -> None:
+    """Writes one export to a local path.
+
+    Args:
+      model: of the run.
+      kind: of `EXPORTS`.
+      path: new.
+      structure: of the model's inputs.
+      raw: a SavedModel gets a signature for inputs before this, too.
+      quantize: by LiteRT's converter, which takes no int8 layers of Keras.
+    """
     names = iter(_by_name(structure))
     named = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, name=next(names)), structure)
     try:
@@ -138,6 +155,13 @@ def _exported(model: keras.Model, kind: str, path: str, structure: Any, *, quant
                 archive.add_endpoint(
                     "serve", lambda inputs: named_outputs(model, model(inputs, training=False)), [named]
                 )
+                if raw is not None:
+                    archive.track(raw.kept)
+                    archive.add_endpoint(
+                        RAW,
+                        lambda given: named_outputs(model, model(raw.function(given), training=False)),
+                        [dict(raw.inputs)],
+                    )
                 archive.write_out(path, verbose=False)
             else:
                 own = {"optimizations": [tf.lite.Optimize.DEFAULT]} if quantize and kind == "litert" else {}

@@ -22,6 +22,11 @@ class InputsAlone(Task):
     def __init__(self, task: Task | None) -> None:
         self._task = None if task is None or isinstance(task, Supervised) else task
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model takes an example's x as it is."""
+        return self._task is None
+
     def inputs(self, examples: Any) -> Any:
         if self._task is not None:
             return self._task.inputs(examples)

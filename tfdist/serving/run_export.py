@@ -2,7 +2,8 @@
 
     python run_export.py KIND EXPORT EXAMPLES.npz OUTPUTS.npz
 
-Started by exporting.py in a process of its own. KIND is saved_model, litert or onnx; EXAMPLES holds the inputs by name.
+Started by exporting.py in a process of its own. KIND is saved_model, serve_raw (that signature of it), litert or onnx;
+EXAMPLES holds the inputs by name.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+RAW = "serve_raw"  # the signature of a SavedModel that has its source's preprocessing inside
 
-def by_saved_model(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The outputs of the signature `serving_default`."""
+
+def by_saved_model(path: str, inputs: dict[str, Any], signature: str = "serving_default") -> dict[str, Any]:
+    """The outputs of a signature."""
     import tensorflow as tf
 
-    signature = tf.saved_model.load(path).signatures["serving_default"]
-    given = {name: tf.constant(inputs[name]) for name in signature.structured_input_signature[1]}
-    return {name: value.numpy() for name, value in signature(**given).items()}
+    model = tf.saved_model.load(path)
+    called = model.signatures[signature]
+    given = {name: tf.constant(inputs[name]) for name in called.structured_input_signature[1]}
+    return {name: value.numpy() for name, value in called(**given).items()}
 
 
 def by_litert(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +56,12 @@ def of_names(inputs: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return dict(zip(names, inputs.values(), strict=True)) if len(inputs) == 1 else {n: inputs[n] for n in names}
 
 
-RUNS = {"saved_model": by_saved_model, "litert": by_litert, "onnx": by_onnx}
+RUNS = {
+    "saved_model": by_saved_model,
+    RAW: lambda path, inputs: by_saved_model(path, inputs, RAW),
+    "litert": by_litert,
+    "onnx": by_onnx,
+}
 
 
 def main(kind: str, path: str, examples: str, outputs: str) -> None:

@@ -45,6 +45,10 @@ class Columns:
             if name not in known:
                 raise UserError(f"{where} has no column {name!r}; it has {sorted(known)}.{suggest(name, known)}")
 
+    def inputs_of(self, columns: Mapping[str, Any]) -> Any:
+        """The x of an example, or of a batch, from its columns."""
+        return _chosen(columns, self.inputs)
+
     def select(self, columns: Mapping[str, Any]) -> tuple[Any, ...]:
         """The nest of an example, or of a batch, from its columns."""
         chosen = (_chosen(columns, self.inputs), _chosen(columns, self.targets))

@@ -26,12 +26,14 @@ from tfdist.data.order.block_order import BlockOrder
 from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.fitted_values import read_kept
+from tfdist.data.sources.preprocessing import Preprocessing
 from tfdist.data.sources.record_source import numbers_of_blocks
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.tables.csv_files import CsvFile, CsvFormat
 from tfdist.data.tables.parquet_files import ParquetFile
 from tfdist.data.tables.table_encoding import Fitted, Rule, encode, fit, num_indices, vocabulary
 from tfdist.data.tables.table_files import TableFile, arrow, common_kinds
+from tfdist.data.tables.table_preprocessing import encoder, raw_spec, raw_values
 from tfdist.data.tables.table_rules import Settings, build_rules
 from tfdist.errors import UserError, is_whole_number
 from tfdist.storage import files as storage
@@ -209,6 +211,27 @@ class Table(Source):
                 what += f", mean {self.fitted.means[name]:.4g}, deviation {self.fitted.deviations[name]:.4g}"
             lines.append(what)
         return lines
+
+    def preprocessing(self) -> Preprocessing:
+        tables, names = tf.Module(), self._columns.input_names
+        encoders = {name: encoder(self._rules[name], self.fitted, tables) for name in names}
+
+        def encoded(raw: Mapping[str, tf.Tensor]) -> Any:
+            columns = {name: encoders[name](raw[name]) for name in names}
+            if self._stack:
+                return tf.stack([tf.cast(each, tf.float32) for each in columns.values()], axis=1)
+            return self._columns.inputs_of(columns)
+
+        def first(count: int) -> dict[str, np.ndarray]:
+            found: dict[str, list[Any]] = {name: [] for name in names}
+            for table, group in self._groups:
+                held = table.read_group(group, names, self._kinds).slice(0, count - len(found[names[0]]))
+                for name, values in found.items():
+                    values += held[name].to_pylist()
+            return {name: raw_values(self._rules[name], values) for name, values in found.items()}
+
+        specs = {name: raw_spec(self._rules[name]) for name in names}
+        return Preprocessing(specs, encoded, tables, first)
 
     def _block_order(self, order: Order) -> BlockOrder | None:
         if order.seed is None and not order.any_order:

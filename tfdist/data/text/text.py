@@ -22,6 +22,7 @@ from tfdist.data.order.block_order import BlockOrder
 from tfdist.data.order.length_order import LengthOrder
 from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.fitted_values import read_kept
+from tfdist.data.sources.preprocessing import Preprocessing
 from tfdist.data.sources.record_source import RecordSource
 from tfdist.data.sources.source import Order, Reader, Staged
 from tfdist.data.text.text_files import SPLITS, TextFile, open_class, open_lines
@@ -175,6 +176,21 @@ class TextLines(RecordSource):
 
     def decode(self, records: tf.Tensor) -> Any:
         raise NotImplementedError("ids and labels come from `reader`")
+
+    def preprocessing(self) -> Preprocessing:
+        kept = tf.Module()
+        kept.vectorize = vectorize = keras.layers.TextVectorization(vocabulary=self.vocabulary, **self._settings)
+
+        def ids(raw: Mapping[str, tf.Tensor]) -> tf.Tensor:
+            found = tf.cast(vectorize(raw["text"]), tf.int32)[:, : self._max_length]
+            missing = self._max_length - tf.shape(found)[1] if self._pad_to_max else 0
+            return tf.ensure_shape(tf.pad(found, [[0, 0], [0, missing]]), self.structure[0].shape)
+
+        def first(count: int) -> dict[str, np.ndarray]:
+            lines = [line for each in self._lines for line in each.read(0, min(count, len(each)))]
+            return {"text": np.array(lines[:count], dtype=object)}
+
+        return Preprocessing({"text": tf.TensorSpec([None], tf.string, name="text")}, ids, kept, first)
 
     def describe(self) -> list[str]:
         counts = np.bincount(self._classes, minlength=len(self.labels))
