@@ -40,6 +40,17 @@ class UserError(TfdistError):
     exit_status = EXIT_USER_ERROR
 
 
+class UnreadableError(UserError):
+    """An example cannot be read: a corrupt record or image.
+
+    Attributes:
+      step: the run's steps that were done before the one whose batch has it, or before some `steps`, one of which has.
+    """
+
+    step: int | None = None
+    steps: int = 1
+
+
 class InUseError(UserError):
     """Another live process holds the directory: the same command works when that has ended."""
 

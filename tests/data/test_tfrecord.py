@@ -334,8 +334,10 @@ def test_corrupt_records_up_to_the_limit_are_replaced_by_the_one_before(
     assert re.search("Record . of .*part-001 is corrupt.*Passed over: 3 of at most 3", caplog.text)
     for batch in batches:
         assert sorted(batch) == [0, 1, 2, 3, 5, 5, 6, 6, 6, 9]
+    short = numbered(pattern, max_corrupt_records=2)
+    run = short.read_run(1, 0, 6)
     with pytest.raises(UserError, match="That makes 3, and max_corrupt_records = 2"):
-        numbered(pattern, max_corrupt_records=2).read_run(1, 0, 6)
+        short.checked(run)
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])

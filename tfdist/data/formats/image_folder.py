@@ -19,7 +19,7 @@ from tfdist.data.formats.image_files import SUFFIXES, CorruptImageError, ImageRe
 from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
 from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UnreadableError, UserError, is_whole_number, suggest
 from tfdist.storage import files
 from tfdist.telemetry import notices
 
@@ -181,11 +181,12 @@ class CorruptImages:
     def add(self, path: str, reason: str) -> None:
         with self._lock:
             is_new = path not in self.paths
-            self.paths.add(path)
-            count = len(self.paths)
+            count = len(self.paths) + is_new
+            if count <= self._limit:
+                self.paths.add(path)
         if count > self._limit:
             before = f" and {count - 1} before it" if count > 1 else ""
-            raise UserError(
+            raise UnreadableError(
                 f"The image {path!r}{before} cannot be decoded: {reason}. Mend or remove it, or let up to N such "
                 f"images be replaced: max_corrupt_images = N (now {self._limit})."
             )

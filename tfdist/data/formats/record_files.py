@@ -27,9 +27,9 @@ from tfdist.data.formats.record_index import (
     masked,
 )
 from tfdist.data.pipeline.failures import watch
-from tfdist.data.sources.record_source import RecordSource, checked_block_records
+from tfdist.data.sources.record_source import Records, RecordSource, checked_block_records
 from tfdist.data.sources.source import Order, Reader
-from tfdist.errors import TfdistError, UserError, is_whole_number
+from tfdist.errors import TfdistError, UnreadableError, UserError, is_whole_number
 from tfdist.storage import files
 from tfdist.telemetry import notices
 
@@ -101,6 +101,12 @@ class RecordFile:
         return view if read_into(self.path, view, first=begin) else view[:0]
 
 
+class Unreadable(bytes):
+    """In the place of a record that cannot be read, until a batch wants it; other batches may be of the same run."""
+
+    error: UnreadableError
+
+
 @dataclasses.dataclass(frozen=True)
 class FilePart:
     """Records skip … skip + take - 1 of a file."""
@@ -139,6 +145,7 @@ class RecordFileSource(RecordSource):
         self.most_read_again = 0.0 if self.waits else 0.005
         self._most_corrupt = max_corrupt_records
         self._corrupt: set[tuple[str, int]] = set()
+        self._has_unreadable = False
         self._lock = threading.Lock()
         self._recent: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=RECENT_RUNS)
 
@@ -155,15 +162,22 @@ class RecordFileSource(RecordSource):
         self._check_whole(part)
         records, wrong = part.file.read(part.skip + first, count)
         for number in wrong:
-            self.pass_over(part.file, number, "its checksum is wrong")
-            records[number - part.skip - first] = self._neighbor(part, number)
+            records[number - part.skip - first] = self._instead(part, number)
+        return records
+
+    def checked(self, records: Records) -> Records:
+        if self._has_unreadable:
+            for record in records:
+                if isinstance(record, Unreadable):
+                    raise record.error
         return records
 
     def diagnose(self) -> TfdistError | None:
         """What is wrong with the records read last, newest first."""
         for file, first, count in reversed(list(self._recent)):
             try:
-                for number, record in enumerate(self.read_run(file, first, count), self.parts[file].skip + first):
+                run = self.checked(self.read_run(file, first, count))
+                for number, record in enumerate(run, self.parts[file].skip + first):
                     self.check_record(record, f"Record {number} of {self.parts[file].file.path}")
             except TfdistError as error:
                 return error
@@ -173,15 +187,16 @@ class RecordFileSource(RecordSource):
         """Counts a corrupt record.
 
         Raises:
-          UserError: it is one too many.
+          UnreadableError: it is one too many.
         """
         with self._lock:
             is_new = (file.path, number) not in self._corrupt
-            self._corrupt.add((file.path, number))
-            count = len(self._corrupt)
+            count = len(self._corrupt) + is_new
+            if count <= self._most_corrupt:
+                self._corrupt.add((file.path, number))
         message = f"Record {number} of {file.path} is corrupt: {problem}."
         if count > self._most_corrupt:
-            raise UserError(
+            raise UnreadableError(
                 f"{message} That makes {count}, and max_corrupt_records = {self._most_corrupt}. "
                 f"Make the file again, or write max_corrupt_records = {max(10, 2 * count)} to pass over as many."
             )
@@ -221,6 +236,17 @@ class RecordFileSource(RecordSource):
                 f"{part.skip + part.take:,} belong: it was cut short after record {index.num_records - 1}. "
                 "Make the file again."
             )
+
+    def _instead(self, part: FilePart, number: int) -> bytes:
+        """What takes the place of a corrupt record."""
+        try:
+            self.pass_over(part.file, number, "its checksum is wrong")
+            return self._neighbor(part, number)
+        except UnreadableError as error:
+            self._has_unreadable = True
+            unreadable = Unreadable()
+            unreadable.error = error
+            return unreadable
 
     def _neighbor(self, part: FilePart, number: int) -> bytes:
         """The nearest good record before `number`, or else after it: the same one whoever asks."""

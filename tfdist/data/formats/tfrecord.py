@@ -75,7 +75,7 @@ class TFRecordSource(RecordFileSource):
         first = next((number for number, size in enumerate(self.file_sizes) if size), None)
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
-        (record,) = self.read_run(first, 0, 1)
+        (record,) = self.checked(self.read_run(first, 0, 1))
         self.check_record(record, f"Record 0 of {parts[first].file.path}")
         self.structure = decoded_structure(self.decode)
 

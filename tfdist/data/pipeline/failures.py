@@ -7,17 +7,18 @@ about records that do not fit is explained by the source that read them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfdist.data.pipeline.shutdown import CALLS
-from tfdist.errors import TfdistError, UserError
+from tfdist.errors import TfdistError, UnreadableError, UserError
 
 _LOCK = threading.Lock()
 _FIRST: list[TfdistError] = []
@@ -45,6 +46,23 @@ def take() -> TfdistError | None:
     """The first error noted since the last call, if there is one."""
     with _LOCK:
         return _FIRST.pop() if _FIRST else None
+
+
+@contextlib.contextmanager
+def located(step: int, steps: int = 1) -> Iterator[None]:
+    """Raises what was noted in the place of TensorFlow's error.
+
+    Where an example cannot be read, the error says which steps its batch may be of: `steps` after the first `step`.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        told = take()
+        if told is None:
+            raise
+        if isinstance(told, UnreadableError):
+            told.step, told.steps = step, steps
+        raise told from error
 
 
 class Explaining(Protocol):

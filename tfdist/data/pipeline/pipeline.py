@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -49,18 +49,32 @@ def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
 
 
 def build_pipeline(
-    source: Source, plan: BatchPlan, topology: Topology, *, first_step: int = 0, turn: int = 0, of: int = 1
+    source: Source,
+    plan: BatchPlan,
+    topology: Topology,
+    *,
+    first_step: int = 0,
+    left_out: Collection[int] = (),
+    turn: int = 0,
+    of: int = 1,
 ) -> tf.data.Dataset:
     """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
 
     Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
-    `shares` where it gives them. Of these, elements `turn`, `turn` + `of` … alone, where several processes take turns.
+    `shares` where it gives them. There are none of the steps `left_out`, which a source that reads by position does not
+    read. Of these, elements `turn`, `turn` + `of` … alone, where several processes take turns.
     """
     num_local = topology.num_local_replicas
     if isinstance(source, StreamSource):
         dataset = source.local_batches(plan, topology, first_step)
+        if left_out:
+            numbered = dataset.enumerate(first_step * num_local)
+            dataset = numbered.filter(lambda t, _: _is_kept(t // num_local, left_out)).map(lambda _, batch: batch)
     else:
-        dataset = _indexed(source, plan, topology, first_step * num_local + turn, of)
+        turns = tf.data.Dataset.range(first_step * num_local + turn, tf.int64.max, of)
+        if left_out:
+            turns = turns.filter(lambda t: _is_kept(t // num_local, left_out))
+        dataset = _indexed(source, plan, topology, turns)
     if plan.pad:
         _check_static(source.structure)
         width = plan.global_batch_size // plan.num_replicas
@@ -74,8 +88,12 @@ def build_pipeline(
     return dataset.with_options(options)
 
 
-def _indexed(source: Source, plan: BatchPlan, topology: Topology, first: int, stride: int) -> tf.data.Dataset:
-    """The local batches of a source that reads by position."""
+def _is_kept(step: tf.Tensor, left_out: Collection[int]) -> tf.Tensor:
+    return tf.reduce_all(step != tf.constant(sorted(left_out), tf.int64))
+
+
+def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The local batches with these numbers of a source that reads by position."""
     read = source.reader(
         Order(
             batch_size=plan.global_batch_size,
@@ -99,7 +117,6 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, first: int, st
             examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
         return {"examples": examples, **piece}
 
-    dataset = tf.data.Dataset.range(first, tf.int64.max, stride)
     if stages is read and not source.waits:
         dataset = map_inline(dataset, fetched)
         return dataset.map(decoded, num_parallel_calls=PARALLEL_DECODES, deterministic=True)

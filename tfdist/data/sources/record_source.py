@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.errors import UserError, is_whole_number
 
 BLOCK_RECORDS = 256
+Records = TypeVar("Records", np.ndarray, list[bytes])
 
 
 class RecordSource(Source):
@@ -47,13 +48,17 @@ class RecordSource(Source):
     def read_run(self, file: int, first: int, count: int) -> list[bytes]:
         """Records first … first + count - 1 of a file; called by several threads at once."""
 
+    def checked(self, records: Records) -> Records:
+        """The records of a batch; raises UnreadableError where one of them could not be read."""
+        return records
+
     @abc.abstractmethod
     def decode(self, records: tf.Tensor) -> Any:
         """The nest of a batch from string [n] records, in TensorFlow operations."""
 
     def reader(self, order: Order) -> Reader:
         fetch = self._in_order if order.seed is None else self._permuted(order)
-        safe = noted(lambda positions, epoch: fetch(positions, int(epoch)))
+        safe = noted(lambda positions, epoch: self.checked(fetch(positions, int(epoch))))
 
         def records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.string), [None])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.sources.preprocessing import Preprocessing
 from tfdist.errors import UserError
 
 Reader = Callable[[tf.Tensor, tf.Tensor], Any]
@@ -120,6 +121,10 @@ class Source(abc.ABC):
     def identity(self) -> str:
         """A digest of all that the kept examples depend on. Asked once the source is prepared."""
         raise UserError(f"A {type(self).__name__} cannot be cached; cache what it is made of.")
+
+    def preprocessing(self) -> Preprocessing | None:
+        """What becomes of raw inputs, for exports; None where Python does it, or there is nothing to do."""
+        return None
 
     def held(self) -> Any:
         """The nest of arrays of all examples, where they are at hand without reading; else None. For checks."""
