@@ -11,7 +11,7 @@ import time
 import pytest
 from gcs.server import GcsServer
 
-from tfdist.launch.supervise import stacks
+from tfdist.launch.supervise import hangs, stacks, watch
 from tfdist.launch.supervise.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost
 from tfdist.launch.supervise.journal import Journal
 from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
@@ -112,6 +112,20 @@ def test_a_deadline_is_learned_from_what_was_done_before() -> None:
     given = Deadlines(start_seconds=1000.0, given_seconds=7.0)
     assert given.of(reading()) == given.of(reading(heartbeat.BETWEEN)) == 7.0
     assert given.of(reading(recent_seconds=0.0)) == given.of(reading(heartbeat.BUILDING)) == 1000.0
+
+
+def test_the_hindmost_of_many_are_found_in_time_that_grows_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, asked = hangs._place, []
+    monkeypatch.setattr(hangs, "_place", lambda vital: asked.append(vital) or place(vital))
+    vitals = [vital(index, reading()) for index in range(1000)]
+    assert hindmost(vitals) == vitals
+    assert len(asked) == 2 * len(vitals)
+
+
+def test_of_many_workers_the_first_are_named() -> None:
+    assert watch._listed([3, 5]) == "worker 3, worker 5"
+    said = watch._listed(list(range(1024)))
+    assert said.startswith("worker 0, worker 1, ") and said.endswith(", worker 15, 1,008 more")
 
 
 def look_until(watcher: Watcher, vitals: list[Vital], begin: float, end: float) -> object:

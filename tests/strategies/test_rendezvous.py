@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import http.server
 import json
 import os
@@ -17,6 +19,8 @@ import pytest
 
 from tfdist.errors import EXIT_PEER_LOST, EXIT_USER_ERROR
 from tfdist.launch.local import reserve_port, tf_config
+from tfdist.strategies.cluster import hello, rendezvous
+from tfdist.strategies.cluster.tf_config import Cluster
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 40.0
@@ -109,6 +113,30 @@ def test_workers_started_together_meet_and_leave_their_ports_free(count: int, wo
     assert [end_of(process) for process in started] == [(0, "met\n")] * count
     for address in cluster:
         socket.create_server(("127.0.0.1", port_of(address))).close()
+
+
+@pytest.mark.slow
+def test_many_workers_meet_with_two_questions_from_each_to_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the interval between questions is long or short: who has become ready says so at once."""
+    count = hello.MOST_LISTED + 2
+    with reserve_port() as held:
+        port = held.getsockname()[1]
+    addresses = tuple(f"127.0.0.{index + 1}:{port}" for index in range(count))
+    answers: list[object] = []
+    encode = hello.encode
+    monkeypatch.setattr(hello, "encode", lambda **said: answers.append(said["index"]) or encode(**said))
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 300.0)  # all of them share one event loop, on a busy machine
+    meetings = [rendezvous._Meeting(Cluster(addresses, "worker", index), 300.0, print, 10.0) for index in range(count)]
+
+    async def hold() -> None:
+        for meeting in meetings:  # nobody asks before all listen
+            listening = await meeting._listen()
+            monkeypatch.setattr(meeting, "_listen", functools.partial(asyncio.sleep, 0, listening))
+            meeting.ask_seconds = 120.0
+        await asyncio.gather(*(meeting.hold() for meeting in meetings))
+
+    asyncio.run(hold())
+    assert len(answers) <= 2 * 2 * count * (count - 1)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tfdist.telemetry.json_text import from_json
 GROUP = "workers"
 PROTOCOL = "tfdist-doctor-1"
 ASK_SECONDS = 0.2
+MOST_QUESTIONS = 256  # at once
 ANSWER_SECONDS = 3.0
 CLOCK_SECONDS = 1.0  # more apart than this, logs laid side by side read wrong
 PORTS_OF_KERNEL = "/proc/sys/net/ipv4/ip_local_port_range"
@@ -56,7 +57,9 @@ class _Meeting:
     def __init__(self, cluster: Cluster, facts: Mapping[str, Any]) -> None:
         self.cluster = cluster
         self.facts = facts
+        self.workers = hello.listed(cluster.workers)
         self.peers = {i: Peer(i, a) for i, a in enumerate(cluster.workers) if i != cluster.worker_index}
+        self.questions = asyncio.Semaphore(MOST_QUESTIONS)
 
     async def hold(self, seconds: float) -> tuple[list[Peer], OSError | None]:
         """What was heard of each peer within the time, and why this worker could not listen, if it could not."""
@@ -80,8 +83,8 @@ class _Meeting:
         return list(self.peers.values()), cannot_listen
 
     def _words(self) -> bytes:
-        index, workers = self.cluster.worker_index, list(self.cluster.workers)
-        said = {"protocol": PROTOCOL, "index": index, "workers": workers, "facts": self.facts, "time": time.time()}
+        who = {"index": self.cluster.worker_index, "workers": self.workers}
+        said = {"protocol": PROTOCOL, **who, "facts": self.facts, "time": time.time()}
         return json.dumps(said).encode() + b"\n"
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +105,7 @@ class _Meeting:
         host, port = split_address(peer.address)
         while peer.facts is None:
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with self.questions, asyncio.timeout(ANSWER_SECONDS):
                     reader, writer = await hello.connect(host, port)
                     try:
                         sent = time.time()
@@ -186,7 +189,7 @@ def check_peer(cluster: Cluster, peer: Peer, *, seconds: float) -> list[Finding]
                 {"worker": peer.index, "reason": peer.trouble},
             )
         ]
-    if peer.facts["workers"] != list(cluster.workers) or peer.facts["index"] != peer.index:
+    if peer.facts["workers"] != hello.listed(cluster.workers) or peer.facts["index"] != peer.index:
         theirs = f"worker {peer.facts['index']} of {', '.join(map(str, peer.facts['workers']))}"
         return [
             Finding(

@@ -55,7 +55,7 @@ class DataServer:
     def __init__(self, data: Callable[[], Any], *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._data = data
         try:
-            self._listener = socket.create_server((host, port))
+            self._listener = socket.create_server((host, port), backlog=MOST_CONNECTIONS)
         except OSError as error:
             raise UserError(f"Port {port} of {host} cannot be listened on: {error}. Give another --port.") from error
         self._asked: queue.SimpleQueue[tuple[dict[str, Any], socket.socket]] = queue.SimpleQueue()

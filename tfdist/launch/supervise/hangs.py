@@ -112,7 +112,8 @@ class Watcher:
 
 def hindmost(vitals: Sequence[Vital]) -> list[Vital]:
     """Those that the others wait for; all, where they are equally far."""
-    return [vital for vital in vitals if _place(vital) == min(map(_place, vitals))]
+    least = min(map(_place, vitals), default=None)
+    return [vital for vital in vitals if _place(vital) == least]
 
 
 def absent(vitals: Sequence[Vital]) -> Hang | None:

@@ -25,6 +25,7 @@ from tfdist.launch.supervise.vitals import Vital, look
 from tfdist.telemetry import heartbeat
 
 EXIT_TIMED_OUT = 124  # as timeout(1)
+MOST_NAMED = 16  # workers, in one message
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.25
 SYMPTOMS = (EXIT_PEER_LOST, 128 + signal.SIGABRT)
@@ -361,4 +362,5 @@ def _names(workers: Sequence[Worker]) -> str:
 
 
 def _listed(indices: Sequence[int]) -> str:
-    return ", ".join(f"worker {index}" for index in indices)
+    more = [f"{len(indices) - MOST_NAMED:,} more"] if len(indices) > MOST_NAMED else []
+    return ", ".join([*(f"worker {index}" for index in indices[:MOST_NAMED]), *more])

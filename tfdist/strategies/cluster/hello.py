@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
+import hashlib
 import json
 import socket
 from collections.abc import Sequence
@@ -20,7 +22,11 @@ from tfdist.telemetry.json_text import from_json
 PROTOCOL = "tfdist-rendezvous-1"
 MAX_LINE_BYTES = 1 << 20
 MOST_WORKERS = 1 << 20
+MOST_LISTED = 64
+MOST_NAMED = 8
+BACKLOG = 4096  # as many peers may ask in one instant; the system has a limit of its own
 FOREIGN_PATIENCE_SECONDS = 5.0  # for a foreign program at a peer's address to go away
+_AND_OTHERS = "… and "  # begins no address
 
 
 class WrongPeer(Exception):
@@ -30,6 +36,18 @@ class WrongPeer(Exception):
 def encode(**said: object) -> bytes:
     """A line that says who this worker is."""
     return json.dumps({"protocol": PROTOCOL, **said}).encode() + b"\n"
+
+
+@functools.lru_cache(maxsize=8)
+def listed(workers: tuple[str, ...]) -> list[str]:
+    """The addresses of a cluster as workers tell them to each other: all, or of a large one the first and a digest.
+
+    Every worker tells them to every other, which would otherwise take time that grows with the cube of their number.
+    """
+    if len(workers) <= MOST_LISTED:
+        return list(workers)
+    digest = hashlib.sha256("\0".join(workers).encode()).hexdigest()[:12]
+    return [workers[0], f"{_AND_OTHERS}{len(workers) - 1:,} others (digest {digest})"]
 
 
 def decode(line: bytes) -> dict[str, Any]:
@@ -45,7 +63,8 @@ def decode(line: bytes) -> dict[str, Any]:
         said = from_json(line)
         is_ours = said["protocol"] == PROTOCOL and is_index(said["index"]) and is_texts(said["workers"])
         is_ours = is_ours and isinstance(said["waits_for"], list) and all(map(is_index, said["waits_for"]))
-        is_ours = is_ours and all(index < len(said["workers"]) for index in [said["index"], *said["waits_for"]])
+        if is_ours and not any(text.startswith(_AND_OTHERS) for text in said["workers"][-1:]):
+            is_ours = all(index < len(said["workers"]) for index in [said["index"], *said["waits_for"]])
         is_ours = is_ours and isinstance(said["ready"], bool) and isinstance(said["start"], str)
     except (ValueError, KeyError, TypeError):
         is_ours = False
@@ -114,7 +133,7 @@ def listen(host: str | None, port: int) -> list[socket.socket]:
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 sock.bind(address)
-                sock.listen(128)
+                sock.listen(BACKLOG)
                 listening.append(sock)
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # as where IPv6 is off

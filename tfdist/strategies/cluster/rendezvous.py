@@ -15,8 +15,10 @@ Imports no TensorFlow.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
+import itertools
 import socket
 import time
 import uuid
@@ -28,6 +30,8 @@ from tfdist.strategies.cluster import hello
 from tfdist.strategies.cluster.tf_config import Cluster, split_address
 
 ASK_SECONDS = 0.1  # between two questions to a peer, in a cluster of up to 16
+MOST_ASK_SECONDS = 15.0  # in a large one
+MOST_QUESTIONS = 256  # at once, as each takes a descriptor here and there
 ANSWER_SECONDS = 5.0  # for one question and its answer
 BIND_PATIENCE_SECONDS = 2.0  # for a process that is just ending to free the port
 FIRST_WORD_SECONDS = 3.0  # before saying for whom this worker waits
@@ -69,7 +73,6 @@ class _Peer:
     address: str
     trouble: str = "not asked yet"
     trouble_since: float = 0.0
-    answered: bool = False  # it answered this worker, with the right cluster and index
     is_ready: bool = False  # by its own word all its peers answered it
     waits_for: tuple[int, ...] = ()  # by its own word
     heard_ready: bool = False  # it answered a question that said that this worker is ready
@@ -100,17 +103,23 @@ class _Meeting:
         self.peers = {i: _Peer(i, a) for i, a in enumerate(cluster.workers) if i != cluster.worker_index}
         self.failure: UserError | None = None
         self.start = uuid.uuid4().hex
-        self.ask_seconds = ASK_SECONDS * max(1.0, cluster.num_workers / 16)
+        self.workers = hello.listed(cluster.workers)
+        self.unanswered = dict.fromkeys(self.peers)  # a set that keeps its order
+        self.ready = asyncio.Event()
+        self.questions = asyncio.Semaphore(MOST_QUESTIONS)
+        self.ask_seconds = min(MOST_ASK_SECONDS, ASK_SECONDS * max(1.0, cluster.num_workers / 16))
 
     @property
     def is_ready(self) -> bool:
-        return all(peer.answered for peer in self.peers.values())
+        return not self.unanswered
 
     async def hold(self) -> None:
         servers = [
             await asyncio.start_server(self._answer, sock=s, limit=hello.MAX_LINE_BYTES) for s in await self._listen()
         ]
-        tasks = [asyncio.create_task(self._ask_until_done(peer)) for peer in self.peers.values()]
+        me = self.cluster.worker_index
+        around = sorted(self.peers.values(), key=lambda peer: (peer.index < me, peer.index))  # not all at the first
+        tasks = [asyncio.create_task(self._ask_until_done(peer)) for peer in around]
         tasks.append(asyncio.create_task(self._tell()))
         try:
             async with asyncio.timeout(self.timeout_seconds):
@@ -158,9 +167,9 @@ class _Meeting:
         return hello.encode(
             start=self.start,
             index=self.cluster.worker_index,
-            workers=list(self.cluster.workers),
+            workers=self.workers,
             ready=self.is_ready,
-            waits_for=[peer.index for peer in self.peers.values() if not peer.answered],
+            waits_for=list(itertools.islice(self.unanswered, hello.MOST_NAMED)),
         )
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,20 +193,30 @@ class _Meeting:
 
     async def _ask_until_done(self, peer: _Peer) -> None:
         while not peer.is_done:
-            was_ready = self.is_ready
-            try:
-                answer = await self._ask(peer)
-                self._check(answer, asked=peer)
-                peer.note(answer)
-                peer.answered, peer.heard_ready, peer.trouble = True, was_ready, ""
-            except UserError as error:
-                self.failure = self.failure or error
-            except (OSError, TimeoutError, hello.WrongPeer) as error:
-                if was_ready and peer.is_ready and isinstance(error, ConnectionError | hello.WrongPeer):
-                    peer.heard_ready = True  # it left, which it does only when it knows that all are ready
-                else:
-                    self._trouble(peer, error)
-            await asyncio.sleep(self.ask_seconds)
+            async with self.questions:
+                was_ready = self.is_ready
+                await self._ask_once(peer)
+            with contextlib.suppress(TimeoutError):  # who has become ready has something new to say
+                async with asyncio.timeout(self.ask_seconds):
+                    await (asyncio.sleep(self.ask_seconds) if was_ready else self.ready.wait())
+
+    async def _ask_once(self, peer: _Peer) -> None:
+        was_ready = self.is_ready
+        try:
+            answer = await self._ask(peer)
+            self._check(answer, asked=peer)
+            peer.note(answer)
+            peer.heard_ready, peer.trouble = was_ready, ""
+            self.unanswered.pop(peer.index, None)
+            if self.is_ready:
+                self.ready.set()
+        except UserError as error:
+            self.failure = self.failure or error
+        except (OSError, TimeoutError, hello.WrongPeer) as error:
+            if was_ready and peer.is_ready and isinstance(error, ConnectionError | hello.WrongPeer):
+                peer.heard_ready = True  # it left, which it does only when it knows that all are ready
+            else:
+                self._trouble(peer, error)
 
     async def _ask(self, peer: _Peer) -> dict[str, Any]:
         host, port = split_address(peer.address)
@@ -215,10 +234,10 @@ class _Meeting:
         """Raises a `UserError` if a peer's own account of itself does not fit this worker's TF_CONFIG."""
         index, workers = said["index"], said["workers"]
         me = self.cluster.task_name(self.cluster.worker_index)
-        if workers != list(self.cluster.workers):
+        if workers != self.workers:
             raise UserError(
                 f"Two workers have different clusters in TF_CONFIG; all must have the same, in the same order.\n"
-                f"  {me} (this one): {', '.join(self.cluster.workers)}\n"
+                f"  {me} (this one): {', '.join(self.workers)}\n"
                 f"  worker {index}{f' at {asked.address}' if asked else ''}: {', '.join(map(str, workers))}"
             )
         if asked and index != asked.index:
@@ -249,7 +268,9 @@ class _Meeting:
         """The peers that hold up the meeting and why: those that do not answer, or else those that wait themselves."""
         late = [peer for peer in self.peers.values() if peer.trouble]
         late = late or [peer for peer in self.peers.values() if not peer.is_done]
-        return "; ".join(f"{self.cluster.task_name(p.index)} at {p.address} ({self._why(p)})" for p in late)
+        shown = [f"{self.cluster.task_name(p.index)} at {p.address} ({self._why(p)})" for p in late[: hello.MOST_NAMED]]
+        more = [f"{len(late) - len(shown):,} more"] if len(late) > len(shown) else []
+        return "; ".join([*shown, *more])
 
     def _why(self, peer: _Peer) -> str:
         waits_for = [self.cluster.task_name(index) for index in peer.waits_for]
