@@ -17,7 +17,8 @@ MATERIAL = {"data", "tasks", "recipes", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
     "": {"checkpoint", "keras_fit"},  # the package itself, whose names are imported when they are first used
     "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler"} | MATERIAL,
-    "main": {"config", "experiment", "serving", "tuning", "training", "launch.horovod.elastic_worker"} | MATERIAL,
+    "main": {"config", "experiment", "serving", "tuning", "training", "launch.horovod.elastic_worker", "xla_cache"}
+    | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "requirements", "errors"},
     "doctor": COMPUTING,
@@ -38,6 +39,7 @@ MAY_IMPORT = {
     "user_code": {"errors"},
     "command_line": {"telemetry", "requirements", "errors"},
     "requirements": {"errors"},
+    "xla_cache": set(),
     "errors": set(),
     "models": set(),
 }

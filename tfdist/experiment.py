@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfdist.errors import DivergedError, OutOfMemoryError
+from tfdist.errors import DivergedError, OutOfMemoryError, UnreadableError
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
@@ -52,7 +52,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         _check_fast(settings, request)
         return None
     model, strategy = hypermodel.builder_of(settings), settings.strategy
-    check_start_from(settings.start_from)
+    check_start_from(settings.start_from, settings.start_from_names)
     if strategy.claims_devices():
         request.wait()
     with open_run(request, strategy, mode="train", claim=Claim.of(settings, request.settings)) as run:
@@ -88,6 +88,7 @@ class _Trained(NamedTuple):
     outcome: Outcome
     ending: Ending
     seconds: float
+    num_microbatches: int
 
 
 def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
@@ -95,26 +96,28 @@ def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
     training = assembly.cut(training, rollbacks.microbatches)
     run, learner = training.run, training.learner
     rollbacks.apply(learner.optimizer)
-    step = assembly.build_step(training)
-    evaluator = assembly.build_evaluator(training)
     try:
+        step = assembly.build_step(training, rollbacks.skipped)
+        evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
             if rollbacks.arrived(opened.start, learner.optimizer):
-                step = assembly.build_step(training)
+                step = assembly.build_step(training, rollbacks.skipped)
             outcome, seconds = assembly.run_loop(training, step, evaluator, opened, rollbacks=rollbacks)
             ending = assembly.tell_ending(training, outcome)
             if not outcome.paused:
                 assembly.note_weightless(run, outcome)
                 assembly.renew_statistics(training, outcome)
                 assembly.evaluate_at_last(evaluator, outcome, opened.recovery)
+                if learner.shards is not None:
+                    learner.shards.make_whole(keep=run.topology.is_chief)
                 assembly.export_model(run, learner.model)
-    except (DivergedError, OutOfMemoryError) as error:
-        rollbacks.note(error)
+    except (DivergedError, OutOfMemoryError, UnreadableError) as error:
+        rollbacks.note(error, found=lambda unreadable: assembly.found(training, unreadable))
         run.metrics.close()  # whose last points go when the run is back
         return None
     if evaluator is not None:
         evaluator.close()
-    return _Trained(opened, outcome, ending, seconds)
+    return _Trained(opened, outcome, ending, seconds, training.plan.num_microbatches)
 
 
 def validate(settings: TrainSettings, tell: Callable[[str], None]) -> None:
@@ -124,7 +127,7 @@ def validate(settings: TrainSettings, tell: Callable[[str], None]) -> None:
       UserError: something given is wrong.
     """
     model = hypermodel.builder_of(settings)
-    check_start_from(settings.start_from)
+    check_start_from(settings.start_from, settings.start_from_names)
     checks.check_training(settings, model, tell)
 
 
@@ -138,7 +141,7 @@ def _tell_paused(run: Run, outcome: Outcome) -> None:
 
 def _conclude(training: Training, trained: _Trained) -> RunResult:
     """Writes what a good end leaves behind; result.json last."""
-    opened, outcome, ending, seconds = trained
+    opened, outcome, ending, seconds, num_microbatches = trained
     run, plan = training.run, training.plan
     recovery, resumed_from_step = opened.recovery, opened.start.step if opened.start is not None else None
     checkpoint_step = recovery.newest_step if recovery is not None else None
@@ -178,7 +181,7 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
         hardware=describe_hardware(),
         notes=run.notes,
     )
-    run.write_config()
+    run.write_config({"train.num_microbatches": num_microbatches} if training.settings.splits else None)
     metrics = shown(outcome.eval_metrics) or shown(outcome.train_metrics)
     where = f"; {run.directory.model}" if run.request.keeps else ""
     run.events.info(

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfdist import command_line
+from tfdist import command_line, xla_cache
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import (
     EXIT_INTERRUPTED,
@@ -173,6 +173,7 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     begin_at = os.environ.pop(heartbeat.BEGIN_VARIABLE, None)
     terminal_width.begin(os.environ.pop(terminal_width.VARIABLE, None))
     gcs.limit_retries(os.environ)
+    keep_compiled(given)
     fork_servers: list[Any] = []
 
     def load(parameters: Sequence[str] = ()) -> Any:
@@ -209,8 +210,20 @@ def prepare(arguments: Sequence[str]) -> None:
     from tfdist.config import loading
 
     given = parse(arguments)
+    keep_compiled(given)
     roots = functools.partial(load_roots, given.verbose)
     loading.load(gin_files=given.gin_file, gin_params=given.gin_param, roots=roots)
+
+
+def run_dir_of(given: flags.FlagValues) -> str:
+    """As given, or runs/ and the first gin file's name."""
+    return given.run_dir or os.path.join("runs", pathlib.PurePath(given.gin_file[0]).stem)
+
+
+def keep_compiled(given: flags.FlagValues) -> None:
+    """Has the TensorFlow of a training keep what XLA compiles, if this process imports it."""
+    if given.mode == "train" and "tensorflow" not in sys.modules:
+        xla_cache.keep_compiled(os.path.expanduser(run_dir_of(given)), os.environ)
 
 
 def run_mode(
@@ -228,7 +241,7 @@ def run_mode(
     from tfdist.tuning import find_rate
     from tfdist.tuning.schedule import sweep
 
-    run_dir = given.run_dir or os.path.join("runs", pathlib.PurePath(given.gin_file[0]).stem)
+    run_dir = run_dir_of(given)
     arguments = [f"--gin_file={name}" for name in given.gin_file]
     arguments += [f"--gin_param={text}" for text in given.gin_param]
     trials = sweep.Experiment(

@@ -96,6 +96,11 @@ def test_auto_makes_the_first_one_soon_and_then_every_sqrt_of_twice_cost_times_f
     assert schedule.due(3, FIRST_SECONDS + 60.1)
 
 
+def test_auto_makes_the_first_one_sooner_where_failures_are_frequent() -> None:
+    schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=16.0), steps_per_epoch=None)
+    assert schedule.interval_seconds == pytest.approx(2.0)  # √(2 · 0.125 · 16)
+
+
 def test_youngs_interval_loses_less_time_than_others_near_it() -> None:
     cost, failures = 0.25, 7200.0
     schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)

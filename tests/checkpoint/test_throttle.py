@@ -14,6 +14,8 @@ from tfdist.checkpoint import restore
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write.throttle import Throttle
 
+RARE = 1e9  # seconds between failures
+
 
 def compute(seconds: float) -> None:
     end = time.thread_time() + seconds
@@ -22,8 +24,8 @@ def compute(seconds: float) -> None:
 
 
 def test_a_thread_rests_in_proportion_to_what_it_computed() -> None:
-    throttle = Throttle(share=0.25)
-    throttle.begin()
+    throttle = Throttle(RARE, share=0.25)
+    throttle.begin(0)
     compute(0.01)
     throttle.rest()
     assert throttle.rested_seconds >= 0.03
@@ -33,18 +35,32 @@ def test_a_thread_rests_in_proportion_to_what_it_computed() -> None:
 
 
 def test_the_whole_of_a_processor_leaves_no_rests() -> None:
-    throttle = Throttle(share=1.0)
-    throttle.begin()
+    throttle = Throttle(RARE, share=1.0)
+    throttle.begin(0)
     compute(0.01)
     throttle.rest()
     assert throttle.rested_seconds == 0
 
 
+def test_a_write_takes_no_longer_than_a_hundredth_of_the_time_between_failures() -> None:
+    num_bytes, seconds = 10**6, 0.02
+    shares = {}
+    for mean_seconds in (RARE, 100 * seconds / 0.5, 1.0):
+        throttle = Throttle(mean_seconds, share=0.1)
+        throttle.begin(num_bytes)
+        compute(seconds)
+        throttle.end(num_bytes)
+        throttle.begin(num_bytes)
+        shares[mean_seconds] = throttle.share
+    assert shares[RARE] == 0.1 and shares[1.0] == 1.0
+    assert shares[100 * seconds / 0.5] == pytest.approx(0.5, rel=0.2)  # computes for 0.02 s in 0.04 s
+
+
 def test_a_rest_ends_when_somebody_waits() -> None:
-    throttle = Throttle(share=1e-6)  # a rest of hours
+    throttle = Throttle(RARE, share=1e-6)  # a rest of hours
 
     def work() -> None:
-        throttle.begin()
+        throttle.begin(0)
         compute(0.01)
         throttle.rest()
 
@@ -59,7 +75,7 @@ def test_a_rest_ends_when_somebody_waits() -> None:
 def test_a_manager_that_is_closed_does_not_wait_for_rests(tmp_path: pathlib.Path) -> None:
     state = State(1, {"weights": np.random.default_rng(0).normal(size=4_000_000)}, {})
     manager = new_manager(tmp_path, on_error="stop", max_file_bytes=2**26)
-    manager._thread._throttle._share = 1e-6
+    manager._thread._throttle._least = 1e-6
     manager.save(state)
     manager.close()
     restored = restore.newest(str(tmp_path), tell=Listener())

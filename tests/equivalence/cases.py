@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.data.sources.sklearn_sets import load_digits
 from tfdist.data.text.token_windows import TokenWindows
 from tfdist.data.transforms import drawn, mixing
@@ -36,6 +37,7 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.pipelined import Pipelined
 from tfdist.tasks.adversarial import Adversarial
 from tfdist.tasks.contrastive import Contrastive
 from tfdist.tasks.distillation import Distillation
@@ -62,6 +64,8 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "padded2": lambda: PaddedMirrored(num_cpu_devices=2),
     "multi_worker": MultiWorker,
     "horovod": Horovod,
+    "pipelined2": lambda: Pipelined(["second"], num_cpu_devices=2),
+    "pipelined3": lambda: Pipelined(["normalized", "second"], num_cpu_devices=3),
 }
 
 
@@ -396,6 +400,26 @@ def classification_by(reduction: str) -> Callable[[], Supervised]:
     return task
 
 
+def dropout_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.Dropout(0.3)(keras.layers.Dense(32, "tanh")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def plain_convnet_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.Conv2D(8, 3, activation="tanh")(keras.layers.Reshape((8, 8, 1))(inputs))
+    x = keras.layers.Dropout(0.2)(keras.layers.Conv2D(8, 3, strides=2, activation="tanh")(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+
+
+def attentive_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(16)(keras.layers.Reshape((8, 8))(inputs))
+    x = TransformerBlock(2, causal=False, dropout=0.1)(x)
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.GlobalAveragePooling1D()(x)))
+
+
 def blocks_model() -> keras.Model:
     """A block with batch normalization and one with attention, as layers of their own."""
     inputs = keras.Input((64,))
@@ -406,6 +430,17 @@ def blocks_model() -> keras.Model:
     ]
     x = keras.Sequential(normalized, name="normalized")(inputs)
     x = TransformerBlock(2, causal=True, name="attentive")(keras.layers.Reshape((8, 8))(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+
+
+def staged_model() -> keras.Model:
+    """As `blocks_model`, with a dropout, and a layer called "second" at which another stage may begin."""
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(64, "tanh")(inputs)
+    normalized = [keras.layers.Dense(64, use_bias=False), keras.layers.BatchNormalization(momentum=0.9)]
+    x = keras.Sequential(normalized, name="normalized")(x)
+    x = keras.layers.Reshape((8, 8))(keras.layers.Activation("tanh")(x))
+    x = TransformerBlock(2, causal=True, dropout=0.1, name="second")(x)
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
 
 
@@ -500,7 +535,13 @@ BASE: dict[str, Any] = {
 OVERFLOW: dict[str, Any] = {"precision": "float16", "shuffle": False, "eval_data": None, "epochs": 1}
 
 SHORT: dict[str, Any] = {"epochs": 1, "eval_data": None, "train_data": lambda: digits(501)}
-POISONED: dict[str, Any] = {"model": linear_model, "train_data": poisoned_digits, "shuffle": False, "epochs": 1}
+POISONED: dict[str, Any] = {
+    "model": linear_model,
+    "train_data": poisoned_digits,
+    "shuffle": False,
+    "epochs": 1,
+    "checkpoint": CheckpointPolicy(every_epochs=10),  # none by the clock: where the newest is changes what follows
+}
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "adadelta": lambda: keras.optimizers.Adadelta(1.0),
     "adafactor": lambda: keras.optimizers.Adafactor(1e-3),
@@ -653,6 +694,18 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": clipped_adam,
         "task": lambda: GenerativeAdversarial(discriminator_updates=2),
     },
+    "reduced_bfloat16": {"reduce_precision": "bfloat16", "train_data": lambda: digits(501)},
+    "reduced_float16": {"reduce_precision": "float16", "optimizer": clipped_adam, "num_microbatches": 2},
+    **{
+        f"reduced_rows_{precision}": {
+            "model": lambda: embedding_model(70_016),
+            "train_data": lambda: words(70_016),
+            "eval_data": None,
+            "reduce_precision": precision,
+        }
+        for precision in ("bfloat16", "float16")
+    },
+    "reduced_overflow": OVERFLOW | {"train_data": overflowing_digits, "reduce_precision": "float16"},
     "groups": SHORT | {"optimizer": grouped_adamw},
     "followed": SHORT
     | {
@@ -665,12 +718,80 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Compared with themselves on the same strategy, with the optimizer's state at one replica and at all.
+UNSHARDED: dict[str, dict[str, Any]] = {
+    "dropout": SHORT | {"model": dropout_model, "optimizer": clipped_adam},
+    "plainly_accumulating_optimizer": SHORT
+    | {"optimizer": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, clipnorm=0.3)},
+    "blocks": SHORT | {"model": blocks_model, "optimizer": clipped_adam, "num_microbatches": 2},
+    "attention": SHORT | {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
+    "attention_bfloat16": SHORT | {"model": attentive_model, "optimizer": clipped_adam, "precision": "bfloat16"},
+    "attention_clipped": SHORT
+    | {"model": attentive_model, "optimizer": lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.5)},
+    "attention_averaged": SHORT
+    | {"model": attentive_model, "optimizer": lambda: keras.optimizers.SGD(0.01, use_ema=True), "eval_data": digits},
+    "bfloat16": SHORT | {"precision": "bfloat16", "optimizer": clipped_adam},
+}
+PLAIN = ("dropout", "plainly_accumulating_optimizer", "bfloat16")
+SHARDED_CASES = {
+    "weights": ("blocks", "attention", "attention_bfloat16", "attention_averaged", "attention_clipped"),
+    "gradients": (
+        *("adam_clipped", "accumulation", "batch_norm", "ema", "overflow", "optimizer_lamb", *PLAIN),
+        *("reduced_bfloat16", "reduced_overflow"),
+    ),
+    "optimizer": (
+        *("adam_clipped", "accumulation", "batch_norm", "ema", "overflow", "optimizer_lamb", *PLAIN),
+        *("groups", "gan", "optimizer_muon", "optimizer_nadam", "large_embedding", "ema_overwriting"),
+        *("reduced_float16", "reduced_rows_bfloat16"),
+    ),
+    "host": ("accumulation", "optimizer_lamb", "ema_overwriting"),
+}
+SHARDED: dict[str, dict[str, Any]] = {
+    f"{sharding}_{case}": {**(CASES | UNSHARDED)[case], "sharding": sharding}
+    for sharding, names in SHARDED_CASES.items()
+    for case in names
+}
+SPLIT_LAYERS = {
+    "attention_clipped": ["transformer*", "dense*"],
+    "attention_averaged": ["transformer*"],
+    "blocks": ["normalized", "attentive"],
+    "groups": ["*"],
+    "large_embedding": ["embedding*"],
+}
+SHARDED |= {
+    f"tensors_{case}": {**(CASES | UNSHARDED)[case], "sharding": "gradients", "tensor_parallel": layers}
+    for case, layers in SPLIT_LAYERS.items()
+}
+
+# The same steps in one stage and in several.
+STAGED: dict[str, dict[str, Any]] = {
+    f"staged_{name}": BASE | {"model": staged_model, "num_microbatches": 4} | case
+    for name, case in {
+        "adam": {"optimizer": clipped_adam},
+        "whole": {"num_microbatches": 1},
+        "ema": {"optimizer": overwriting_sgd},
+        "float16": {"precision": "float16"},
+        "groups": {"optimizer": grouped_adamw},
+    }.items()
+}
+
+# The same bits on one, two and four replicas.
+CANONICAL: dict[str, dict[str, Any]] = {
+    f"canonical_{name}": SHORT | {"train_data": digits, "epochs": 2, "canonical_replicas": 8} | case
+    for name, case in {
+        "dropout": {"model": dropout_model, "optimizer": clipped_adam},
+        "convolution": {"model": plain_convnet_model, "task": counting, "precision": "bfloat16"},
+        "attention": {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
+        "weights": {"train_data": weighted_digits, "sharding": "optimizer", "optimizer": clipped_adam},
+    }.items()
+}
+
 
 def main(strategy_name: str, directory: str, names: list[str]) -> None:
     strategy = STRATEGIES[strategy_name]()
     strategy.connect()
     for name in names or CASES:
-        settings = BASE | CASES[name]
+        settings = BASE | (CASES | UNSHARDED | SHARDED | CANONICAL | STAGED)[name]
         settings["task"] = settings["task"]()
         train(TrainSettings(strategy=strategy, **settings), Request(run_dir=str(pathlib.Path(directory, name))))
         tf.keras.backend.clear_session()

@@ -36,13 +36,14 @@ from gcs.xml_api import XmlApi
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A request that came; `status` is None where no answer was sent."""
+    """A request that came, with the bytes of it and of the answer; `status` is None where none was sent."""
 
     method: str
     target: str
     num_bytes: int
     status: int | None
     fault: str | None
+    num_answered: int = 0
 
 
 class GcsServer:
@@ -187,7 +188,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             elif whole or "upload_id" in request.query:  # of which the server keeps what came
                 answer = owner.answer(request)
             lost = not whole or kind == faults.LOST_REPLY
-            asked = dataclasses.replace(asked, status=None if lost else answer.status)
+            asked = dataclasses.replace(asked, status=None if lost else answer.status, num_answered=len(answer.body))
         finally:  # before the client can know, so that it finds itself counted
             if not control:
                 owner.record(asked)

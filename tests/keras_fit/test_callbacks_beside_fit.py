@@ -13,7 +13,8 @@ import keras
 import pytest
 import support
 import tensorflow as tf
-from equivalence.test_equivalence import HOROVOD, LAUNCH
+from equivalence.runs import LAUNCH
+from equivalence.test_equivalence import HOROVOD
 from keras_fit.behaviors import classifier
 from keras_fit.callback_cases import CASES, NOT_COVERED
 from keras_fit.test_behaviors import differences

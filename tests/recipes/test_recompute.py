@@ -33,6 +33,18 @@ def adding() -> keras.Model:
 SETTINGS: dict[str, Any] = {"model": model, "eval_data": None, "epochs": 1, "deterministic": True}
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_layer_with_weights_of_its_own_computes_in_the_same_type(tmp_path: pathlib.Path, precision: str) -> None:
+    def single() -> keras.Model:
+        inputs = keras.Input((64,))
+        return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Dense(8, "tanh", name="single")(inputs)))
+
+    settings = SETTINGS | {"model": single, "precision": precision}
+    plain, again = run(tmp_path / "plain", **settings), run(tmp_path / "again", **settings, recompute=["single"])
+    for ours, theirs in zip(again.weights(), plain.weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=4e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"precision": "bfloat16"}, {"precision": "float16"}, {"xla": "on"}], ids=str)
 def test_it_takes_the_same_steps(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tfdist.strategies.one_device import OneDevice
 
-# Trains under OneDeviceStrategy on the second device, and prints by device the operations of the step's graph, and on
-# which devices variables lie.
-ON_THE_SECOND_DEVICE = """
-    import collections, json, sys, tempfile
+# Trains under OneDeviceStrategy on the second device, or on both, and prints by device the operations of the step's
+# graph, and on which devices variables lie.
+TRAINING = """
+    import dataclasses, json, keras, sys, tempfile
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -28,8 +28,13 @@ ON_THE_SECOND_DEVICE = """
     from tfdist.training.run.run import Request, open_run
     from tpu_compiler.test_program import settings
 
-    strategy = strategy_over(tf.distribute.OneDeviceStrategy("/device:CPU:1"))
+    devices, sharding = json.loads(sys.argv[1])
+    both = len(devices) > 1
+    mirrored, one = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy
+    strategy = strategy_over(mirrored(devices) if both else one(devices[0]))
     own = settings(strategy)
+    if sharding is not None:
+        own = dataclasses.replace(own, sharding=sharding, optimizer=lambda: keras.optimizers.Adam())
     with tempfile.TemporaryDirectory() as run_dir:
         request = Request(run_dir, console=lambda is_chief: open_console(is_chief=False), keeps=False)
         with open_run(request, strategy, mode="train") as run:
@@ -41,6 +46,7 @@ ON_THE_SECOND_DEVICE = """
             learner = training.learner
             variables = [*learner.model.variables, *learner.optimizer.variables, *learner.train_metrics.variables]
             found = {"variables": sorted({v.value.device[-5:] for v in variables}), "operations": {}, "constants": 0}
+            found["slots"] = [v.value.device[-5:] for v in learner.optimizer.variables if v.value.shape.rank]
             for function in context.export_run_metadata().function_graphs:
                 is_step = any(node.op == "LoopCond" for graph in function.partition_graphs for node in graph.node)
                 for graph in function.partition_graphs if is_step else ():
@@ -60,17 +66,39 @@ NUMBERS = {
 }
 
 
+def trained(devices: list[str], sharding: str | None) -> dict[str, Any]:
+    paths = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
+    program = ["-c", textwrap.dedent(TRAINING), json.dumps([devices, sharding])]
+    done = support.run_python(program, env=paths).check()
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    return json.loads(line.removeprefix("found "))
+
+
 @pytest.mark.slow
 def test_a_step_computes_where_its_variables_are_and_the_host_counts() -> None:
-    paths = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
-    done = support.run_python(["-c", textwrap.dedent(ON_THE_SECOND_DEVICE)], env=paths).check()
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
-    found = json.loads(line.removeprefix("found "))
+    found = trained(["/device:CPU:1"], None)
     assert found["variables"] == ["CPU:1"]
     assert sorted(found["operations"]) == ["CPU:0", "CPU:1"]
     assert set(found["operations"]["CPU:0"]) <= CONTROL | TRANSFERS | NUMBERS
     assert found["constants"] <= 1  # the host's are numbers
     assert {"IteratorGetNext", "ReadVariableOp", "AssignVariableOp"} <= set(found["operations"]["CPU:1"])
+
+
+@pytest.mark.slow
+def test_slots_in_the_hosts_memory_are_updated_there() -> None:
+    found = trained(["/device:CPU:1"], "host")
+    assert found["variables"] == ["CPU:0", "CPU:1"] and set(found["slots"]) == {"CPU:0"}
+    where = {device for device, kinds in found["operations"].items() if "Sqrt" in kinds}
+    assert where == {"CPU:0"}  # of Adam's second moments
+    assert "MatMul" not in found["operations"]["CPU:0"]
+
+
+@pytest.mark.slow
+def test_slots_are_where_their_owner_is_and_updated_there() -> None:
+    found = trained(["/device:CPU:0", "/device:CPU:1"], "optimizer")
+    assert set(found["slots"]) == {"CPU:0", "CPU:1"}
+    where = {device for device, kinds in found["operations"].items() if "Sqrt" in kinds}
+    assert where == {"CPU:0", "CPU:1"}
 
 
 READ_AHEAD = """

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from equivalence.cases import dense_model, with_weightless_batch
-from training.trainings import dropout_model, one_hot_digits, run, softmax_model
+from equivalence.cases import with_weightless_batch
+from training.trainings import one_hot_digits, softmax_model
 
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
@@ -62,36 +61,6 @@ def drawn_masks(strategy: Strategy) -> list[list[list[list[float]]]]:
 
     results = [strategy.distribution.experimental_local_results(draw()) for _ in range(2)]
     return [[mask.numpy().tolist() for mask in call] for call in results]
-
-
-def probed(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
-    """A training after a probe, and one without."""
-    auto = run(directory / "auto", strategy=strategy, model=_with_local_statistics, epochs=1, xla="auto", **LOCAL)
-    (event,) = auto.events("xla_chosen")
-    chosen = event["details"]["choice"]
-    plain = run(directory / "off", strategy=strategy, model=_with_local_statistics, epochs=1, xla=chosen, **LOCAL)
-    return {
-        "choice": chosen,
-        "seconds": event["details"]["seconds"],
-        "auto": [w.tolist() for w in auto.weights()],
-        "plain": [w.tolist() for w in plain.weights()],
-        "metrics": [auto.result.train_metrics, plain.result.train_metrics],
-    }
-
-
-def probed_batch_norm(strategy: Strategy, directory: pathlib.Path) -> int:
-    """How many probes a model with synchronized batch normalization is put through."""
-    trained = run(directory, strategy=strategy, model=lambda: dense_model(batch_norm=True), steps=1, xla="auto")
-    return len(trained.events("xla_chosen"))
-
-
-LOCAL = {"synchronize_batch_norm": False}
-
-
-def _with_local_statistics() -> keras.Model:
-    inputs = keras.Input((64,))
-    x = keras.layers.BatchNormalization(momentum=0.5)(inputs)
-    return keras.Model(inputs, dropout_model()(x))
 
 
 def moments_data(offset: float, *, masked: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -51,6 +51,13 @@ def wide_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Concatenate()([x, mean])))
 
 
+def leave_memory(megabytes: int) -> None:
+    """Lets this process take so much more than it has, and no more."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + megabytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
 class Limits(keras.callbacks.Callback):
     """Takes memory away before the first step."""
 
@@ -61,11 +68,9 @@ class Limits(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         topology = self._strategy.topology
         if self._megabytes and topology.worker_index == topology.num_workers - 1:
-            pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-            limit = pages * resource.getpagesize() + self._megabytes * 2**20
             before, most = resource.getrlimit(resource.RLIMIT_AS)
             if before == resource.RLIM_INFINITY:
-                resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+                leave_memory(self._megabytes)
             else:  # the threads of one more pipeline take addresses, and TensorFlow aborts where it gets none
                 resource.setrlimit(resource.RLIMIT_AS, (before + THREADS, most))
 

@@ -9,10 +9,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from equivalence.cases import dense_model, digits
+from equivalence.cases import dense_model, digits, embedding_model, words
 from training.trainings import run
 
 from tfdist.errors import UserError
+from tfdist.training.step import gradients
 
 pytestmark = pytest.mark.slow
 ONE_STEP: dict[str, Any] = {
@@ -53,11 +54,11 @@ def test_norms_are_those_of_numpy(tmp_path: pathlib.Path) -> None:
     groups = ["kernel$", "bias$"]
     found = run(tmp_path / "a", **ONE_STEP, model=model, log_norms=groups)
     (point,) = found.points("train")
-    gradients, updates = by_hand(start)
+    expected_gradients, updates = by_hand(start)
     chosen = {"": range(4), "/kernel$": (0, 2), "/bias$": (1, 3)}
     for group, places in chosen.items():
         expected = {
-            "gradient_norm": norm([gradients[i] for i in places]),
+            "gradient_norm": norm([expected_gradients[i] for i in places]),
             "update_norm": norm([updates[i] for i in places]),
         }
         for name, value in expected.items():
@@ -97,3 +98,25 @@ def test_a_mistake_is_one_message(tmp_path: pathlib.Path, given: Any, words: str
     with pytest.raises(UserError) as caught:
         run(tmp_path, log_norms=given)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("xla", ["off", "update", "on"])
+def test_rows_that_come_several_times_are_added_up(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, xla: str
+) -> None:
+    """A large embedding's gradient comes as rows; what XLA compiles adds them up in the update alone."""
+    settings = ONE_STEP | {
+        "model": lambda: embedding_model(70_016),
+        "train_data": lambda: words(64),  # each of them some times in a batch
+        "optimizer": lambda: keras.optimizers.Adam(3e-3),
+        "log_norms": "all",
+        "xla": xla,
+    }
+    rows = run(tmp_path / "rows", **settings)
+    monkeypatch.setattr(gradients, "SPARSE_FROM_ELEMENTS", 2**40)
+    dense = run(tmp_path / "dense", **settings)
+    for ours, theirs in zip(rows.weights(), dense.weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert rows.points("train")[-1]["gradient_norm"] == pytest.approx(
+        dense.points("train")[-1]["gradient_norm"], rel=1e-5
+    )

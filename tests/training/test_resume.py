@@ -413,3 +413,47 @@ def test_of_a_model_with_another_head_what_fits_may_be_taken(tmp_path: pathlib.P
 def test_a_start_without_weights_is_refused(tmp_path: pathlib.Path) -> None:
     refused = run(tmp_path / "run", may_fail=True, **BASE | {"start_from": str(tmp_path / "nothing")}).error
     assert isinstance(refused, UserError) and "train.start_from" in str(refused) and "nothing" in str(refused)
+
+
+def named_model(first: str, last: str) -> keras.Model:
+    inputs = keras.Input((64,))
+    hidden = keras.layers.Dense(16, activation="tanh", name=first)(inputs)
+    return keras.Model(inputs, keras.layers.Dense(10, name=last)(hidden))
+
+
+NAMES = {"encoder/(.*)": r"body/\1", "classifier/(.*)": r"head/\1"}
+NAMED = BASE | {"model": lambda: named_model("encoder", "classifier"), "epochs": 1}
+
+
+def test_weights_may_have_other_names_there(tmp_path: pathlib.Path) -> None:
+    other = run(tmp_path / "other", **NAMED | {"model": lambda: named_model("body", "head")})
+    still = {"start_from": str(other.directory), "optimizer": lambda: keras.optimizers.SGD(0.0)}
+    found = run(tmp_path / "run", **NAMED | still | {"start_from_names": NAMES})
+    for ours, theirs in zip(found.model.get_weights(), other.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    half = {"start_from_names": {"encoder/(.*)": r"body/\1"}, "partial_restore": True}
+    found = run(tmp_path / "half", **NAMED | still | half)
+    np.testing.assert_array_equal(found.model.get_weights()[0], other.model.get_weights()[0])
+    assert np.any(found.model.get_weights()[2] != other.model.get_weights()[2])
+    assert "head/kernel" in str(found.events("partially_restored"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"start_from": None}, "train.start_from_names is for train.start_from, which has no value"),
+        ({"start_from": "OTHER/export/model.keras"}, "is a file, which has none of its own"),
+        ({"start_from_names": {"encoding/(.*)": "body"}}, "'encoding/(.*)', which no variable of the model matches"),
+        ({"start_from_names": {"encoder/(.*)": r"bodies/\1"}}, "calls 'encoder/kernel' 'bodies/kernel'"),
+        ({"start_from_names": {"(": "body"}}, "a dict of regular expressions"),
+    ],
+)
+def test_wrong_names_are_one_message(
+    tmp_path: pathlib.Path, source: Trained, changes: dict[str, Any], words: str
+) -> None:
+    given = {"start_from": str(source.directory), "start_from_names": NAMES} | changes
+    if given["start_from"]:
+        given["start_from"] = given["start_from"].replace("OTHER", str(source.directory))
+    with pytest.raises(UserError) as caught:
+        raise run(tmp_path / "run", may_fail=True, **NAMED | given).error or AssertionError
+    assert words in str(caught.value)

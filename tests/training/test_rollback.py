@@ -9,9 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import support
 from equivalence.cases import TOO_LARGE, digits, linear_model, poisoned_digits, sgd, spiking_digits
 from training.trainings import run
 
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import DivergedError, UserError
 from tfdist.training.recovery.rollback import Rollback
 
@@ -23,6 +25,7 @@ POISONED = {
     "eval_data": None,
     "deterministic": True,
     "on_divergence": Rollback(),
+    "checkpoint": CheckpointPolicy(every_epochs=10),  # none by the clock: where the newest is changes what follows
 }
 FAILS = 4  # the step whose batch holds what is no number
 
@@ -80,7 +83,7 @@ def test_the_learning_rate_falls_for_good(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("killed_after", [4, 6, 9])
 def test_a_run_that_is_killed_around_it_ends_with_the_same_bits(tmp_path: pathlib.Path, killed_after: int) -> None:
-    policy = {"on_divergence": Rollback(skip_steps=2, rate=0.5)}
+    policy = {"on_divergence": Rollback(skip_steps=2, rate=0.5), "checkpoint": CheckpointPolicy(every_steps=5)}
     expected = run(tmp_path / "whole", **(POISONED | policy), callbacks=[Raises(10**6)])
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
@@ -88,6 +91,24 @@ def test_a_run_that_is_killed_around_it_ends_with_the_same_bits(tmp_path: pathli
     found = run(cut, **(POISONED | policy), callbacks=[Raises(10**6)])
     assert found.bits() == expected.bits()
     assert (cut / "rollbacks.json").read_text() == (tmp_path / "whole" / "rollbacks.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_workers_that_are_killed_around_it_end_with_the_same_bits(tmp_path: pathlib.Path, strategy: str) -> None:
+    launch = ["-m", "tfdist.launch", "--workers=2", "--max_restarts=4", "--backoff_seconds=0.1"]
+    launch += ["--launcher=horovod"] if strategy == "horovod" else []
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    runs = {kills: tmp_path / kills / "run" for kills in ("none", "twice")}
+    for kills, directory in runs.items():
+        program = [*launch, "--module=training.rolling_back", "--", directory, strategy, kills]
+        support.run_python(program, env={"PYTHONPATH": paths}, timeout=400).check()
+    assert {mark.name for mark in runs["twice"].parent.glob("died-*")} == {"died-back", "died-later"}
+    expected, found = (keras.models.load_model(each / "export" / "model.keras").get_weights() for each in runs.values())
+    assert [w.tobytes() for w in found] == [w.tobytes() for w in expected]
+    assert len({(each / "rollbacks.json").read_text() for each in runs.values()}) == 1
+    starts = [json.loads((each / "result.json").read_text())["starts"] for each in runs.values()]
+    assert [len(each) for each in starts] == [1, 3]
 
 
 def test_failures_without_a_checkpoint_in_between_end_the_run(tmp_path: pathlib.Path) -> None:
@@ -125,7 +146,7 @@ def test_a_mistake_is_one_message(settings: dict[str, Any], message: str) -> Non
 
 
 def test_without_checkpoints_there_is_nowhere_to_go_back_to(tmp_path: pathlib.Path) -> None:
-    failed = run(tmp_path, **POISONED, checkpoint="off", may_fail=True)
+    failed = run(tmp_path, **(POISONED | {"checkpoint": "off"}), may_fail=True)
     assert isinstance(failed.error, UserError) and "train.checkpoint is 'off'" in str(failed.error)
 
 

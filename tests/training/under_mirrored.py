@@ -22,8 +22,6 @@ from training.checks import (
     drawn_masks,
     moments,
     normalized,
-    probed,
-    probed_batch_norm,
 )
 from training.trainings import Trained, activity_model, constrained_model, dropout_model, run
 
@@ -159,8 +157,6 @@ CHECKS: dict[str, Check] = {
     "xla_on": weights(epochs=1, xla="on"),
     "xla_on_microbatches": weights(epochs=1, xla="on", num_microbatches=3, train_data=lambda: digits(301)),
     "xla_off_microbatches": weights(epochs=1, num_microbatches=3, train_data=lambda: digits(301)),
-    "probe": probed,
-    "probe_batch_norm": probed_batch_norm,
     "callbacks": callbacks,
     "frozen": weights(model=lambda: _frozen(dense_model()), optimizer=sgd, epochs=1),
 }

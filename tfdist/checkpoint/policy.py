@@ -18,6 +18,7 @@ from tfdist.telemetry.metric_direction import larger_is_better
 ON_ERROR = ("continue", "stop")
 COMPRESSIONS = ("none", "lz4", "zstd", "auto")
 BEST_MODES = ("min", "max", "auto")
+CHIEF, ALL = "chief", "all"
 OFF, AUTO = "off", "auto"
 
 
@@ -53,6 +54,11 @@ class CheckpointPolicy(Settings):
     )
     best_mode: str = setting("which value is best; 'auto' tells it by the metric's name", one_of(*BEST_MODES), "auto")
     compression: str = setting("'auto' measures on the first checkpoint whether it pays", one_of(*COMPRESSIONS), "auto")
+    writers: str = setting(
+        "'chief', or 'all' workers, each its share, into a run directory that all see; train.sharding takes 'all'",
+        one_of(CHIEF, ALL),
+        CHIEF,
+    )
     max_file_bytes: int = setting(
         "a checkpoint's files are split at this size; a tensor larger than it stands alone in a file",
         whole_number(4096),
@@ -68,6 +74,11 @@ class CheckpointPolicy(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.memory_every_steps is not None and self.writers == ALL:
+            raise UserError(
+                f"{self.NAME}.memory_every_steps keeps checkpoints in the memory of the chief's machine, and writers = "
+                "'all' has every worker write its share. Leave one out."
+            )
         if self.memory_every_steps is not None and not os.path.isdir(self.memory_dir):
             raise UserError(
                 f"{self.NAME}.memory_dir is {self.memory_dir!r}, which is no directory here; write one of a file "

@@ -6,7 +6,7 @@ loop restores through this; so do fine-tuning and `python -m tfdist.checkpoint`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format.entries import Entry, newest_first, read_entry
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
+from tfdist.checkpoint.format.slices import joined, whole_name
 from tfdist.checkpoint.format.stored_files import read_files
 from tfdist.checkpoint.state import State
 from tfdist.errors import UserError, suggest
@@ -22,8 +23,14 @@ Vote = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
 _MOST_DIFFERENCES = 40  # in one message; `differences` gives all
 
 
-def newest(directory: str, *, tell: EventSink, before_step: int | None = None) -> State | None:
-    """The newest state that verifies (of a step below `before_step`); None when there is none.
+def newest(
+    directory: str,
+    *,
+    tell: EventSink,
+    before_step: int | None = None,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> State | None:
+    """The newest state that verifies (of a step below `before_step`), with what is `wanted`; None when there is none.
 
     One warning for each damaged checkpoint that is passed over, naming the file and what was wrong. A directory without
     a manifest is no checkpoint, and not spoken of.
@@ -35,7 +42,7 @@ def newest(directory: str, *, tell: EventSink, before_step: int | None = None) -
         if entry.is_leftover:
             continue
         try:
-            return _load(entry, verify=True)
+            return _load(entry, verify=True, wanted=wanted)
         except DamagedCheckpoint as error:
             tell.warning(
                 "checkpoint_passed_over",
@@ -46,15 +53,15 @@ def newest(directory: str, *, tell: EventSink, before_step: int | None = None) -
     return None
 
 
-def load(path: str, *, verify: bool = True) -> State:
-    """The state in one checkpoint's directory.
+def load(path: str, *, verify: bool = True, wanted: Callable[[str], bool] = lambda name: True) -> State:
+    """The state in one checkpoint's directory, with the tensors that are `wanted`.
 
     Raises:
       UserError: `path` is no checkpoint.
       DamagedCheckpoint: naming the file and what was wrong; without `verify` only what is cheap to see.
       OSError: the store does not answer.
     """
-    return _load(read_entry(path), verify=verify)
+    return _load(read_entry(path), verify=verify, wanted=wanted)
 
 
 def match(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: bool) -> dict[str, np.ndarray]:
@@ -90,14 +97,15 @@ def differences(tensors: Mapping[str, np.ndarray], wanted: Vote) -> list[str]:
     return lines
 
 
-def _load(entry: Entry, *, verify: bool) -> State:
+def _load(entry: Entry, *, verify: bool, wanted: Callable[[str], bool]) -> State:
     if entry.manifest is None:
         raise DamagedCheckpoint(f"{entry.problem} ({entry.path})")
     try:
-        tensors = read_files(entry.path, entry.manifest, verify=verify)
+        files = read_files(entry.path, entry.manifest, verify=verify, wanted=lambda name: wanted(whole_name(name)))
+        tensors = joined(files)
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{error} ({entry.path})") from error
-    return State(entry.step, tensors, entry.manifest.values, entry.manifest)
+    return State(entry.step, tensors, entry.manifest.values, entry.manifest, entry.path)
 
 
 def _fits(array: np.ndarray, kind: tuple[tuple[int, ...], Any]) -> bool:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 
-FIRST_SECONDS = 30.0  # until the first checkpoint of the auto interval, whose cost is not known yet
+FIRST_SECONDS = 30.0  # until the first checkpoint of the auto interval, at most, as its cost is not known yet
+FIRST_COST = 0.125  # seconds, as which it is taken
 LARGEST_SHARE = 0.01  # of the time that the auto interval spends on checkpoints
 REMEMBERED_COSTS = 5  # the first checkpoint allocates its buffers, and its cost should not count forever
 
@@ -24,7 +25,8 @@ class Schedule:
     With no `every_…` set, the interval is √(2 · cost · mean time between failures), which loses the least time to
     checkpoints and to work done twice (J. W. Young, "A first order approximation to the optimum checkpoint interval",
     Communications of the ACM 17(9), 1974), where the cost is the median of the last ones measured. It is never so
-    short that checkpoints take more than 1 % of the time, nor shorter than the last write.
+    short that checkpoints take more than 1 % of the time, nor shorter than the last write. How long a write takes is no
+    part of it: what a failure loses to that is the same for every interval, and is for the throttle to keep small.
 
     Args:
       policy: what to do.
@@ -68,10 +70,10 @@ class Schedule:
             return self._policy.every_seconds
         if self._periods:
             return None
-        if not self._costs:
-            return FIRST_SECONDS
-        cost = statistics.median(self._costs)
+        cost = statistics.median(self._costs or [FIRST_COST])
         best = math.sqrt(2 * cost * self._policy.mean_seconds_between_failures)
+        if not self._costs:
+            return min(best, FIRST_SECONDS)
         return max(best, cost / LARGEST_SHARE, self._write_seconds)
 
     def saved(self, step: int, now: float, *, cost_seconds: float) -> None:

@@ -23,9 +23,11 @@ class State:
         array; restored: NumPy arrays that must not be written to (they may stand on a mapped file).
       values: what JSON can hold: position, sums of the epoch, the state of callbacks.
       manifest: of the checkpoint that it was read from: identity, metrics, created; None on a state to be saved.
+      path: of that checkpoint.
     """
 
     step: int
     tensors: Mapping[str, Any]
     values: Mapping[str, Any]
     manifest: Manifest | None = None
+    path: str | None = None

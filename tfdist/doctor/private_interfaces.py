@@ -21,6 +21,11 @@ GROUP = "private"
 
 # Functions and classes by the module that has them, and what nothing public does.
 OF_MODULES = {
+    "keras.src.backend.common": {"global_state": "variables that have no values yet"},
+    "keras.src.backend.common.variables": {
+        "AutocastScope": "a layer's weights in its compute type, where it is computed a second time",
+        "get_autocast_scope": "which type that is",
+    },
     "keras.src.losses.loss": {"scale_loss_for_distribution": "a loss that is not divided by the number of replicas"},
     "keras.src.trainers.compile_utils": {
         "get_loss": "'crossentropy' chosen by shapes, as compile() does",
@@ -89,6 +94,21 @@ OF_OBJECTS = {
         "_model_variables_moving_average": "the averages of use_ema",
         "_trainable_variables": "the variables of those averages",
         "_use_weight_decay": "decay by groups keeps what the optimizer excludes",
+    },
+    "extended strategy": {"_get_cross_device_ops": "all-to-all and all-gather between workers"},
+    "operations across devices": {"_launchers": "the same"},
+    "launcher of collectives": {
+        "_all_gather": "one that does not ask for the lengths first",
+        "_device": "where an all-to-all is computed",
+        "_get_ordering_token": "collectives in one order",
+        "_group_key": "the workers of an all-to-all",
+        "_next_instance_key": "which all-to-all it is",
+    },
+    "variable": {
+        "_deferred_initialize": "a value that was put off",
+        "_path": "a slice of a variable as a Keras variable of its own",
+        "_shape": "the same",
+        "_value": "one replica's variable as a Keras variable of its own",
     },
     "several optimizers": {"_var_key": "the optimizer of a variable", "_var_to_optimizer_idx": "the same"},
     "tensorboard": {
@@ -173,6 +193,20 @@ def _context() -> Any:
     return context.context()
 
 
+def _extended_strategy() -> Any:
+    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+    return CollectiveAllReduceExtended
+
+
+def _operations_across_devices() -> Any:
+    from tensorflow.python.distribute.collective_util import Options
+    from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
+    from tensorflow.python.distribute.cross_device_utils import CollectiveKeys
+
+    return CollectiveAllReduce(["CPU:0"], 1, Options(), collective_keys=CollectiveKeys())
+
+
 def _epoch_iterator() -> Any:
     from keras.src.trainers.epoch_iterator import EpochIterator
 
@@ -192,6 +226,10 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "compiled loss": lambda: _model()._compile_loss,
     "compiled metrics": lambda: _model()._compile_metrics,
     "optimizer": _optimizer,
+    "extended strategy": _extended_strategy,
+    "operations across devices": _operations_across_devices,
+    "launcher of collectives": lambda: _operations_across_devices()._launchers[0],
+    "variable": lambda: keras.Variable(0.0),
     "several optimizers": _several_optimizers,
     "tensorboard": keras.callbacks.TensorBoard,
     "epoch iterator": _epoch_iterator,

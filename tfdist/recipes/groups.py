@@ -139,13 +139,17 @@ class Placed:
         self._decays: list[bool] = []
         self._frozen_steps: list[int] = []
 
-    def bind(self, run: RunLength) -> None:
+    def bind(self, run: RunLength, variables: Sequence[keras.Variable]) -> None:
         """Finds the group of each variable of the optimizer, which is built; again for another run.
+
+        Args:
+          run: how long frozen variables are frozen.
+          variables: all that are trained, of which the optimizer may have a share.
 
         Raises:
           UserError: a pattern matches none.
         """
-        paths = [variable.path for variable in self._optimizer._trainable_variables]
+        paths = [variable.path for variable in variables]
         for group in self._groups:
             _check_matches("Group.pattern", [group.pattern], paths)
         rates = [1.0] * len(paths)
@@ -154,9 +158,10 @@ class Placed:
             _check_matches("LayerwiseDecay.layers", [layers] if isinstance(layers, str) else layers, paths)
             rates = self._layerwise.rates(paths)
         found = [next((g for g in self._groups if re.search(g.pattern, path)), Group("")) for path in paths]
-        self._rates = [rate * group.rate for rate, group in zip(rates, found, strict=True)]
-        self._decays = [group.decays for group in found]
-        self._frozen_steps = [length_of("Group.frozen_for", group.frozen_for).steps(run) for group in found]
+        own = [_place(variable.path, paths) for variable in self._optimizer._trainable_variables]
+        self._rates = [rates[i] * found[i].rate for i in own]
+        self._decays = [found[i].decays for i in own]
+        self._frozen_steps = [length_of("Group.frozen_for", found[i].frozen_for).steps(run) for i in own]
         self._optimizer.update_step = self._update
         self._optimizer._apply_weight_decay = lambda variables: None  # the update decays, by each variable's own rate
 
@@ -187,6 +192,11 @@ def scale_rate(optimizer: keras.optimizers.Optimizer, factors: Sequence[tuple[in
 
     setattr(optimizer, SCALED, update)
     optimizer.update_step = scaled
+
+
+def _place(path: str, paths: Sequence[str]) -> int:
+    """Of a variable, or a slice of one, among the paths of all."""
+    return next(i for i, whole in enumerate(paths) if path == whole or path.startswith(f"{whole}.part"))
 
 
 def _check_matches(setting: str, patterns: Sequence[str], paths: Sequence[str]) -> None:

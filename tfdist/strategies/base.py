@@ -70,6 +70,12 @@ class Strategy(abc.ABC):
     is_one_program = False
     """Whether a whole step is one call of `run`, which may be nested in another: one program where each call is one."""
 
+    stages: tuple[str, ...] = ()
+    """Names of the layers at which the second stage begins, the third …, where layers lie on several devices."""
+
+    devices: tuple[str, ...] = ()
+    """The stages' devices, once the run is joined."""
+
     num_hosts = 1
     """Machines on which this process has batches made; Python runs on this one alone."""
 
@@ -162,20 +168,69 @@ class Strategy(abc.ABC):
         return self.sum_over_replicas([tf.where(tf.equal(replica, 0), tensor, tf.zeros_like(tensor))])[0]
 
     def sum_gradients(
-        self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor], *, scale: float
+        self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Sums gradients and what must stay exact beside them, in the one reduction of a step. In replica context.
 
         Args:
           gradients: sums over this replica's examples, `tf.IndexedSlices` among them.
-          scalars: loss sums, weights and the like, never compressed.
-          scale: about how many times a mean a gradient is (the global batch size), for strategies that compress.
+          scalars: loss sums, weights and the like.
+
+        Returns:
+          The sums of gradients, whose rows may come several times, and those of scalars.
         """
-        del scale
-        alone = self.topology.num_replicas == 1
-        sent = [without_repeats(g) if alone or self.gathers_rows else tf.convert_to_tensor(g) for g in gradients]
+        sent = list(gradients)
+        if self.topology.num_replicas > 1:
+            sent = [without_repeats(g) if self.gathers_rows else tf.convert_to_tensor(g) for g in gradients]
         summed = self.sum_over_replicas([*sent, *scalars])
-        return [without_repeats(g) for g in summed[: len(gradients)]], summed[len(gradients) :]
+        return summed[: len(gradients)], summed[len(gradients) :]
+
+    def all_to_all(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:
+        """Row r of each replica's tensor at replica r, in the order of the replicas. Called in replica context.
+
+        Args:
+          rows: [num_replicas, n], of one shape and type on every replica.
+          name: what is exchanged, in letters and digits; the same on every replica.
+        """
+        del name
+        if self.topology.num_replicas == 1:
+            return rows
+
+        def exchanged(distribution: tf.distribute.Strategy, given: Any) -> Any:
+            held = distribution.experimental_local_results(given)
+            received = []
+            for replica, own in enumerate(held):
+                with tf.device(own.device):
+                    received.append(tf.stack([rows[replica] for rows in held]))
+            return distribution.experimental_distribute_values_from_function(
+                lambda context: received[context.replica_id_in_sync_group]
+            )
+
+        return tf.distribute.get_replica_context().merge_call(exchanged, args=(placed(rows),))
+
+    def all_gather(self, vector: tf.Tensor, *, name: str) -> tf.Tensor:
+        """The replicas' vectors, [num_replicas, n], in their order. Called in replica context.
+
+        Args:
+          vector: [n], of one length and type on every replica.
+          name: as in `all_to_all`.
+        """
+        del name
+        if self.topology.num_replicas == 1:
+            return vector[tf.newaxis]
+        return tf.distribute.get_replica_context().all_gather(placed(vector[tf.newaxis]), axis=0)
+
+    def reduce_scatter(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:
+        """The sum over the replicas of row r, [n], at replica r. Called in replica context; arguments as `all_to_all`.
+
+        Added up in the order of the replicas, so that the bits are the same under every strategy.
+        """
+        return tf.add_n(tf.unstack(self.all_to_all(rows, name=name), self.topology.num_replicas))
+
+    @property
+    def packing(self) -> int:
+        """How many bytes of gradients go into one collective, where tfdist packs them; 0: all."""
+        return 0
 
     def packing_candidates(self) -> tuple[int, ...]:
         """Sizes in bytes among which a probe should choose what goes into one collective; empty: nothing to choose."""

@@ -27,6 +27,14 @@ def replica_index() -> tf.Tensor:
     return tf.constant(0) if context is None else tf.cast(tf.reshape(context.replica_id_in_sync_group, []), tf.int32)
 
 
+def static_replica_index() -> int:
+    """This replica's index among all of the run, while it is traced; every replica is traced by itself."""
+    context = tf.distribute.get_replica_context()
+    index = 0 if context is None else tf.get_static_value(context.replica_id_in_sync_group)
+    assert index is not None, "the strategy traces all replicas as one"
+    return int(index)
+
+
 def rows_of_all(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
     """Each tensor, [n, …] with the same n, with the rows of all replicas, [Σ n, …]; in replica context.
 

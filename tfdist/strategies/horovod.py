@@ -8,6 +8,7 @@ know Keras 3, stays out of it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -23,13 +24,13 @@ from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import meet, read_meeting
 from tfdist.strategies.one_device import use_only
 
+_counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # reductions by traced function
+
 
 class Horovod(Strategy):
     """Horovod, one process a replica, started by `horovodrun` or `python -m tfdist.launch --launcher=horovod`.
 
     Args:
-      fp16_compression: sends float32 gradients as float16. Halves the traffic and rounds: results then differ from
-        the other strategies' by about 1e-3 of a gradient.
       fusion_threshold_bytes: how much Horovod packs into one message; None keeps HOROVOD_FUSION_THRESHOLD.
       cycle_time_milliseconds: how often Horovod looks for work; None keeps HOROVOD_CYCLE_TIME.
       peer_timeout_seconds: how long to wait for the other workers at the start.
@@ -41,14 +42,11 @@ class Horovod(Strategy):
 
     def __init__(
         self,
-        fp16_compression: bool = False,
         fusion_threshold_bytes: int | None = None,
         cycle_time_milliseconds: float | None = None,
         peer_timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__()
-        if not isinstance(fp16_compression, bool):
-            raise UserError(f"Horovod.fp16_compression is {fp16_compression!r}; write True or False.")
         if fusion_threshold_bytes is not None and not is_whole_number(fusion_threshold_bytes, least=0):
             raise UserError(f"Horovod.fusion_threshold_bytes is {fusion_threshold_bytes!r}; write a number of bytes.")
         if cycle_time_milliseconds is not None and not (
@@ -57,7 +55,6 @@ class Horovod(Strategy):
             raise UserError(f"Horovod.cycle_time_milliseconds is {cycle_time_milliseconds!r}; write a number above 0.")
         check_peer_timeout("Horovod", peer_timeout_seconds)
         self.peer_timeout_seconds = peer_timeout_seconds
-        self.fp16_compression = fp16_compression
         self.fusion_threshold_bytes = fusion_threshold_bytes
         self.cycle_time_milliseconds = cycle_time_milliseconds
 
@@ -99,18 +96,16 @@ class Horovod(Strategy):
     def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:
         # Not a sum: its part on the others is a constant, and TensorFlow takes what is constant out of a loop, which
         # leaves the first worker alone with the reductions of all iterations but one.
-        return self._hvd.broadcast(tensor, root_rank=0)
+        return self._hvd.broadcast(tensor, root_rank=0, **_name("first"))
 
-    def sum_gradients(
-        self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor], *, scale: float
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        if not self.fp16_compression:
-            return super().sum_gradients(gradients, scalars, scale=scale)
-        # A sum over a batch can pass float16's 65504 where the mean does not, hence the division before the cast.
-        small = [tf.cast(g / scale, tf.float16) if _is_float32(g) else g for g in gradients]
-        sums, scalars = super().sum_gradients(small, scalars, scale=scale)
-        large = [tf.cast(s, tf.float32) * scale if _is_float32(g) else s for s, g in zip(sums, gradients, strict=True)]
-        return large, scalars
+    def all_to_all(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:
+        # Horovod's own reduce-scatter, which this stands in for too, is wrong at times over Gloo.
+        received, _ = self._hvd.alltoall(rows, splits=[1] * self.topology.num_replicas, **_name(name))
+        return tf.ensure_shape(received, rows.shape)
+
+    def all_gather(self, vector: tf.Tensor, *, name: str) -> tf.Tensor:
+        gathered = self._hvd.allgather(vector[tf.newaxis], **_name(name))
+        return tf.ensure_shape(gathered, [self.topology.num_replicas, *vector.shape])
 
     def synchronize(self, variables: Sequence[Any]) -> None:
         if variables:
@@ -126,8 +121,20 @@ class Horovod(Strategy):
         return self._hvd.broadcast(tf.constant(words), root_rank=0, name="tfdist.broadcast").numpy()
 
 
-def _is_float32(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
-    return isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
+def _name(kind: str) -> dict[str, Any]:
+    """The name of a collective that is traced now, the same on every worker: by it Horovod finds which belong together.
+
+    Without one it takes the operation's own in the whole graph, which counts the operations that were traced before.
+    These are not the same where each worker updates variables of its own. Counted are the collectives of the function
+    that is being traced, which are.
+    """
+    if tf.executing_eagerly():
+        return {}
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        graph = graph.outer_graph
+    number = _counted[graph] = _counted.get(graph, -1) + 1
+    return {"name": f"tfdist.{kind}.{number}", "ignore_name_scope": True}
 
 
 def import_horovod() -> ModuleType:
@@ -177,11 +184,17 @@ class _HorovodExtended(OneDeviceExtended):
         operation = self._hvd.Sum if reduce_op == tf.distribute.ReduceOp.SUM else self._hvd.Average
         values = tf.nest.flatten(value)
         dense = [tf.convert_to_tensor(v) for v in values if not isinstance(v, tf.IndexedSlices)]
-        reduced = iter(self._hvd.grouped_allreduce(dense, op=operation))
-        results = [
-            self._hvd.allreduce(v, op=operation) if isinstance(v, tf.IndexedSlices) else next(reduced) for v in values
-        ]
+        reduced = iter(self._hvd.grouped_allreduce(dense, op=operation, **_name("sum")) if dense else ())
+        results = [self._rows(v, operation) if isinstance(v, tf.IndexedSlices) else next(reduced) for v in values]
         return tf.nest.pack_sequence_as(value, results)
+
+    def _rows(self, slices: tf.IndexedSlices, operation: Any) -> tf.IndexedSlices:
+        """The rows of all workers."""
+        values = self._hvd.allgather(slices.values, **_name("values"))
+        indices = self._hvd.allgather(slices.indices, **_name("indices"))
+        if operation == self._hvd.Average:
+            values /= tf.cast(self._hvd.size(), values.dtype)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     @property
     def _num_replicas_in_sync(self) -> int:

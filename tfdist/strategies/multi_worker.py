@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number, suggest
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout, check_seconds
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout, check_seconds, placed
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.liveness import (
     HEARTBEAT_SECONDS,
@@ -21,6 +21,8 @@ from tfdist.strategies.cluster.liveness import (
 )
 from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
+from tfdist.strategies.gathering import static_replica_index
+from tfdist.strategies.ordered_sum import packs
 from tfdist.telemetry import heartbeat
 
 MEBIBYTE = 2**20
@@ -74,6 +76,10 @@ class MultiWorker(Strategy):
     def expected_replicas(self) -> int | None:
         return self._cluster().num_workers * max(1, len(tf.config.list_physical_devices("GPU")))
 
+    @property
+    def packing(self) -> int:
+        return DEFAULT_PACKING if isinstance(self.bytes_per_pack, str) else self.bytes_per_pack
+
     def packing_candidates(self) -> tuple[int, ...]:
         return PACKING_CANDIDATES if self.bytes_per_pack == "auto" and self.topology.num_workers > 1 else ()
 
@@ -88,11 +94,40 @@ class MultiWorker(Strategy):
         return super().distribute(make)
 
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-        packing = DEFAULT_PACKING if isinstance(self.bytes_per_pack, str) else self.bytes_per_pack
-        context = tf.distribute.get_replica_context()
-        if any(isinstance(t, tf.Tensor) and t.shape.num_elements() is None for t in tensors):
-            packing = 0  # TensorFlow packs only known shapes, and would warn of it
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors, options=self._options(packing))
+        sizes = [t.dtype.size * (t.shape.num_elements() or 0) for t in tensors]
+        are_known = all(t.shape.is_fully_defined() for t in tensors)
+        context, options = tf.distribute.get_replica_context(), self._options(0)
+        summed: dict[int, tf.Tensor] = {}
+        # TensorFlow packs in the order of the layers, whose first gradients are there last, and gives no sum before all
+        # are there. Packed here, a message travels beside the rest of the pass, and an update waits for its own alone.
+        for places in packs(sizes, self.packing if are_known else 0):
+            pack = [tensors[i] for i in places]
+            summed |= zip(places, context.all_reduce(tf.distribute.ReduceOp.SUM, pack, options=options), strict=True)
+        return [summed[i] for i in range(len(tensors))]
+
+    def all_to_all(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:
+        if self.topology.num_replicas == 1:
+            return rows
+        launcher = self._launcher()
+        with tf.device(launcher._device):
+            return tf.raw_ops.CollectiveAllToAllV2(
+                input=placed(rows),
+                group_size=self.topology.num_replicas,
+                group_key=launcher._group_key,
+                instance_key=launcher._next_instance_key(),
+                ordering_token=[launcher._get_ordering_token()],
+            )
+
+    def all_gather(self, vector: tf.Tensor, *, name: str) -> tf.Tensor:
+        if self.topology.num_replicas == 1:
+            return vector[tf.newaxis]
+        # The public one asks for the lengths first, in a collective of its own.
+        return self._launcher()._all_gather(placed(vector[tf.newaxis]), None)
+
+    def _launcher(self) -> Any:
+        """What starts the collectives of the replica that this is called on; TensorFlow has nothing public."""
+        operations = self.distribution.extended._get_cross_device_ops(tf.constant(0.0))
+        return operations._launchers[static_replica_index() - self.topology.first_replica]
 
     def _options(self, bytes_per_pack: int) -> tf.distribute.experimental.CommunicationOptions:
         implementation = tf.distribute.experimental.CommunicationImplementation(self.implementation.upper())

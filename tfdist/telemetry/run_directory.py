@@ -57,6 +57,11 @@ class RunDirectory:
         return files.join(self.path, "rollbacks.json")
 
     @property
+    def tuned(self) -> str:
+        """What the run chose by trying."""
+        return files.join(self.path, "tuned.json")
+
+    @property
     def result(self) -> str:
         return files.join(self.path, "result.json")
 

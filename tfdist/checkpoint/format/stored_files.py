@@ -1,13 +1,16 @@
 """Reads the data files of one checkpoint into arrays, verifying them on the way.
 
 Invariant: size and CRC32C of every file are found right on the very bytes that become the arrays, before any of them
-is handed out. Local files are mapped into memory, objects are read once. Catalog and restore read through this.
+is handed out, unless another has verified them for the caller. Local files are mapped into memory, objects are read
+once; of those that are verified, what is wanted. Catalog and restore read through this.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import mmap
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,8 +24,10 @@ _MOST_THREADS = 8
 _HEADER_BYTES = 1 << 16  # of a tensor, at most, its name included
 
 
-def read_files(path: str, manifest: Manifest, *, verify: bool = True) -> dict[str, np.ndarray]:
-    """The tensors of the checkpoint at `path`, not to be written to.
+def read_files(
+    path: str, manifest: Manifest, *, verify: bool = True, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, np.ndarray]:
+    """The tensors of the checkpoint at `path` that are `wanted`, not to be written to.
 
     Raises:
       DamagedCheckpoint: naming the file and what was wrong with it.
@@ -31,19 +36,28 @@ def read_files(path: str, manifest: Manifest, *, verify: bool = True) -> dict[st
     most_bytes = manifest.num_tensor_bytes + _HEADER_BYTES * (manifest.num_tensors + 1)
     threads = ThreadPoolExecutor(max(1, min(_MOST_THREADS, len(manifest.files))), "tfdist-restore")
     with threads:
-        read = [threads.submit(_read_file, path, file, verify, most_bytes) for file in manifest.files]
+        read = [threads.submit(_read_file, path, file, verify, most_bytes, wanted) for file in manifest.files]
         tensors = {name: array for future in read for name, array in future.result().items()}
     if len(tensors) != manifest.num_tensors:
         raise DamagedCheckpoint(f"its files hold {len(tensors):,} tensors instead of {manifest.num_tensors:,}")
-    return tensors
+    return {name: array for name, array in tensors.items() if array is not None}
 
 
-def _read_file(path: str, file: StoredFile, verify: bool, most_bytes: int) -> dict[str, np.ndarray]:
+def _read_file(
+    path: str, file: StoredFile, verify: bool, most_bytes: int, wanted: Callable[[str], bool]
+) -> dict[str, np.ndarray | None]:
+    """None for each that is not wanted."""
     try:
+        if not verify and file.packing == packing.NONE and files.is_remote(path):
+            return tensor_files.read_some(functools.partial(_range_of, path, file), wanted)
         data = _bytes_of(files.join(path, file.name), file.num_bytes)
         if verify and (found := crc32c(data)) != file.crc32c:
             raise DamagedCheckpoint(f"its checksum is {found:08x} instead of {file.crc32c:08x}")
-        return tensor_files.read(packing.unpack(data, file.packing, most_bytes=most_bytes))
+        tensors = tensor_files.read(packing.unpack(data, file.packing, most_bytes=most_bytes))
+        kept = {name: array for name, array in tensors.items() if wanted(name)}
+        if len(kept) < len(tensors) and files.is_remote(path):  # what is not wanted is to go
+            kept = {name: _copied(array) for name, array in kept.items()}
+        return dict.fromkeys(tensors) | kept
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{file.name}: {error}") from error
     except FileNotFoundError as error:
@@ -52,6 +66,20 @@ def _read_file(path: str, file: StoredFile, verify: bool, most_bytes: int) -> di
         if error.errno != errno.EIO or files.is_remote(path):  # a server that fails may answer tomorrow
             raise
         raise DamagedCheckpoint(f"{file.name}: it cannot be read: {error}") from error
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def _range_of(path: str, file: StoredFile, first: int, count: int) -> memoryview:
+    if first + count > file.num_bytes:
+        raise DamagedCheckpoint(f"its header speaks of {first + count:,} bytes, and it has {file.num_bytes:,}")
+    data = np.empty(count, np.uint8)
+    files.read_into(files.join(path, file.name), data, first=first)
+    return data.data
 
 
 def _bytes_of(path: str, num_bytes: int) -> memoryview:
@@ -63,5 +91,4 @@ def _bytes_of(path: str, num_bytes: int) -> memoryview:
             return memoryview(mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ))
     data = np.empty(num_bytes, np.uint8)
     files.read_into(path, data)
-    data.flags.writeable = False
     return data.data

@@ -8,10 +8,12 @@ snapshot plans with this, restore reads with it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -91,13 +93,50 @@ def plan(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[FilePlan]:
 
 def read(data: memoryview) -> dict[str, np.ndarray]:
     """The tensors of a whole file as arrays over `data`; raises DamagedCheckpoint when it is no such file."""
+    with _damaged():
+        places = _places(data)
+        return {name: _array(data[first:end], entry) for name, (entry, first, end) in places.items()}
+
+
+def read_some(read: Callable[[int, int], memoryview], wanted: Callable[[str], bool]) -> dict[str, np.ndarray | None]:
+    """The wanted tensors of a file, by name, and None for each of the others.
+
+    Args:
+      read: gives so many of its bytes from a place on; of tensors that lie side by side it is asked together.
+      wanted: whether a tensor is.
+
+    Raises:
+      DamagedCheckpoint: it is no such file.
+    """
+    with _damaged():
+        places = _places(read(0, 8 + int.from_bytes(read(0, 8), "little")))
+    found: dict[str, np.ndarray | None] = dict.fromkeys(places)
+    in_order = sorted(places, key=lambda name: places[name][1:])
+    for is_wanted, names in itertools.groupby(in_order, wanted):
+        if is_wanted:
+            group = list(names)
+            start = places[group[0]][1]
+            data = read(start, places[group[-1]][2] - start)
+            with _damaged():
+                for name in group:
+                    entry, first, end = places[name]
+                    found[name] = _array(data[first - start : end - start], entry)
+    return found
+
+
+@contextlib.contextmanager
+def _damaged() -> Iterator[None]:
     try:
-        header_bytes = int.from_bytes(data[:8], "little")
-        header = from_json(bytes(data[8 : 8 + header_bytes]))
-        body = data[8 + header_bytes :]
-        return {name: _array(body, entry) for name, entry in header.items() if name != "__metadata__"}
+        yield
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedCheckpoint(f"it is not a safetensors file: {error}") from error
+
+
+def _places(data: memoryview) -> dict[str, tuple[dict[str, Any], int, int]]:
+    """Of a file's first bytes by name what is said of each tensor, and where in the file it begins and ends."""
+    begin = 8 + int.from_bytes(data[:8], "little")
+    entries = {name: each for name, each in from_json(bytes(data[8:begin])).items() if name != "__metadata__"}
+    return {name: (each, *(begin + offset for offset in each["data_offsets"])) for name, each in entries.items()}
 
 
 def _plan_file(specs: list[TensorSpec]) -> FilePlan:
@@ -124,6 +163,7 @@ def _type_name(spec: TensorSpec) -> str:
     return _NAMES[spec.dtype.name]
 
 
-def _array(body: memoryview, entry: dict[str, Any]) -> np.ndarray:
-    first, end = entry["data_offsets"]
-    return np.frombuffer(body[first:end], np.uint8).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+def _array(data: memoryview, entry: dict[str, Any]) -> np.ndarray:
+    array = np.frombuffer(data, np.uint8).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    array.flags.writeable = False
+    return array

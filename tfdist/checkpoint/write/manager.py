@@ -16,6 +16,7 @@ from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import snapshot
+from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.writer import Snapshot
 from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread
 from tfdist.errors import UserError
@@ -29,6 +30,8 @@ class CheckpointManager:
       policy: how to write and what to keep.
       identity: JSON-able, goes into each manifest: digest of the configuration, versions, strategy, worker count.
       tell: gets events, only ever from the thread that calls this object.
+      part: what this worker writes of each checkpoint; None: one worker writes all. With parts every worker has a
+        manager, and saves the same steps in the same order.
       still_ours: called before each commit, in the writer's thread; raises when another run has taken the directory.
 
     Example:
@@ -49,6 +52,7 @@ class CheckpointManager:
         identity: Mapping[str, Any],
         tell: EventSink,
         still_ours: Callable[[], None] = lambda: None,
+        part: Part | None = None,
     ) -> None:
         self._directory = directory
         self._policy = policy
@@ -58,6 +62,8 @@ class CheckpointManager:
         self._stall_seconds: float | None = None
         if policy.compression != "auto":
             packing.require(_PACKINGS[policy.compression])
+        # Workers that each measured could choose differently, so with parts nobody does.
+        compression = "none" if part is not None and policy.compression == "auto" else policy.compression
         self._buffers = snapshot.BufferPool(max_file_bytes=policy.max_file_bytes)
         self._thread = WriterThread(
             directory,
@@ -65,7 +71,8 @@ class CheckpointManager:
             identity=manifests.to_plain(identity, "identity"),
             still_ours=still_ours,
             give_back=self._buffers.give_back,
-            pack_as=None if policy.compression == "auto" else _PACKINGS[policy.compression],
+            pack_as=None if compression == "auto" else _PACKINGS[compression],
+            part=part,
         )
 
     def prepare(self, tensors: Mapping[str, Any]) -> None:
@@ -124,6 +131,10 @@ class CheckpointManager:
         """Returns when everything saved is committed or has failed; errors surface as in `check`."""
         self._thread.wait()
         self._tell_news(goes_on=False)
+
+    def abandon(self) -> None:
+        """Has nothing wait for other workers' parts any more, as the run has failed."""
+        self._thread.abandon()
 
     def close(self) -> None:
         """Waits and ends the thread; errors that did not surface yet do, as in `check`. Closing again does nothing."""

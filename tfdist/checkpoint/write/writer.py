@@ -18,6 +18,7 @@ from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.format.checksum import crc32c
 from tfdist.checkpoint.format.entries import Entry
 from tfdist.checkpoint.format.manifest import Manifest, StoredFile
+from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.throttle import Throttle
 from tfdist.storage import contents, files
@@ -52,8 +53,10 @@ def write_checkpoint(
     pack_as: str,
     still_ours: Callable[[], None],
     throttle: Throttle,
-) -> Written:
-    """Writes and commits a snapshot at `path`, from `entries.new_path`.
+    part: Part | None = None,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> Written | None:
+    """Writes and commits a snapshot at `path`, from `entries.new_path` or `Part.path`; None where the chief commits.
 
     To a local disk each piece is checksummed and written while the processor's cache has it, with rests between as
     `throttle` says.
@@ -63,10 +66,19 @@ def write_checkpoint(
       Whatever `still_ours` raises.
     """
     begun = time.perf_counter()
-    throttle.begin()
+    throttle.begin(snapshot.buffer.num_bytes)
     files.make_dirs(path)
-    stored = _write_files(path, snapshot.buffer, pack_as, throttle)
+    stored = _write_files(path, snapshot.buffer, pack_as, throttle, "" if part is None else part.prefix)
+    throttle.end(snapshot.buffer.num_bytes)
     data_seconds = time.perf_counter() - begun - throttle.rested_seconds
+    num_tensors, num_tensor_bytes = snapshot.buffer.num_tensors, snapshot.buffer.num_bytes
+    if part is not None and not part.is_chiefs:
+        part.note(path, stored, num_tensors=num_tensors, num_tensor_bytes=num_tensor_bytes)
+        return None
+    if part is not None:
+        others, more_tensors, more_bytes = part.others(path, gives_up)
+        stored += others
+        num_tensors, num_tensor_bytes = num_tensors + more_tensors, num_tensor_bytes + more_bytes
     manifest = Manifest(
         step=snapshot.step,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
@@ -74,8 +86,8 @@ def write_checkpoint(
         metrics=snapshot.metrics,
         values=snapshot.values,
         files=stored,
-        num_tensors=snapshot.buffer.num_tensors,
-        num_tensor_bytes=snapshot.buffer.num_bytes,
+        num_tensors=num_tensors,
+        num_tensor_bytes=num_tensor_bytes,
     )
     text = manifests.encode(manifest)
     still_ours()
@@ -83,16 +95,20 @@ def write_checkpoint(
     return Written(Entry(snapshot.step, path, manifest), data_seconds)
 
 
-def _write_files(path: str, buffer: HostBuffer, pack_as: str, throttle: Throttle) -> tuple[StoredFile, ...]:
+def _write_files(
+    path: str, buffer: HostBuffer, pack_as: str, throttle: Throttle, prefix: str
+) -> tuple[StoredFile, ...]:
     """One after the other on a local disk, several at once to a bucket, whose streams are slow each."""
     indices = range(len(buffer.files))
     if not files.is_remote(path):
-        return tuple(_write_local(path, buffer, index, pack_as, throttle) for index in indices)
+        return tuple(_write_local(path, buffer, index, pack_as, throttle, prefix) for index in indices)
     with ThreadPoolExecutor(max(1, min(_MOST_UPLOADS, len(buffer.files))), "tfdist-upload") as threads:
-        return tuple(threads.map(lambda index: _upload(path, buffer, index, pack_as), indices))
+        return tuple(threads.map(lambda index: _upload(path, buffer, index, pack_as, prefix), indices))
 
 
-def _write_local(path: str, buffer: HostBuffer, index: int, pack_as: str, throttle: Throttle) -> StoredFile:
+def _write_local(
+    path: str, buffer: HostBuffer, index: int, pack_as: str, throttle: Throttle, prefix: str
+) -> StoredFile:
     parts = _packed(buffer, index, pack_as, throttle.rest)
     checksum = 0
 
@@ -105,15 +121,15 @@ def _write_local(path: str, buffer: HostBuffer, index: int, pack_as: str, thrott
                 yield piece
                 throttle.rest()
 
-    name = _file_name(buffer, index, pack_as)
+    name = prefix + _file_name(buffer, index, pack_as)
     num_bytes = files.write_new(files.join(path, name), pieces())
     return StoredFile(name, num_bytes, checksum, pack_as)
 
 
-def _upload(path: str, buffer: HostBuffer, index: int, pack_as: str) -> StoredFile:
+def _upload(path: str, buffer: HostBuffer, index: int, pack_as: str, prefix: str) -> StoredFile:
     parts = _packed(buffer, index, pack_as, lambda: None)
     checksum = crc32c(*parts)
-    name = _file_name(buffer, index, pack_as)
+    name = prefix + _file_name(buffer, index, pack_as)
     num_bytes = files.write_new(files.join(path, name), parts, crc32c=checksum)
     return StoredFile(name, num_bytes, checksum, pack_as)
 

@@ -21,6 +21,7 @@ from tfdist.checkpoint import catalog, retention
 from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.format.entries import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.throttle import Throttle
 from tfdist.checkpoint.write.writer import Snapshot, Written, write_checkpoint
@@ -58,6 +59,7 @@ class WriterThread:
     Arguments:
       directory, policy, identity, still_ours: as the manager's.
       give_back: takes a buffer when it was written, or has failed to be.
+      part: what this worker writes of each checkpoint; None writes all of it.
       pack_as: the packing; None to measure on the first checkpoint whether one pays.
     """
 
@@ -70,6 +72,7 @@ class WriterThread:
         still_ours: Callable[[], None],
         give_back: Callable[[HostBuffer], None],
         pack_as: str | None,
+        part: Part | None = None,
     ) -> None:
         self._directory = directory
         self._policy = policy
@@ -77,6 +80,9 @@ class WriterThread:
         self._still_ours = still_ours
         self._give_back = give_back
         self._pack_as = pack_as
+        self._part = part
+        self._num_written = 0
+        self._gives_up = False
         self._entries: list[Entry] = []
         self._to_remove: list[str] = []
         self._is_started = False
@@ -86,7 +92,7 @@ class WriterThread:
         self._changed = threading.Condition()
         self._waiting: deque[Snapshot] = deque()
         self._is_busy = True  # with the start
-        self._throttle = Throttle()
+        self._throttle = Throttle(policy.mean_seconds_between_failures)
         self.is_closed = False
         self.last_committed_step: int | None = None
         self.write_seconds: float | None = None
@@ -114,6 +120,10 @@ class WriterThread:
             self._throttle.hurry()
             self._changed.wait_for(lambda: not self._waiting and not self._is_busy)
             self._throttle.take_time()
+
+    def abandon(self) -> None:
+        """Has the thread wait for no other worker's part any more, as the run has failed."""
+        self._gives_up = True
 
     def close(self) -> None:
         """Ends the thread when nothing is left to write."""
@@ -160,9 +170,13 @@ class WriterThread:
         """Makes the directory and removes what a crash left in it."""
         self._check_ours()
         files.make_dirs(self._directory)
+        if self._part is not None and not self._part.is_chiefs:
+            self._is_started = True
+            return
         found = list_checkpoints(self._directory)
         self._entries = [entry for entry in found if not entry.is_leftover]
-        self._to_remove = [entry.path for entry in found if entry.is_leftover]
+        own = (lambda path: False) if self._part is None else self._part.owns  # another worker may be writing there
+        self._to_remove = [entry.path for entry in found if entry.is_leftover and not own(entry.path)]
         self._is_started = True
         if self._to_remove:
             self._news.put(News("checkpoint_leftovers_found", None, details={"paths": list(self._to_remove)}))
@@ -175,6 +189,9 @@ class WriterThread:
             self._start()
         begun = time.perf_counter()
         path = new_path(self._directory, snapshot.step)
+        if self._part is not None:
+            path = self._part.path(self._directory, snapshot.step, self._num_written)
+            self._num_written += 1
         pack_as = self._pack_as or packing.NONE
         try:
             written = write_checkpoint(
@@ -184,11 +201,19 @@ class WriterThread:
                 pack_as=pack_as,
                 still_ours=self._check_ours,
                 throttle=self._throttle,
+                part=self._part,
+                gives_up=lambda: self._gives_up,
             )
-        except BaseException:
-            self._forget(path)
+        except BaseException as error:
+            if self._part is not None and not self._part.is_chiefs:
+                with contextlib.suppress(OSError):  # then the chief waits in vain, but not for ever
+                    self._part.note_failure(path, error)
+            else:
+                self._forget(path)
             raise
         self.write_seconds = time.perf_counter() - begun
+        if written is None:
+            return
         self.last_committed_step = snapshot.step
         self._news.put(_committed(written.entry, self.write_seconds))
         self._tidy(written.entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -11,9 +12,16 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.recipes.recompute import AUTO, chosen_layers
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
+from tfdist.training.sharding.late_values import LateValues
+from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
+from tfdist.training.sharding.sharded_weights import gather_weights
+from tfdist.training.sharding.shards import WEIGHTS, Shards
+from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
+from tfdist.training.sharding.tensor_parallel import chosen, split_layers
 from tfdist.training.step.aggregation import follow_aggregation
 from tfdist.training.step.gradients import forward
 from tfdist.training.step.layer_state import separate_losses
@@ -33,6 +41,7 @@ class Learner:
     """What learns: the variables of a run and the objects that hold them.
 
     Attributes:
+      shards: who keeps the optimizer's state; None: every replica all of it.
       scale_factor: the optimizer's own `loss_scale_factor`, which the step applies in its place.
     """
 
@@ -42,6 +51,7 @@ class Learner:
     train_metrics: MetricGroup
     eval_metrics: MetricGroup
     scale_factor: float = 1.0
+    shards: Shards | None = None
 
 
 def build_learner(
@@ -53,6 +63,8 @@ def build_learner(
     *,
     precision: str,
     batch_size: int,
+    sharding: str | None = None,
+    tensor_parallel: Sequence[str] = (),
 ) -> Learner:
     """Makes model, optimizer and metrics; every worker ends with the chief's values.
 
@@ -64,26 +76,71 @@ def build_learner(
       structure: nest of `tf.TensorSpec`s of a batch of examples.
       precision: "float16" adds a loss scale.
       batch_size: examples in a global batch.
+      sharding: as in `Shards`; None holds everything on every replica.
+      tensor_parallel: layers of which each replica has some columns, by patterns of their names.
 
     Raises:
       UserError: the parts do not fit together.
     """
     heartbeat.beat(heartbeat.BUILDING)
     with strategy.scope():
-        built = build_model(model, task, structure)
+        make = functools.partial(build_model, model, task, structure)
+        built, shards, arrange = _build(strategy, make, sharding, tensor_parallel)
         check_stateful(built, num_parts=strategy.topology.num_replicas)
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
         check_fit(built, task, structure, (train_metrics, eval_metrics))
-        made_optimizer = build_optimizer(optimizer, built)
-        scale_factor, made_optimizer.loss_scale_factor = float(made_optimizer.loss_scale_factor or 1.0), None
+        if shards is None:
+            arrange()
+            made_optimizer = build_optimizer(optimizer, built, build_on_stages if strategy.stages else None)
         loss_scale = LossScale(batch_size) if precision == "float16" else None
+    if shards is not None:
+        strategy.synchronize([v for v in built.variables if not shards.is_apart(v)])
+        arrange()
+        made_optimizer = build_optimizer(optimizer, built, functools.partial(build_sharded, shards=shards))
+    scale_factor, made_optimizer.loss_scale_factor = float(made_optimizer.loss_scale_factor or 1.0), None
     separate_replicas(built)
     follow_aggregation(built, strategy)
     if strategy.topology.num_local_replicas > 1:
         separate_losses(built)
-    strategy.synchronize([*built.variables, *made_optimizer.variables])
-    return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics, scale_factor)
+    if shards is None:
+        strategy.synchronize([*built.variables, *made_optimizer.variables])
+    return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics, scale_factor, shards)
+
+
+def _build(
+    strategy: Strategy, build: Callable[[], keras.Model], sharding: str | None, tensor_parallel: Sequence[str]
+) -> tuple[keras.Model, Shards | None, Callable[[], None]]:
+    """The model, the owners of its variables, and what has variables and layers lie and compute where they belong.
+
+    Variables that lie nowhere as a whole have no values before that.
+    """
+    if sharding is None and not strategy.stages:
+        return build(), None, lambda: None
+    if sharding is not None and sharding != WEIGHTS and not tensor_parallel:
+        built = build()
+        shards = Shards(strategy, built.trainable_variables, sharding)
+        return built, shards, shards.place
+    with LateValues() as values:
+        built = build()
+    if sharding is None:
+        placed = layers_by_device(built, strategy.stages, strategy.devices)
+        devices = devices_of(placed)
+        values.give(device=lambda variable: devices.get(id(variable)))
+        return built, None, functools.partial(compute_in_stages, placed)
+    splits = chosen(built, tensor_parallel, strategy.topology.num_replicas) if tensor_parallel else []
+    blocks = chosen_layers(built, AUTO) if sharding == WEIGHTS else []
+    shards = Shards(
+        strategy, built.trainable_variables, sharding, blocks, {id(each.variable): each.axis for each in splits}
+    )
+    values.give(but=shards.is_apart)
+
+    def arrange() -> None:
+        shards.place()
+        gather_weights(shards.blocks, shards)
+        split_layers(splits, strategy, shards)
+
+    return built, shards, arrange
 
 
 def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Model:

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.pipeline import failures
 from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
@@ -38,6 +39,7 @@ from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.input_wait import InputWait
 from tfdist.training.watch.pace import Pace
 from tfdist.training.watch.stragglers import Stragglers
+from tfdist.training.watch.xla_trial import Call, XlaTrial
 
 
 class Loop:
@@ -46,7 +48,8 @@ class Loop:
     Args:
       strategy: connected.
       step: runs K steps.
-      iterator: local batches, its first element that of step `first_step`.
+      xla_trial: may have other calls run by other steps of the same training; None: all by `step`.
+      iterator: local batches, from the step on that `start` says, without those of steps that are `skipped`.
       evaluator: None trains without evaluation.
       callbacks: the user's.
       reporter: told what happens.
@@ -68,6 +71,7 @@ class Loop:
         *,
         strategy: Strategy,
         step: TrainStep,
+        xla_trial: XlaTrial | None = None,
         iterator: Iterator[Any],
         evaluator: Evaluator | None,
         callbacks: Callbacks,
@@ -86,6 +90,7 @@ class Loop:
     ) -> None:
         self._strategy = strategy
         self._step = step
+        self._xla_trial = xla_trial
         self._iterator = iterator
         self._evaluator = evaluator
         self._callbacks = callbacks
@@ -268,8 +273,7 @@ class Loop:
         return min(stops)
 
     def _skip(self) -> None:
-        """A step whose batch is read and changes nothing."""
-        self._step.pass_over(self._iterator)
+        """A step that changes nothing; the iterator has no batch of it."""
         self._outcome.step += 1
         self._wanted = Vote()
         self._reporter.left_out(step=self._outcome.step)
@@ -278,13 +282,15 @@ class Loop:
         """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
         steps = last_step - self._outcome.step
         self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
-        heartbeat.beat(heartbeat.TRAINING, self._outcome.step)
+        compiles = self._xla_trial is not None and self._xla_trial.compiles_next
+        heartbeat.beat(heartbeat.BUILDING if compiles else heartbeat.TRAINING, self._outcome.step)
         started = time.perf_counter()
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = self._sums.vector(self._step.term_names)
         try:
-            totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
-            done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
+            with failures.located(self._outcome.step, steps):
+                totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
+                done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:
             raise out_of_memory(self._outcome.step, error) from error
         seconds = time.perf_counter() - started
@@ -300,6 +306,8 @@ class Loop:
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
         self._observe_norms({name: float(value) for name, value in totals.norms.items()})
         self._pace.observe(steps, seconds)
+        if self._xla_trial is not None and done == steps:
+            self._step = self._xla_trial.after(Call(self._outcome.step, steps, seconds))
         self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
         self._stragglers.observe(
             step=self._outcome.step,

@@ -7,7 +7,7 @@ are trained with now. The loop does not know of it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.checkpoint import restore
@@ -22,13 +22,16 @@ from tfdist.training.run.identity import lasting
 from tfdist.training.run.run import Run
 
 
-def newest(run: Run, policy: CheckpointPolicy) -> tuple[State | None, str]:
-    """The newest state in the run directory or in memory, and the directory that it is from. Called on the chief.
+def newest(run: Run, policy: CheckpointPolicy, *, wanted: Callable[[str], bool]) -> tuple[State | None, str]:
+    """What is wanted of the newest state in the run directory or in memory, and the directory that it is from.
+
+    Called on the chief.
 
     Raises:
       OSError: the store does not answer.
     """
-    stored, stores = restore.newest(run.directory.checkpoints, tell=run.events), run.directory.checkpoints
+    stores = run.directory.checkpoints
+    stored = restore.newest(stores, tell=run.events, wanted=wanted)
     place = None if policy.in_memory is None else _place(run, policy)
     if place is not None and (other := place.left_alone()) is not None:
         run.events.warning(
@@ -37,7 +40,7 @@ def newest(run: Run, policy: CheckpointPolicy) -> tuple[State | None, str]:
             "this user alone. They are neither read nor removed. Was the run directory copied or moved?",
         )
     directory = None if place is None else place.find()
-    if directory is None or (kept := restore.newest(directory, tell=run.events)) is None:
+    if directory is None or (kept := restore.newest(directory, tell=run.events, wanted=wanted)) is None:
         return stored, stores
     assert kept.manifest is not None
     is_newer = stored is None or kept.step > stored.step

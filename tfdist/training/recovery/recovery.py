@@ -22,16 +22,16 @@ from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.votes import Vote
 from tfdist.training.step.randomness import read_generators, set_generators
-from tfdist.training.step.state import MODEL, SEEDS, ModelState, TrainingState
+from tfdist.training.step.state import MODEL, OPTIMIZER, SEEDS, ModelState, TrainingState
 
 RANDOM = "random"
 MOST_SHOWN = 20  # variables in one message
-OWN_PREFIXES = (MODEL, SEEDS, "optimizer/", "loss_scale/", "metrics/")
+OWN_PREFIXES = (MODEL, SEEDS, OPTIMIZER, "loss_scale/", "metrics/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +57,13 @@ class Recovery:
     Args:
       strategy: connected.
       state: of the run.
-      manager: on the chief; None on other workers.
+      manager: on the chief, and where all workers write on every one; None elsewhere.
       schedule: when checkpoints are due; only the chief's clock counts.
       preemption: entered.
       memory: for checkpoints between those; None keeps none.
       exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
       start_step: of the checkpoint that the run resumes from; None where it begins.
+      all_write: every worker stores its share.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Recovery:
         memory: Memory | None = None,
         exit_status: int = EXIT_PREEMPTED,
         start_step: int | None = None,
+        all_write: bool = False,
     ) -> None:
         self._strategy = strategy
         self._state = state
@@ -85,13 +87,14 @@ class Recovery:
         self._memory = memory
         self._exit_status = exit_status
         self._start_step = start_step
+        self._all_write = all_write
         self._saved_step = -1
 
     def prepare(self) -> None:
         """Allocates the memory that saving takes. A collective."""
         tensors = self._state.tensors()
         if self._manager is not None:
-            self._manager.prepare(tensors)
+            self._manager.prepare(self._share(tensors))
         if self._memory is not None and self._memory.manager is not None:
             self._memory.manager.prepare(tensors)
 
@@ -112,7 +115,7 @@ class Recovery:
         leave = self._preemption.reason is not None
         now = time.monotonic()
         due = self._schedule.due(step, now) or (self._memory is not None and self._memory.schedule.due(step, now))
-        return Vote(leave, save=self._manager is not None and due)
+        return Vote(leave, save=self._strategy.topology.is_chief and due)
 
     def check(self) -> None:
         """Surfaces what became of earlier checkpoints."""
@@ -136,8 +139,8 @@ class Recovery:
         if self._manager is not None:
             drawn, arrays = read_generators()
             values = {**position.values, RANDOM: drawn}
-            tensors |= {**position.arrays, **arrays}
-            self._keep(State(position.step, tensors, values), metrics, stores=stores)
+            beside = {**position.arrays, **arrays} if self._strategy.topology.is_chief else {}
+            self._keep(State(position.step, tensors | beside, values), metrics, stores=stores)
         now = time.monotonic()
         if stores:
             self._schedule.saved(position.step, now, cost_seconds=now - begun)
@@ -147,11 +150,19 @@ class Recovery:
             self._saved_step = position.step
         heartbeat.beat(heartbeat.BETWEEN)
 
+    def _share(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What this worker stores of all that it has."""
+        topology = self._strategy.topology
+        if not self._all_write:
+            return tensors
+        beside = {name: each for name, each in tensors.items() if not name.startswith(OWN_PREFIXES)}
+        return self._state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
+
     def _keep(self, state: State, metrics: Mapping[str, float], *, stores: bool) -> None:
         """Hands the state to the managers, on the chief."""
         if stores:
             assert self._manager is not None
-            self._manager.save(state, metrics=metrics)
+            self._manager.save(dataclasses.replace(state, tensors=self._share(state.tensors)), metrics=metrics)
             if self._manager.write_seconds is not None:
                 self._schedule.written(self._manager.write_seconds)
         if self._memory is not None and self._memory.schedule.due(state.step, time.monotonic()):
@@ -178,7 +189,7 @@ class Recovery:
         heartbeat.beat(heartbeat.SAVING)
         if self._manager is not None:
             self._manager.wait()
-        is_chief = self._manager is not None
+        is_chief = self._strategy.topology.is_chief
         if self._strategy.any_worker(is_chief and self.newest_step != step):  # nobody goes before it is stored
             lost = self._lost(step) if is_chief else "The chief's message says from where the same command continues."
             raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save. {lost}")
@@ -240,11 +251,15 @@ def restored(
     Raises:
       UserError: it does not fit, or the store does not answer; on every worker.
     """
-    chosen = strategy.on_chief(
-        lambda: _chosen(read(), state, partial=partial, tell=tell, only_model=only_model),
-        "The checkpoints cannot be read",
-    )
-    header, arrays = _shared(strategy, *(chosen or ({}, {})))
+
+    def choose(found: State | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return _chosen(found, state, partial=partial, tell=tell, only_model=only_model)
+
+    if isinstance(state, TrainingState) and state.is_sharded and strategy.topology.num_workers > 1:
+        header, arrays = _read_by_all(strategy, read, choose, lambda name: not state.is_elsewhere(name))
+    else:
+        chosen = strategy.on_chief(lambda: choose(read()), "The checkpoints cannot be read")
+        header, arrays = _shared(strategy, *(chosen or ({}, {})))
     if not header:
         return None
     state.assign(arrays)
@@ -252,6 +267,36 @@ def restored(
     if RANDOM in header["values"]:
         set_generators(header["values"][RANDOM], others)
     return Position(header["step"], header["values"], others)
+
+
+def _read_by_all(
+    strategy: Strategy,
+    read: Callable[[], State | None],
+    choose: Callable[[State | None], tuple[dict[str, Any], dict[str, np.ndarray]]],
+    wanted: Callable[[str], bool],
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `choose` takes where workers have slots of their own: the chief finds the checkpoint, every one reads it.
+
+    Raises:
+      UserError: it does not fit a worker, or one does not see it; on every worker.
+    """
+    found = strategy.on_chief(read, "The checkpoints cannot be read")
+    chiefs = (found.path or "").encode() if found is not None else b""
+    path = bytes(strategy.broadcast(chiefs if strategy.topology.is_chief else None)).decode()
+    if not path:
+        return {}, {}
+    problem: Exception | None = None
+    chosen: tuple[dict[str, Any], dict[str, np.ndarray]] = {}, {}
+    try:
+        chosen = choose(found if found is not None else restore.load(path, verify=False, wanted=wanted))
+    except (UserError, OSError) as error:
+        problem = error
+    if strategy.any_worker(problem is not None):
+        raise UserError(
+            f"The checkpoint {path} cannot be restored: {problem or 'another worker says why'}. With "
+            "train.sharding all workers have to see the run directory."
+        ) from problem
+    return chosen
 
 
 def _chosen(
@@ -263,6 +308,8 @@ def _chosen(
     prefixes = (MODEL,) if only_model else OWN_PREFIXES
     wanted = {name: spec for name, spec in state.specs().items() if name.startswith(prefixes)}
     own = {name: array for name, array in found.tensors.items() if name.startswith(prefixes)}
+    if isinstance(state, TrainingState):
+        own = {name: array for name, array in own.items() if not state.is_elsewhere(name)}
     others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
     arrays = restore.match(own, wanted, partial=partial) | ({} if only_model else others)
     if partial:

@@ -1,10 +1,13 @@
 """Goes back to the newest checkpoint where a step has failed, and on from there in another way.
 
-A step fails whose loss or gradients are not finite, whose loss is a spike, or that finds no memory.
+A step fails whose loss or gradients are not finite, whose loss is a spike, whose batch cannot be read, or that finds no
+memory.
 
 Invariant: what is done in another way is stored before the run goes back, and every start reads it first. So a run that
-is killed at any moment of it ends with the weights of one that was not. All workers see the same step fail, since what
-they test was summed over them.
+is killed at any moment of it ends with the weights of one that was not, where both have checkpoints of the same steps:
+which one it goes back to says from where the rate is another, and which of the left-out batches stay trained on. All
+workers see the same loss, which was summed over them, and go back together; what one of them alone has seen ends its
+process, and the next start goes on.
 """
 
 from __future__ import annotations
@@ -12,11 +15,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable
 
 import keras
 
-from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError, UserError, is_whole_number
+from tfdist.errors import (
+    EXIT_PEER_LOST,
+    DivergedError,
+    OutOfMemoryError,
+    UnreadableError,
+    UserError,
+    is_whole_number,
+)
 from tfdist.recipes.groups import scale_rate
 from tfdist.settings.checks import shown
 from tfdist.storage import files
@@ -25,6 +36,8 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.training.recovery.recovery import Position
 from tfdist.training.step.divergence import Spike
 from tfdist.training.step.optimizer import parts
+
+StepError = DivergedError | OutOfMemoryError | UnreadableError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,62 +167,72 @@ class Rollbacks:
         """Notes where the run is back, if it is; whether that changes the optimizer's rate. A collective.
 
         Raises:
-          DivergedError: no checkpoint is left, and the weights are not finite.
+          DivergedError: no checkpoint is left, and the weights are not those of the beginning.
         """
         if not self._failures or self._failures[-1].back_to is not None:
             return False
         failure = self._failures[-1]
-        if start is None or not start.values:
+        updates = int(keras.ops.convert_to_numpy(parts(optimizer)[0].iterations))
+        if (start is None or not start.values) and updates > 0:
             raise DivergedError(f"Training failed at step {failure.step}, and there is no checkpoint to go back to.")
-        failure.back_to = start.step
-        failure.iterations = int(keras.ops.convert_to_numpy(parts(optimizer)[0].iterations))
+        failure.back_to = 0 if start is None else start.step
+        failure.iterations = updates
         self._write()
         self.apply(optimizer)
         return failure.rate != 1
 
-    def note(self, error: DivergedError | OutOfMemoryError) -> None:
+    def note(
+        self, error: StepError, *, found: Callable[[UnreadableError], UnreadableError] = lambda error: error
+    ) -> None:
         """Stores that a step failed, and says so; raises the error where the run is not to go back.
 
         Where another worker may not know of it, this process ends too, and the same command goes on.
-        """
-        if isinstance(error, OutOfMemoryError):
-            self._note_memory(error)
-            return
-        if self._policy is None or error.step is None:
-            raise error
-        policy, before = self._policy, self._failures
-        self._check_account(policy.most_failures, error)
-        before.append(Failure(error.step, policy.skip_steps, policy.rate))
-        self._write()
-        self.has_gone_back = True
-        done = [
-            *([f"leaving out the batches of {policy.skip_steps:,} steps up to it"] if policy.skip_steps else []),
-            *([f"multiplying the learning rate by {policy.rate:g}"] if policy.rate != 1 else []),
-        ]
-        first = str(error).split(". ")[0].removesuffix(".")
-        self._note("rolled_back", f"{first}. Going back to the newest checkpoint, {' and '.join(done)}.")
 
-    def _note_memory(self, error: OutOfMemoryError) -> None:
-        if not self._splits or error.step is None:
+        Args:
+          error: with its step.
+          found: the error of the one step whose batch cannot be read, from that of several steps.
+        """
+        if error.step is None or not (self._splits if isinstance(error, OutOfMemoryError) else self._policy):
             raise error
-        self._failures.append(Failure(error.step + 1, skip_steps=0, rate=1.0, microbatches=2))
-        if self._strategy.topology.num_workers > 1:
+        if isinstance(error, UnreadableError):
+            error = found(error)
+        failure, otherwise = self._failure(error)
+        if not isinstance(error, OutOfMemoryError):
+            self._check_account(error)
+        self._failures.append(failure)
+        what = re.split(r"\. (?=[A-Z])", str(error))[0].removesuffix(".")
+        if not isinstance(error, DivergedError) and self._strategy.topology.num_workers > 1:
             files.write_atomic(self._path, self._content())
-            told = OutOfMemoryError(
-                f"{str(error).split('. Write')[0]}. The same command goes on with twice as many microbatches."
-            )
+            told = type(error)(f"{what}. The same command goes on from the newest checkpoint, {otherwise}.")
             told.exit_status = EXIT_PEER_LOST
             raise told from error
         self._write()
         self.has_gone_back = True
-        self._note(
-            "split",
-            f"{str(error).split('. Write')[0]}. Going back to the newest checkpoint, with batches cut into "
-            f"{self.microbatches:,} times as many microbatches as at first.",
-        )
+        event = "split" if isinstance(error, OutOfMemoryError) else "rolled_back"
+        self._note(event, f"{what}. Going back to the newest checkpoint, {otherwise}.")
 
-    def _check_account(self, most: int, error: DivergedError) -> None:
+    def _failure(self, error: StepError) -> tuple[Failure, str]:
+        """A failure, and in words what is done in another way for it."""
+        assert error.step is not None
+        if isinstance(error, OutOfMemoryError):
+            times = 2 * self.microbatches
+            words = f"with batches cut into {times:,} times as many microbatches as at first"
+            return Failure(error.step + 1, skip_steps=0, rate=1.0, microbatches=2), words
+        if isinstance(error, UnreadableError):
+            step = error.step + 1
+            return Failure(step, skip_steps=1, rate=1.0), f"leaving out the batch of step {step:,}"
+        policy = self._policy
+        assert policy is not None
+        done = [
+            *([f"leaving out the batches of {policy.skip_steps:,} steps up to it"] if policy.skip_steps else []),
+            *([f"multiplying the learning rate by {policy.rate:g}"] if policy.rate != 1 else []),
+        ]
+        return Failure(error.step, policy.skip_steps, policy.rate), " and ".join(done)
+
+    def _check_account(self, error: StepError) -> None:
         """Raises the error that ends a run which fails again and again without coming further."""
+        assert self._policy is not None
+        most = self._policy.most_failures
         places = [each.back_to for each in self._failures if each.microbatches == 1]
         if len(places) >= most and len(set(places[-most:])) == 1:
             raise DivergedError(

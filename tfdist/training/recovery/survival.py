@@ -6,9 +6,13 @@ Invariant: whatever ends the training, what was saved before is stored before th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
+import functools
 import os
 import signal
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 
 import keras
 
@@ -17,12 +21,13 @@ from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format.entries import list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.metadata_server import find_address
-from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.policy import ALL, CheckpointPolicy
 from tfdist.checkpoint.preemption import SIGNALS, Preemption
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.errors import UserError
+from tfdist.checkpoint.write.parts import Part
+from tfdist.errors import PreemptedError, UserError
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
@@ -30,21 +35,30 @@ from tfdist.training.loop.learner import Learner
 from tfdist.training.recovery.fitting_weights import load_fitting
 from tfdist.training.recovery.in_memory import newest, open_memory
 from tfdist.training.recovery.recovery import Opened, Position, Recovery, restored, tell_left_out
+from tfdist.training.recovery.renaming import renamed
 from tfdist.training.recovery.weights import FILES, find_checkpoint, places_of_checkpoints
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.identity import identity
 from tfdist.training.run.run import Run
-from tfdist.training.run.starts import read_starts
 from tfdist.training.step.state import MODEL, ModelState, TrainingState
 
 
-def check_start_from(path: str | None) -> None:
-    """Raises UserError where `train.start_from` names nothing to begin with."""
+def check_start_from(path: str | None, names: Mapping[str, str] | None = None) -> None:
+    """Raises UserError where `train.start_from` names nothing to begin with; `names` is `train.start_from_names`."""
     if path is None:
+        if names is not None:
+            raise UserError(
+                "train.start_from_names is for train.start_from, which has no value. Remove it, or set that."
+            )
         return
     path = _plain(path)
     if path.endswith(FILES):
+        if names is not None:
+            raise UserError(
+                f"train.start_from_names is for checkpoints, whose variables have names; {path} is a file, which has "
+                "none of its own. Write the run directory, or a checkpoint in it."
+            )
         found = files.exists(path)
     elif not files.is_remote(path) and os.path.isfile(path):
         raise UserError(
@@ -81,26 +95,29 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it resumes.")
         files.remove(run.directory.result)  # which a run has when it is done
     if start is None and settings.start_from is not None:
-        _begin_with(run, learner, state, settings.start_from, partial=partial)
+        names = settings.start_from_names
+        _begin_with(run, learner, state, settings.start_from, names=names, partial=partial)
     if start is None and settings.initial_epoch:
         start = Position(settings.initial_epoch * steps_per_epoch, {}, {})
     if policy is None:
         yield Opened(None, start, lost)
         return
+    policy = as_it_fails(run, policy)
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(
             open_memory(run, policy, identity=_identity(run), step=start.step if start else 0, source=source)
         )
-        manager = None
-        if run.topology.is_chief:
+        manager, part = None, _part(run, policy, is_sharded=state.is_sharded)
+        if run.topology.is_chief or part is not None:
             manager = CheckpointManager(
                 run.directory.checkpoints,
                 policy,
                 identity=_identity(run),
                 tell=run.events,
                 still_ours=run.place.check,
+                part=part,
             )
-            stack.callback(manager.close)
+            stack.push(functools.partial(_close, manager))
         preemption = Preemption(
             tell=lambda message: run.events.warning("preemption_noticed", message=message),
             metadata_address=find_address(environment.metadata_address(environment.current())),
@@ -116,9 +133,46 @@ def open_recovery(training: Training) -> Iterator[Opened]:
             memory=memory,
             exit_status=policy.preempted_exit_status,
             start_step=start.step if start else None,
+            all_write=part is not None,
         )
         recovery.prepare()
         yield Opened(recovery, start, lost)
+
+
+def as_it_fails(run: Run, policy: CheckpointPolicy) -> CheckpointPolicy:
+    """The policy for a run that was started so often: failures may be more frequent than it says. A collective."""
+    seconds = policy.mean_seconds_between_failures
+    if run.earlier_starts:
+        first = datetime.datetime.fromisoformat(run.earlier_starts[0]["time"])
+        seconds = (datetime.datetime.now(datetime.UTC) - first).total_seconds() / len(run.earlier_starts)
+    (seconds,) = run.strategy.from_chief([max(1.0, min(seconds, policy.mean_seconds_between_failures))]).tolist()
+    return dataclasses.replace(policy, mean_seconds_between_failures=seconds)
+
+
+def _part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | None:
+    """What this worker writes of each checkpoint; None where the chief writes all. A collective.
+
+    Raises:
+      UserError: the workers do not share the run directory.
+    """
+    topology = run.topology
+    if topology.num_workers == 1 or (policy.writers != ALL and not is_sharded):
+        return None
+    start = run.strategy.broadcast(uuid.uuid4().hex[:12].encode() if topology.is_chief else None)
+    if run.strategy.any_worker(not files.exists(run.directory.config)):
+        why = "train.sharding" if is_sharded else "CheckpointPolicy.writers = 'all'"
+        raise UserError(
+            f"With {why} every worker writes checkpoints, and not all workers see --run_dir={run.directory.path}. Give "
+            "a directory that they share, such as one on gs://."
+        )
+    return Part(topology.worker_index, topology.num_workers, bytes(start).decode())
+
+
+def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: object, stack: object) -> None:
+    """Ends a manager's thread; a run that fails waits for no other worker's part."""
+    if kind is not None and not issubclass(kind, PreemptedError):
+        manager.abandon()
+    manager.close()
 
 
 def _identity(run: Run) -> dict[str, object]:
@@ -138,7 +192,7 @@ def _resumed(
 
     def read() -> State | None:
         nonlocal source
-        found, source = newest(run, policy)
+        found, source = newest(run, policy, wanted=lambda name: not state.is_elsewhere(name))
         return found
 
     start = restored(run.strategy, state, read, partial=partial, tell=run.events)
@@ -158,14 +212,16 @@ def _resumed(
 def _begin_anew(run: Run, *, keeps_checkpoints: bool) -> int:
     """Begins at step 0, and says so where an earlier start came to no checkpoint; its steps, as far as known."""
     lost = run.metrics.discard_after(0) or 0
-    if run.topology.is_chief and read_starts(run.directory):
+    if run.earlier_starts:
         why = "an earlier start of this run was not saved" if keeps_checkpoints else "train.checkpoint is 'off'"
         which = f", and at least {lost:,} steps of it are lost" if lost else ""
         run.events.info("begun_anew", step=0, message=f"Beginning anew at step 0: {why}{which}.", lost_steps=lost)
     return lost
 
 
-def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, partial: bool) -> None:
+def _begin_with(
+    run: Run, learner: Learner, state: TrainingState, path: str, *, names: Mapping[str, str] | None, partial: bool
+) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
     path = _plain(path)
     if path.endswith(FILES):
@@ -175,7 +231,7 @@ def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, 
         taken = restored(
             run.strategy,
             state,
-            lambda: _state_in(path, run.events),
+            lambda: renamed(_state_in(path, run.events), state.specs(), names),
             partial=partial,
             tell=run.events,
             only_model=True,
@@ -185,12 +241,15 @@ def _begin_with(run: Run, learner: Learner, state: TrainingState, path: str, *, 
     run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
 
 
-def check_weights(model: keras.Model, path: str, *, partial: bool, tell: EventSink) -> None:
+def check_weights(
+    model: keras.Model, path: str, *, names: Mapping[str, str] | None = None, partial: bool, tell: EventSink
+) -> None:
     """Raises UserError where what `start_from` names does not fit a model; the model's variables may change.
 
     Args:
       model: built.
       path: which `check_start_from` let pass.
+      names: as in `renamed`.
       partial: whether what does not fit is left out.
       tell: gets a warning of each damaged checkpoint that is passed over.
     """
@@ -198,8 +257,9 @@ def check_weights(model: keras.Model, path: str, *, partial: bool, tell: EventSi
     if path.endswith(FILES):
         _load_file(model, path, partial=partial)
         return
-    own = {name: array for name, array in _state_in(path, tell).tensors.items() if name.startswith(MODEL)}
-    restore.match(own, ModelState(model).specs(), partial=partial)
+    specs = ModelState(model).specs()
+    there = renamed(_state_in(path, tell), specs, names).tensors
+    restore.match({name: array for name, array in there.items() if name.startswith(MODEL)}, specs, partial=partial)
 
 
 def _load_file(model: keras.Model, path: str, *, partial: bool) -> list[str]:

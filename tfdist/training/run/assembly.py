@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.input_hints import hint_for
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline, dispose
 from tfdist.data.sources.source import Source
-from tfdist.errors import OutOfMemoryError, UserError
+from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
 from tfdist.recipes.followed import Holders, followed
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.lora import adapter_bytes, adapter_of, kept_adapters
@@ -47,12 +50,22 @@ from tfdist.training.loop.votes import no_votes
 from tfdist.training.recovery.recovery import Opened, Recovery, restored
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.weights import Found, find
+from tfdist.training.run.canonical import check_canonical, sums_as_written
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.examples import check_held
 from tfdist.training.run.run import Run
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.run.starts import note_start
-from tfdist.training.run.tuned import choose_packing, choose_xla
+from tfdist.training.run.tuned import (
+    AUTO_XLA,
+    COMPILED,
+    can_compile,
+    choose_packing,
+    store_xla,
+    stored_xla,
+    xla_variants,
+)
+from tfdist.training.sharding.shards import HOST
 from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.metrics import MetricGroup
@@ -64,6 +77,7 @@ from tfdist.training.step.randomness import set_seeds
 from tfdist.training.step.state import ModelState
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.pace import Pace
+from tfdist.training.watch.xla_trial import UNCOMPILED, XlaTrial
 from tfdist.user_code import said
 
 
@@ -102,10 +116,13 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
         source.structure,
         precision=settings.precision,
         batch_size=plan.global_batch_size,
+        sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
+        tensor_parallel=(settings.tensor_parallel or ()) if run.topology.num_replicas > 1 else (),
     )
     check_reported(settings, learner.eval_metrics, parts.task, learner.optimizer)
-    bind_schedules(learner.optimizer, length_of(settings, plan))
-    plan = accumulation.made_up(run, learner, plan)
+    bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables)
+    if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
+        plan = accumulation.made_up(run, learner, plan)
     _note_microbatches(run, learner.model, plan)
     return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
 
@@ -146,9 +163,10 @@ def in_place(training: Training) -> Iterator[None]:
     length = length_of(settings, training.plan)
     holders = Holders(parts(learner.optimizer), learner.model, training.task.loss_weights)
     with (
-        synchronized(learner.model, training.run.strategy, wanted=settings.synchronize_batch_norm),
+        synchronized(learner.model, training.run.strategy, wanted=settings.synchronize_batch_norm, pads=settings.pads),
         followed(settings.follow or {}, holders, length),
         recomputed(learner.model, settings.recompute),
+        sums_as_written(settings.canonical_replicas is not None),
     ):
         yield
 
@@ -205,8 +223,10 @@ def _note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
         run.note("microbatch_statistics", note)
 
 
-def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
-    """This worker's local batches, from a step on.
+def stream(
+    run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0, left_out: Collection[int] = ()
+) -> Iterator[Any]:
+    """This worker's local batches, from a step on, without those of the steps `left_out`.
 
     Raises:
       UserError: they would have to be made where Python does not run.
@@ -216,16 +236,64 @@ def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) ->
             f"A {type(source).__name__} reads by Python code, which runs on the first of the {run.strategy.num_hosts} "
             "hosts of this TPU alone. Give arrays that fit into memory, or use a slice of one host."
         )
-    return run.strategy.distribute(lambda topology: build_pipeline(source, plan, topology, first_step=first_step))
+    return run.strategy.distribute(
+        lambda topology: build_pipeline(source, plan, topology, first_step=first_step, left_out=left_out)
+    )
 
 
-def build_step(training: Training) -> TrainStep:
-    """The training step, with what was left to "auto" settled.
+def found(training: Training, error: UnreadableError) -> UnreadableError:
+    """The error of the first of those steps whose batch this worker cannot read, found by reading them once more.
+
+    Raises:
+      BaseException: they can all be read; so something else is wrong, namely what the error came from.
+    """
+    assert error.step is not None
+    topology = training.run.topology
+    iterator = iter(build_pipeline(training.source, training.plan, topology, first_step=error.step))
+    try:
+        for step in range(error.step, error.step + error.steps):
+            with failures.located(step):
+                for _ in range(topology.num_local_replicas):
+                    next(iterator)
+    except UnreadableError as first:
+        return first
+    raise error.__cause__ or error
+
+
+def build_step(training: Training, left_out: Collection[int] = ()) -> TrainStep:
+    """The training step, with what was left to "auto" settled, by batches of other steps than those `left_out`.
+
+    What XLA compiles is settled while the run goes on (`xla_trial`), or was by an earlier start.
 
     Raises:
       UserError: the examples do not fit the model.
     """
     heartbeat.beat(heartbeat.BUILDING)
+    run, settings, learner = training.run, training.settings, training.learner
+    check_examples(training.task, learner.model, training.source, "training", run.strategy)
+    xla = settings.xla
+    if xla == AUTO_XLA:
+        names = xla_variants(run.strategy, learner, deterministic=settings.deterministic)
+        xla = (stored_xla(run.strategy, run.directory.tuned, names) if names else None) or UNCOMPILED
+    step = step_of(training, xla)
+    auto: dict[str, Any] = {"deterministic": settings.deterministic, "tell": run.events.info}
+    choose_packing(run.strategy, learner, step, lambda: first_batch(training, left_out), **auto)
+    return step
+
+
+def first_batch(training: Training, left_out: Collection[int] = ()) -> Any:
+    """The local batches of the first step that is not left out, read apart from the run's own."""
+    first = next(step for step in itertools.count() if step not in left_out)
+    with failures.located(first):
+        return next(stream(training.run, training.source, training.plan, left_out=left_out))
+
+
+def step_of(training: Training, xla: str) -> TrainStep:
+    """The training step with so much of it compiled by XLA.
+
+    Raises:
+      UserError: what is trained cannot be trained so.
+    """
     run, settings, learner, task, plan = (
         training.run,
         training.settings,
@@ -233,13 +301,12 @@ def build_step(training: Training) -> TrainStep:
         training.task,
         training.plan,
     )
-    check_examples(task, learner.model, training.source, "training", run.strategy)
+    compiles_pass, compiles_update = COMPILED[xla]
     check_stateful(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
 
-    def batches() -> Iterator[Any]:
-        return stream(run, training.source, plan)
-
-    auto: dict[str, Any] = {"deterministic": settings.deterministic, "tell": run.events.info}
+    in_order = settings.canonical_replicas is not None
+    if settings.canonical_replicas is not None:
+        check_canonical(learner.model, task, run.strategy, settings.canonical_replicas)
 
     def one_pass(turn: Turn | None) -> LocalGradients:
         own: dict[str, Any] = {"task": task}
@@ -247,27 +314,31 @@ def build_step(training: Training) -> TrainStep:
             variables = task.variables_of(turn, learner.model)
             own = {"task": OneTurn(task, turn), "name": turn.name, "variables": variables}
 
-        def gradients(jit_compile: bool) -> LocalGradients:
-            return LocalGradients(
-                strategy=run.strategy,
-                model=learner.model,
-                metrics=learner.train_metrics,
-                batch_size=plan.global_batch_size,
-                num_microbatches=plan.num_microbatches,
-                loss_scale=learner.loss_scale,
-                scale_factor=learner.scale_factor,
-                jit_compile=jit_compile,
-                **own,
-            )
-
-        return choose_xla(run.strategy, learner, gradients, batches, xla=settings.xla, **auto)
+        return LocalGradients(
+            strategy=run.strategy,
+            model=learner.model,
+            metrics=learner.train_metrics,
+            batch_size=plan.global_batch_size,
+            num_microbatches=plan.num_microbatches,
+            loss_scale=learner.loss_scale,
+            scale_factor=learner.scale_factor,
+            jit_compile=compiles_pass,
+            in_order=in_order,
+            even=plan.pad,
+            shards=learner.shards,
+            **own,
+        )
 
     turns: Sequence[Turn | None] = [None]
     if isinstance(task, InTurns):
+        if learner.shards is not None and learner.shards.scatters:
+            raise UserError(
+                "train.sharding = 'gradients' is for one objective, and the task has several. Write 'optimizer'."
+            )
         turns = task.turns
         updated = {turn.name: task.variables_of(turn, learner.model) for turn in task.turns}
         check_turns(updated, learner.optimizer, precision=settings.precision, sam=settings.sam_radius is not None)
-    step = TrainStep(
+    return TrainStep(
         strategy=run.strategy,
         model=learner.model,
         optimizer=learner.optimizer,
@@ -276,14 +347,39 @@ def build_step(training: Training) -> TrainStep:
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,
         scale_factor=learner.scale_factor,
-        typical_weight=float(plan.global_batch_size),
         sam_radius=settings.sam_radius,
         norms=_norms(training),
         spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
+        shards=learner.shards,
+        compiles_update=compiles_update,
+        in_order=in_order,
+        reduce_precision=settings.reduce_precision,
         deterministic=settings.deterministic,
     )
-    choose_packing(run.strategy, learner, step, batches, **auto)
-    return step
+
+
+def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) -> XlaTrial | None:
+    """What settles `train.xla = "auto"` while the run goes on; None where nothing is open."""
+    run, settings, learner = training.run, training.settings, training.learner
+    if settings.xla != AUTO_XLA or step.compiles_update or any(each.is_compiled for each in step.passes):
+        return None
+    if settings.splits:  # a batch would be cut for want of memory that a variant has taken
+        return None
+    names = xla_variants(run.strategy, learner, deterministic=settings.deterministic)
+    if not names or stored_xla(run.strategy, run.directory.tuned, names) is not None:
+        return None
+
+    def variant(name: str) -> TrainStep | None:
+        step = step_of(training, name)
+        return step if can_compile(run.strategy, learner, step, first_batch(training, left_out)) else None
+
+    return XlaTrial(
+        run.strategy,
+        step,
+        {name: functools.partial(variant, name) for name in names},
+        training.boundaries.last_step,
+        functools.partial(store_xla, run.strategy, run.directory.tuned, tell=run.events.info),
+    )
 
 
 def _norms(training: Training) -> Norms | None:
@@ -311,13 +407,22 @@ def build_evaluator(training: Training) -> Evaluator | None:
         with run.strategy.scope():
             check_fit(learner.model, task, source.structure, [learner.eval_metrics])
     batch_size = settings.eval_batch_size or settings.global_batch_size
-    return evaluator_of(run, learner.model, learner.eval_metrics, task, source, batch_size)
+    return evaluator_of(run, learner.model, learner.eval_metrics, task, source, batch_size, pads=settings.pads)
 
 
 def evaluator_of(
-    run: Run, model: keras.Model, metrics: MetricGroup, task: Task, source: Source, batch_size: int
+    run: Run,
+    model: keras.Model,
+    metrics: MetricGroup,
+    task: Task,
+    source: Source,
+    batch_size: int,
+    *,
+    pads: bool = False,
 ) -> Evaluator:
     """An evaluator of all examples of a source whose structure fits the model, each once.
+
+    `pads`: as `TrainSettings` has it; always where the strategy needs it.
 
     Raises:
       UserError: an example does not fit the model.
@@ -326,7 +431,7 @@ def evaluator_of(
         num_examples=source.num_examples,
         global_batch_size=batch_size,
         num_replicas=run.topology.num_replicas,
-        pad=run.strategy.needs_static_shapes,
+        pad=pads or run.strategy.needs_static_shapes,
         any_order=True,
     )
     check_examples(task, model, source, "evaluation", run.strategy)
@@ -355,7 +460,7 @@ def run_loop(
     first_step = opened.start.step if opened.start else 0
     num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
-    iterator = stream(run, training.source, plan, first_step=first_step)
+    iterator = stream(run, training.source, plan, first_step=first_step, left_out=rollbacks.skipped)
     if not rollbacks.has_gone_back:
         run.request.wait()
     hooks = _hooks(training, num_epochs)
@@ -364,6 +469,7 @@ def run_loop(
     loop = Loop(
         strategy=run.strategy,
         step=step,
+        xla_trial=xla_trial(training, step, rollbacks.skipped),
         iterator=iterator,
         evaluator=evaluator,
         callbacks=hooks,

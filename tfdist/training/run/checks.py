@@ -66,14 +66,20 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     made = build_optimizer(optimizer, built)
     assembly.check_reported(settings, metrics, task, made)
     if settings.start_from is not None:
-        survival.check_weights(built, settings.start_from, partial=settings.partial_restore, tell=_Warnings(tell))
+        survival.check_weights(
+            built,
+            settings.start_from,
+            names=settings.start_from_names,
+            partial=settings.partial_restore,
+            tell=_Warnings(tell),
+        )
     _tell_notes(tell, built, task.inputs(batches["training"]), training)
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
     if settings.recompute is not None:
         tell(f"computed again in the backward pass: {', '.join(_names(chosen_layers(built, settings.recompute)))}")
     run_length = assembly.length_of(settings, training)
-    bind_schedules(made, run_length)
+    bind_schedules(made, run_length, built.trainable_variables)
     with followed(settings.follow or {}, Holders(parts(made), built, task.loss_weights), run_length):
         pass  # every name is that of something
     for one in parts(made):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -23,6 +23,7 @@ from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.claim import Claim, Place, take_place
+from tfdist.training.run.starts import read_starts
 
 LOST_PEER_WORDS = (
     "Socket closed",
@@ -72,6 +73,7 @@ class Run:
 
     Attributes:
       place: its directory: whether it held a result already, and whether it is still this run's.
+      earlier_starts: of the run, by processes before this one; empty but on the chief.
       notes: what `note` was told.
     """
 
@@ -83,6 +85,7 @@ class Run:
     events: EventLog
     metrics: Metrics
     place: Place
+    earlier_starts: Sequence[Mapping[str, Any]] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def note(self, event: str, message: str) -> None:
@@ -90,10 +93,11 @@ class Run:
         self.notes.append(message)
         self.events.warning(event, message=message)
 
-    def write_config(self) -> None:
-        """Writes config.gin, on the chief."""
+    def write_config(self, found: Mapping[str, object] | None = None) -> None:
+        """Writes config.gin, on the chief; `found` are the values that the run took where 'auto' stands."""
         if self.topology.is_chief:
-            files.write_atomic(self.directory.config, self.request.config_text())
+            notes = "".join(f"# {name} = {value!r} is what 'auto' came to.\n" for name, value in (found or {}).items())
+            files.write_atomic(self.directory.config, self.request.config_text() + notes)
 
 
 @contextlib.contextmanager
@@ -126,7 +130,8 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
         metrics = MetricsLog(directory, tensorboard=request.keeps) if topology.is_chief else NullMetricsLog()
         leaving.callback(metrics.close)
         failures.forget()  # what earlier runs of this process left
-        run = Run(request, directory, strategy, topology, console, events, metrics, place)
+        starts = read_starts(directory) if topology.is_chief else []
+        run = Run(request, directory, strategy, topology, console, events, metrics, place, starts)
         try:
             if mode == "train" and not place.is_finished:
                 run.write_config()

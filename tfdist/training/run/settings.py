@@ -33,12 +33,17 @@ from tfdist.settings.checks import (
 )
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.reduced_precision import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
+from tfdist.training.recovery.renaming import are_names
 from tfdist.training.recovery.rollback import Rollback
-from tfdist.training.run.tuned import XLA_CHOICES
+from tfdist.training.run.canonical import in_parts
+from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
+from tfdist.training.sharding.shards import GRADIENTS, SCATTERING, SHARDINGS
+from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
 from tfdist.training.step.norms import ALL as ALL_NORMS
 from tfdist.training.step.norms import LAYERS as LAYER_NORMS
 from tfdist.training.step.optimizer import check_optimizer_builder
@@ -66,6 +71,10 @@ RECOMPUTE = Check(
         else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
     ),
 )
+LAYERS = Check(
+    "a list of patterns, ['mlp_*']",
+    lambda value: isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value),
+)
 NORMS = Check(
     "'all', 'layers' or a list of patterns, ['kernel$']",
     lambda value: (
@@ -74,6 +83,7 @@ NORMS = Check(
         else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
     ),
 )
+NAMES = Check("a dict of regular expressions and what stands there, {'encoder/(.*)': 'backbone/\\\\1'}", are_names)
 START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
 WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
@@ -116,6 +126,27 @@ class TrainSettings(BatchSettings, LengthSettings):
         None,
         may_change=True,
     )
+    sharding: str | None = setting(
+        "who keeps the optimizer's state: None every replica all of it; 'optimizer' each its share; 'host' a share in "
+        "the host's memory; with 'gradients' these go to their share's replica alone, and with 'weights' also the "
+        "weights of blocks",
+        or_none(one_of(*SHARDINGS)),
+        None,
+        may_change=True,
+    )
+    tensor_parallel: Sequence[str] | None = setting(
+        "layers of which each replica has some columns and computes them for all rows, by patterns of their names; "
+        "with sharding = 'gradients'",
+        or_none(LAYERS),
+        None,
+        may_change=True,
+    )
+    canonical_replicas: int | None = setting(
+        "computes every batch in so many parts, and adds them up in one order, so that the weights are bit for bit the "
+        "same on 1, 2, 4 … replicas up to this; a power of two",
+        or_none(Check("a power of two", lambda value: is_whole_number(value) and value & (value - 1) == 0)),
+        None,
+    )
     task: Task | None = setting(
         "what is learned; None takes the loss and metrics which the model is compiled with", TASK, None
     )
@@ -135,6 +166,11 @@ class TrainSettings(BatchSettings, LengthSettings):
         "makes two runs on the same number of workers bit-identical, at some cost in speed", SWITCH, False
     )
     precision: str = setting("'float16' has loss scaling; variables are float32 always", PRECISION, "float32")
+    reduce_precision: str | None = setting(
+        "what gradients travel in between replicas, at half the bytes, to be added up in float32; None: as they are",
+        or_none(one_of(*REDUCED)),
+        None,
+    )
     steps_per_call: int | None = setting(
         "in one call of the compiled function; None finds out what takes 0.1 s",
         or_none(COUNT),
@@ -142,7 +178,13 @@ class TrainSettings(BatchSettings, LengthSettings):
         unit="steps",
         may_change=True,
     )
-    xla: str = setting("'auto' tries both on the first batch", one_of(*XLA_CHOICES), "off", may_change=True)
+    xla: str = setting(
+        "has XLA compile the forward and backward pass, the update, or ('on') both; 'auto' tries all three where the "
+        "run is long enough",
+        one_of(*XLA_CHOICES),
+        AUTO_XLA,
+        may_change=True,
+    )
     synchronize_batch_norm: bool = setting(
         "computes the statistics of batch normalization over the global batch, so that they do not depend on the "
         "number of replicas",
@@ -164,7 +206,8 @@ class TrainSettings(BatchSettings, LengthSettings):
         may_change=True,
     )
     on_divergence: Rollback | None = setting(
-        "goes back to the newest checkpoint where the loss or a gradient is not finite; None ends the run there",
+        "goes back to the newest checkpoint where the loss or a gradient is not finite, or a batch cannot be read;"
+        " None ends the run there",
         or_none(made(Rollback, "@rollback.Rollback()")),
         None,
         may_change=True,
@@ -178,6 +221,12 @@ class TrainSettings(BatchSettings, LengthSettings):
     start_from: str | None = setting(
         "weights to begin a new run with: another run's directory, one of its checkpoints, or a .keras file",
         or_none(START),
+        None,
+    )
+    start_from_names: Mapping[str, str] | None = setting(
+        "what variables of this model are called in `start_from`: by a regular expression for names here, "
+        "{'encoder/(.*)': 'backbone/\\\\1'}",
+        or_none(NAMES),
         None,
     )
     partial_restore: bool = setting(
@@ -215,6 +264,61 @@ class TrainSettings(BatchSettings, LengthSettings):
         check_callbacks(self.callbacks)
         if self.on_divergence is not None and self.policy is None:
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
+        beside = {"sam_radius": self.sam_radius, "log_norms": self.log_norms}
+        for name, value in beside.items():
+            if self.sharding in SCATTERING and value is not None:
+                raise UserError(
+                    f"train.{name} needs all gradients on every replica, which train.sharding = {self.sharding!r} "
+                    "keeps from them. Write train.sharding = 'optimizer', or leave one out."
+                )
+        if self.strategy.stages:
+            for name in ("sharding", "canonical_replicas", "recompute", "sam_radius", "xla"):
+                if self.compiles if name == "xla" else getattr(self, name) is not None:
+                    raise UserError(
+                        f"train.{name} = {getattr(self, name)!r} is not for the strategy {self.strategy.name}, whose "
+                        "layers lie on several devices and are computed again by themselves. Leave it out."
+                    )
+        if self.tensor_parallel is not None and (
+            self.sharding != GRADIENTS or self.recompute is not None or self.compiles
+        ):
+            raise UserError(
+                "train.tensor_parallel is for train.sharding = 'gradients', without train.recompute and train.xla; "
+                f"received sharding = {self.sharding!r}, recompute = {self.recompute!r}, xla = {self.xla!r}."
+            )
+        if self.sharding == SHARDED_WEIGHTS and (self.recompute is not None or self.compiles):
+            raise UserError(
+                "train.sharding = 'weights' computes blocks again in the backward pass by itself, and gathers their "
+                "weights, which XLA cannot. Leave train.recompute and train.xla out."
+            )
+        if self.reduce_precision is not None:
+            own = self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
+            beside = {
+                f"the strategy {self.strategy.name}, whose replicas are one program": self.strategy.is_one_program,
+                "train.canonical_replicas, which is about bits": self.canonical_replicas is not None,
+                "train.sharding = 'weights' and train.tensor_parallel, whose layers send what they need": own,
+            }
+            for what, is_set in beside.items():
+                if is_set:
+                    raise UserError(f"train.reduce_precision is not for {what}. Leave one of the two out.")
+        if self.canonical_replicas is not None:
+            if not self.deterministic or self.compiles:
+                raise UserError(
+                    "train.canonical_replicas is about bits: write train.deterministic = True, and leave train.xla out."
+                )
+            if self.splits:
+                raise UserError(
+                    "train.canonical_replicas says how many parts a batch has; leave train.num_microbatches out."
+                )
+            if self.sharding in SCATTERING:
+                raise UserError(
+                    f"train.sharding = {self.sharding!r} adds up in an order of its own; with train.canonical_replicas "
+                    "write 'optimizer', or leave it out."
+                )
+        if self.sharding is not None and self.policy is not None and self.policy.in_memory is not None:
+            raise UserError(
+                "memory_every_steps keeps checkpoints in the memory of the chief's machine, and train.sharding spreads "
+                "the optimizer's state over all. Leave one out."
+            )
         if self.splits and self.policy is None:
             raise UserError(
                 "train.num_microbatches is 'auto', which goes back to a checkpoint where memory runs out, and "
@@ -224,6 +328,11 @@ class TrainSettings(BatchSettings, LengthSettings):
             raise UserError(
                 "train.stop_after_epochs saves the run to be resumed later, and train.checkpoint is 'off'. Remove one."
             )
+
+    @property
+    def compiles(self) -> bool:
+        """Whether XLA is asked for; left to itself, it is used only where that is possible."""
+        return self.xla not in (AUTO_XLA, "off")
 
     @property
     def policy(self) -> CheckpointPolicy | None:
@@ -239,17 +348,23 @@ class TrainSettings(BatchSettings, LengthSettings):
     def evaluates(self) -> bool:
         return self.eval_data is not None
 
+    @property
+    def pads(self) -> bool:
+        """Whether a last batch is filled up, so that all replicas have the same number of examples."""
+        return self.strategy.needs_static_shapes or self.tensor_parallel is not None
+
     def plan(self, num_examples: int, num_replicas: int) -> BatchPlan:
         """The batches of so many examples for so many replicas."""
-        return BatchPlan(
+        plan = BatchPlan(
             num_examples=num_examples,
             global_batch_size=self.global_batch_size,
             num_replicas=num_replicas,
             num_microbatches=1 if isinstance(self.num_microbatches, str) else self.num_microbatches,
             shuffle_seed=self.seed if self.shuffle else None,
             drop_remainder=self.drop_remainder,
-            pad=self.strategy.needs_static_shapes,
+            pad=self.pads,
         )
+        return plan if self.canonical_replicas is None else in_parts(plan, self.canonical_replicas)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

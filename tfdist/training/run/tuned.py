@@ -2,64 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.storage import files
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import Learner
-from tfdist.training.run.probe import quickest
+from tfdist.training.run.probe import quickest, runs
 from tfdist.training.step.aggregation import aggregated_variables
-from tfdist.training.step.gradients import LocalGradients, LocalSums
+from tfdist.training.step.gradients import LocalSums
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.normalization import batch_norm_layers, is_synchronized
 from tfdist.training.step.step import TrainStep
 
-XLA_CHOICES = ("on", "off", "auto")
+COMPILED = {"off": (False, False), "pass": (True, False), "update": (False, True), "on": (True, True)}
+AUTO_XLA = "auto"
+XLA_CHOICES = (AUTO_XLA, *COMPILED)
 Tell = Callable[..., None]
 
 
-def choose_xla(
-    strategy: Strategy,
-    learner: Learner,
-    make_gradients: Callable[[bool], LocalGradients],
-    batches: Callable[[], Iterator[Any]],
-    *,
-    xla: str,
-    deterministic: bool,
-    tell: Tell,
-) -> LocalGradients:
-    """The forward and backward pass, compiled by XLA or not.
+def xla_variants(strategy: Strategy, learner: Learner, *, deterministic: bool = False) -> list[str]:
+    """What `train.xla = "auto"` may try beside no compilation, the likeliest first.
 
-    A synchronized batch normalization, or a count over all replicas, reduces in the middle of the pass, which XLA
-    cannot compile here; then, and in deterministic runs (a clock is no reproducible judge), "auto" means off.
+    A clock is no reproducible judge, so that a deterministic run tries nothing. A synchronized batch normalization, or
+    a count over all replicas, reduces in the middle of the pass, which XLA cannot compile here; and where updates are
+    sharded, or a process has several replicas, they are not of one device.
     """
-    if xla != "auto":
-        return make_gradients(xla == "on")
-    counts = strategy.topology.num_replicas > 1 and bool(aggregated_variables(learner.model))
-    if deterministic or counts or any(map(is_synchronized, batch_norm_layers(learner.model))):
-        return make_gradients(False)
+    shards, topology = learner.shards, strategy.topology
+    if deterministic or strategy.is_one_program or strategy.stages:
+        return []
+    counts = topology.num_replicas > 1 and bool(aggregated_variables(learner.model))
+    reduces = counts or any(map(is_synchronized, batch_norm_layers(learner.model)))
+    passes = not reduces and (shards is None or not any(map(shards.is_apart, learner.model.trainable_variables)))
+    updates = shards is None and topology.num_local_replicas == 1
+    return [name for name in ("on", "pass", "update") if all(map(operator.le, COMPILED[name], (passes, updates)))]
 
-    def probe(pass_: LocalGradients) -> Callable[[Any], Any]:
-        return lambda batch: _one_number(pass_(batch))
 
-    variants = {"off": make_gradients(False), "on": make_gradients(True)}
-    choice, seconds = quickest(
-        strategy,
-        {name: probe(pass_) for name, pass_ in variants.items()},
-        next(batches()),
-        keep=moving_variables(learner.model),
-    )
-    tell("xla_chosen", message=f"XLA {choice}: {_said(seconds)} a pass", choice=choice, seconds=seconds)
-    return variants[choice]
+def stored_xla(strategy: Strategy, path: str, variants: Sequence[str]) -> str | None:
+    """What an earlier start has chosen, unless it was under a strategy that could do more; a collective."""
+
+    def stored() -> str:
+        return json.loads(files.read(path))["xla"] if files.exists(path) else ""
+
+    found = strategy.broadcast((strategy.on_chief(stored, "What the run has chosen cannot be read") or "").encode())
+    name = bytes(found).decode()
+    return name if name in ("off", *variants) else None
+
+
+def store_xla(strategy: Strategy, path: str, choice: str, seconds: Mapping[str, float], tell: Tell) -> None:
+    """Keeps the choice for the next start, and says it where it comes from a trial; a collective."""
+    content = to_json({"xla": choice, "seconds_per_step": dict(seconds)}, indent=2) + "\n"
+    strategy.on_chief(lambda: files.write_atomic(path, content), "What the run has chosen cannot be written")
+    if seconds:
+        tell("xla_chosen", message=f"XLA {choice}: {_said(seconds)} a step", choice=choice, seconds=dict(seconds))
+
+
+def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: Any) -> bool:
+    """Whether XLA compiles a step, found without a call of it: one that fails half-way has eaten its batch."""
+
+    def on_replica(batch: Any) -> tf.Tensor:
+        return tf.add_n([_one_number(each(batch, counts=False)) for each in step.passes])
+
+    if not runs(strategy, on_replica, batch, keep=moving_variables(learner.model)):
+        return False
+    trained = [variable for each in step.passes for variable in each.variables]
+    return not step.compiles_update or step.update.compiles(trained)
 
 
 def choose_packing(
     strategy: Strategy,
     learner: Learner,
     step: TrainStep,
-    batches: Callable[[], Iterator[Any]],
+    batch: Callable[[], Any],
     *,
     deterministic: bool,
     tell: Tell,
@@ -82,7 +101,7 @@ def choose_packing(
         return reduced
 
     variants = {size: with_packing(size) for size in tried}
-    choice, seconds = quickest(strategy, variants, next(batches()), keep=moving_variables(learner.model))
+    choice, seconds = quickest(strategy, variants, batch(), keep=moving_variables(learner.model))
     strategy.set_packing(choice)
     tell("packing_chosen", message=f"bytes_per_pack {choice}: {_said(seconds)}", choice=choice, seconds=seconds)
 
@@ -102,5 +121,5 @@ def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _said(seconds: dict[Any, float]) -> str:
+def _said(seconds: Mapping[Any, float]) -> str:
     return ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items())

@@ -8,6 +8,7 @@ for one (synchronized batch normalization, losses of a whole batch).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -18,10 +19,13 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
+from tfdist.training.sharding.sharded_weights import pieces
+from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layer_state import layer_losses
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import pass_over
 from tfdist.training.step.precision import LossScale, factor_of
+from tfdist.training.step.randomness import drawing_for, seed_generators
 
 # From here on it is cheaper to send an embedding's rows than all of it.
 SPARSE_FROM_ELEMENTS = 2**20
@@ -60,9 +64,15 @@ class LocalGradients:
       loss_scale: multiplies the loss before it is differentiated; None for precisions that need none.
       scale_factor: does so too, an optimizer's `loss_scale_factor`.
       jit_compile: whether XLA compiles the pass.
+      in_order: adds up microbatches as a tree, and has each draw its own random numbers, so that no bit depends on
+        how many of the parts of a batch are replicas and how many microbatches (`ordered_sum`).
+      even: all microbatches have the same size, known when they are traced.
+      shards: where weights lie; None: on every replica. Gradients of those that lie nowhere as a whole come summed
+        over all, where they lie.
 
     Attributes:
       variables: that gradients are taken by.
+      is_compiled: by XLA.
       gives_means: these examples are the whole global batch, so the gradients come divided: the backward pass starts
         with 1 ÷ divisor in place of 1, which saves a pass over all of them.
     """
@@ -81,6 +91,9 @@ class LocalGradients:
         loss_scale: LossScale | None = None,
         scale_factor: float = 1.0,
         jit_compile: bool = False,
+        in_order: bool = False,
+        even: bool = False,
+        shards: Shards | None = None,
     ) -> None:
         self._model = model
         self._task = task
@@ -88,23 +101,51 @@ class LocalGradients:
         self.variables = list(model.trainable_variables if variables is None else variables)
         self._num_microbatches = num_microbatches
         self.name = name
-        self._is_even = strategy.needs_static_shapes
+        self._in_order = in_order
+        self._shards = shards
+        self._num_replicas = strategy.topology.num_replicas
+        self._in_stages = bool(strategy.stages)
+        self._is_even = even
         num_parts = strategy.topology.num_replicas * num_microbatches
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
         self._is_scaled = loss_scale is not None or scale_factor != 1.0
         self._factor = lambda: factor_of(loss_scale, scale_factor)
         self.gives_means = num_parts == 1 and not self._is_scaled
+        self.is_compiled = jit_compile
         self._pass = tf.function(self._differentiate, jit_compile=True) if jit_compile else self._differentiate
 
     def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> LocalSums:
         """The sums over one local batch, as the pipeline gives it; in replica context. `counts`: metrics count it."""
+        if self._in_order:
+            return self._as_tree(batch, counts=counts)
         sums: LocalSums | None = None
         for i in range(self._num_microbatches):
-            # One after the other, so that only one microbatch's activations are alive.
-            with tf.control_dependencies([] if sums is None else [sums.divisors[ROWS], *sums.shown.values()]):
+            # One after the other, so that only one microbatch's activations are alive; or each at another stage.
+            before = [] if sums is None or self._in_stages else [sums.divisors[ROWS], *sums.shown.values()]
+            with tf.control_dependencies(before):
                 part = _microbatch(batch, i, self._num_microbatches, even=self._is_even)
             sums = self._on_microbatch(part, previous=sums, counts=counts)
         assert sums is not None
+        return sums
+
+    def _as_tree(self, batch: dict[str, Any], *, counts: bool) -> LocalSums:
+        """The same, the upper half of the microbatches added to the lower half, and so on."""
+        generators = seed_generators(self._model)
+        seeds = [tf.identity(generator.state.value) for generator in generators]
+        held: list[tuple[int, LocalSums]] = []
+        for i in _halved(range(self._num_microbatches)):
+            before = [*held[-1][1].divisors.values()] if held else []
+            with tf.control_dependencies(before):
+                part = _microbatch(batch, i, self._num_microbatches, even=False)
+                for generator, seed in zip(generators, seeds, strict=True):
+                    generator.state.assign(seed)
+            with drawing_for(i, self._num_replicas):
+                sums = self._on_microbatch(part, previous=None, counts=counts)
+            level = 0
+            while held and held[-1][0] == level:
+                sums, level = _added(held.pop()[1], sums), level + 1
+            held.append((level, _dense(sums)))
+        ((_, sums),) = held
         return sums
 
     def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None, *, counts: bool) -> LocalSums:
@@ -115,13 +156,14 @@ class LocalGradients:
         return sums if previous is None else _added(previous, sums)
 
     def _differentiate(self, part: dict[str, Any]) -> tuple[dict[str, list[Gradient]], Objective]:
-        variables = [v.value for v in self.variables]
-        with tf.GradientTape(persistent=True) as tape:
+        with tf.GradientTape(persistent=True) as tape, pieces(self._shards, self.variables) as own:
+            tape.watch(list(own.values()))
             objective = forward(self._model, self._task, part, **self._parts)
             numerators = objective.numerators
             if self._is_scaled:
                 factor = self._factor()
                 numerators = {name: value * factor for name, value in numerators.items()}
+        variables = [own.get(id(v), v.value) for v in self.variables]
         if self.gives_means:
             starts = [tf.math.reciprocal_no_nan(objective.divisors[name]) for name in numerators]
             gradients = {MEAN: tape.gradient([*numerators.values()], variables, output_gradients=starts)}
@@ -192,6 +234,22 @@ def _microbatch(batch: dict[str, Any], index: int, count: int, *, even: bool) ->
     return tf.nest.map_structure(lambda t: t[first:last], rows)
 
 
+def _halved(places: Sequence[int]) -> list[int]:
+    """The order in which a tree of halves needs them: each with that of the other half."""
+    if len(places) == 1:
+        return list(places)
+    middle = len(places) // 2
+    pairs = zip(_halved(places[:middle]), _halved(places[middle:]), strict=True)
+    return [place for pair in pairs for place in pair]
+
+
+def _dense(sums: LocalSums) -> LocalSums:
+    gradients = {
+        name: [None if g is None else tf.convert_to_tensor(g) for g in some] for name, some in sums.gradients.items()
+    }
+    return sums._replace(gradients=gradients)
+
+
 def _added(a: LocalSums, b: LocalSums) -> LocalSums:
     gradients = {
         name: [plus(x, y) for x, y in zip(a.gradients[name], b.gradients[name], strict=True)] for name in a.gradients
@@ -207,7 +265,13 @@ def plus(a: Gradient, b: Gradient) -> Gradient:
     if isinstance(a, tf.IndexedSlices):
         values, indices = tf.concat([a.values, b.values], 0), tf.concat([a.indices, b.indices], 0)
         return tf.IndexedSlices(values, indices, a.dense_shape)
-    return a + b
+    with beside(a):
+        return a + b
+
+
+def beside(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """What is made of a tensor is made where it is, if that was said: on the device of its stage."""
+    return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
 
 
 def _dense_if_small(gradient: Gradient) -> Gradient:

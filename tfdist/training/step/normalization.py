@@ -73,11 +73,11 @@ def pass_over(shares: tf.Tensor | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool) -> Iterator[int]:
+def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool, pads: bool = False) -> Iterator[int]:
     """While it lasts, batch normalization layers compute their statistics over all replicas.
 
     Those with `synchronized=True` do so whether it is `wanted` or not; a subclass that takes its statistics in a way of
-    its own is left alone. Where the strategy has batches padded, what fills them is left out of the statistics of all.
+    its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all.
     Yields how many layers that changed.
 
     Raises:
@@ -88,7 +88,6 @@ def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool) -> Ite
         raise RuntimeError("This Keras takes batch statistics elsewhere: they would be each replica's own.")
     wanted = wanted and strategy.topology.num_replicas > 1
     layers = [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
-    pads = strategy.needs_static_shapes
     changed = [layer for layer in layers if wanted or layer.synchronized or pads]
     for layer in changed:
         over_replicas = wanted or layer.synchronized

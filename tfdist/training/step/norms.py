@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.sparse import without_repeats
 
 ALL, LAYERS = "all", "layers"
 DEAD_AFTER = 20  # calls in a row
@@ -92,6 +93,7 @@ class Norms:
         for variable, was, gradient in zip(variables, before, gradients, strict=True):
             was = tf.cast(tf.reshape(was, [-1]), tf.float32)
             change = tf.cast(tf.reshape(self._value(variable), [-1]), tf.float32) - was
+            gradient = without_repeats(gradient)
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             squares[id(variable)] = _square(tf.cast(values, tf.float32)), _square(change), _square(was)
         found: dict[str, tf.Tensor] = {}

@@ -42,9 +42,16 @@ def check_optimizer_builder(builder: object) -> None:
 
 
 def build_optimizer(
-    builder: Callable[[], keras.optimizers.Optimizer] | str, model: keras.Model
+    builder: Callable[[], keras.optimizers.Optimizer] | str,
+    model: keras.Model,
+    build: Callable[[keras.optimizers.Optimizer, Sequence[keras.Variable]], None] | None = None,
 ) -> keras.optimizers.Optimizer:
     """The optimizer, with its slots for the model's variables. Call it inside the strategy's scope.
+
+    Args:
+      builder: makes the optimizer.
+      model: built.
+      build: makes its slots; None has the optimizer do it.
 
     Keras clips in `apply`; since the gradients it gets are those of the whole global batch already, `clipnorm`,
     `global_clipnorm` and `clipvalue` mean the same for every number of replicas.
@@ -63,7 +70,10 @@ def build_optimizer(
             "train.optimizer gave a LossScaleOptimizer. Give the optimizer inside of it: train.precision = 'float16' "
             "scales by itself; elsewhere write its loss_scale_factor."
         )
-    optimizer.build(model.trainable_variables)
+    if build is None:
+        optimizer.build(model.trainable_variables)
+    else:
+        build(optimizer, model.trainable_variables)
     for one in parts(optimizer):
         without_reduction(one)
     return optimizer
@@ -86,8 +96,8 @@ def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
     return float(keras.ops.convert_to_numpy(parts(optimizer)[0].learning_rate))
 
 
-def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength) -> None:
-    """Tells the optimizer's schedules and groups how long the run is, where they want to know.
+def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength, variables: Sequence[keras.Variable]) -> None:
+    """Tells the optimizer's schedules and groups how long the run is, and what is trained, where they want to know.
 
     Raises:
       UserError: one does not fit into the run.
@@ -96,7 +106,7 @@ def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength) -> Non
         bind(one._learning_rate, run)
         placed = getattr(one, GROUPS, None)
         if placed is not None:
-            placed.bind(run)
+            placed.bind(run, variables)
 
 
 def check_turns(

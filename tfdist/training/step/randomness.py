@@ -6,8 +6,10 @@ Each replica's draws are therefore offset by its index. Replica 0 draws what one
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -18,6 +20,7 @@ from tensorflow.python.framework import config as framework  # the public module
 ODD_CONSTANT = 0x9E3779B9  # 2^32 ÷ golden ratio: spreads small indices over the seeds
 NUMPY_KEY = "random/numpy"
 NUMPY_GAUSS = ("has_gauss", "gauss")
+_drawing = threading.local()
 _ours: list[str] = []  # what an earlier run of this process switched on
 
 
@@ -80,6 +83,17 @@ def set_generators(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
     np.random.set_state({"bit_generator": "MT19937", "state": state, **rest})
 
 
+@contextlib.contextmanager
+def drawing_for(microbatch: int, num_replicas: int) -> Iterator[None]:
+    """Has this thread draw for one part of the global batch, wherever it is computed: the replica's of a microbatch."""
+    before = getattr(_drawing, "first_part", 0)
+    _drawing.first_part = microbatch * num_replicas
+    try:
+        yield
+    finally:
+        _drawing.first_part = before
+
+
 def _offset_by_replica(draw: Any) -> Any:
     def next_seed(*args: Any, **kwargs: Any) -> tf.Tensor:
         seed = tf.convert_to_tensor(draw(*args, **kwargs))
@@ -87,6 +101,7 @@ def _offset_by_replica(draw: Any) -> Any:
         if context is None:
             return seed
         replica = tf.cast(tf.reshape(context.replica_id_in_sync_group, []), tf.uint32)
+        replica += tf.constant(getattr(_drawing, "first_part", 0), tf.uint32)
         offset = tf.stack([replica * tf.constant(ODD_CONSTANT, tf.uint32), tf.constant(0, tf.uint32)])
         return seed + tf.bitcast(offset, seed.dtype) if seed.dtype.size == 4 else seed + tf.cast(offset, seed.dtype)
 

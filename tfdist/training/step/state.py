@@ -7,6 +7,7 @@ layers that a user did not name through the whole process; here they are numbere
 from __future__ import annotations
 
 import collections
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.checkpoint.format.slices import cut, whole_name, whole_shape
 from tfdist.strategies.base import Strategy
 from tfdist.training.loop.learner import Learner
 from tfdist.training.step.layer_state import moving_variables
@@ -23,6 +25,7 @@ from tfdist.training.step.tracing import traced
 
 MODEL = "model/"
 SEEDS = "seeds/"
+OPTIMIZER = "optimizer/"
 Specs = dict[str, tuple[tuple[int, ...], str]]
 
 
@@ -33,13 +36,17 @@ class _Named:
         self._variables = variables
 
     def specs(self) -> Specs:
-        """Shape and type of each by name."""
-        return {n: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for n, v in self._variables.items()}
+        """Shape and type of each by name; of slices those of the whole."""
+        return {
+            whole_name(n): (whole_shape(tuple(v.shape), n), keras.backend.standardize_dtype(v.dtype))
+            for n, v in self._variables.items()
+        }
 
     def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
-        for name in arrays.keys() & self._variables.keys():
-            self._variables[name].assign(arrays[name])
+        for name, variable in self._variables.items():
+            if (whole := whole_name(name)) in arrays:
+                variable.assign(cut(arrays[whole], name))
 
 
 class ModelState(_Named):
@@ -60,10 +67,18 @@ class TrainingState(_Named):
     def __init__(self, strategy: Strategy, learner: Learner) -> None:
         self._strategy = strategy
         self._metrics = learner.train_metrics
-        super().__init__(variables_by_name(learner))
+        named, shards = variables_by_name(learner), learner.shards
+        apart = {n: v for n, v in named.items() if shards is not None and shards.is_apart(v)}
+        held = {} if shards is None else shards.held(apart)  # what lies in this process of those
+        super().__init__({n: v for n, v in named.items() if n not in apart} | held)
+        self._is_sharded = shards is not None
+        self._elsewhere = apart.keys() - set(map(whole_name, held))
+        slots = _slots(learner) if self._is_sharded else set()
+        self._own = {n for n, v in self._variables.items() if id(v) in slots} | held.keys()
+        self._here = set(map(whole_name, self._variables))
         self._metric_names = _numbered(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
-        apart = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
-        self._averaged = _float_names(self._variables, learner.model) if apart else []
+        differ = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
+        self._averaged = _float_names(self._variables, learner.model) if differ else []
         self._read_metrics = traced(self._summed_metrics)
         self._load_metrics = traced(self._loaded_metrics)
 
@@ -72,6 +87,28 @@ class TrainingState(_Named):
         found: dict[str, Any] = {name: self._local(v) for name, v in self._variables.items()}
         found |= dict(zip(self._metric_names, self._read_metrics(), strict=True))
         return found | self._means()
+
+    def share(self, tensors: Mapping[str, Any], *, worker: int, count: int) -> dict[str, Any]:
+        """What one of so many workers stores of `tensors`: the slots that it alone has, and its share of all else."""
+        shares: list[dict[str, Any]] = [{} for _ in range(count)]
+        loads = [0] * count
+        own = set(map(whole_name, self._own))
+        sizes = {name: math.prod(shape) for name, (shape, _) in self.specs().items() if name not in own}
+        for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+            least = loads.index(min(loads))
+            shares[least][name] = tensors[name]
+            loads[least] += sizes[name]
+        return shares[worker] | {name: tensors[name] for name in self._own}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other workers have slots that this one has not."""
+        return self._is_sharded
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether another worker may have what is called so, and this one has not."""
+        is_others = name in self._elsewhere or (self._is_sharded and name.startswith(OPTIMIZER))
+        return is_others and name not in self._here
 
     def specs(self) -> Specs:
         metrics = dict(zip(self._metric_names, self._metrics.variables, strict=True))
@@ -105,11 +142,18 @@ class TrainingState(_Named):
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
     """What a run changes, its metrics aside: "model/dense/kernel", "optimizer/dense/kernel/momentum", …"""
     named = model_variables(learner.model)
-    slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in named.items()}
-    own = (f"optimizer/{_slot_name(v, slots)}" for v in learner.optimizer.variables)
+    held = {} if learner.shards is None else learner.shards.held(_split(learner, named))
+    slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in (named | held).items()}
+    own = (f"{OPTIMIZER}{_slot_name(v, slots)}" for v in learner.optimizer.variables)
     named |= dict(zip(_numbered(own), learner.optimizer.variables, strict=True))
     scale = learner.loss_scale.variables if learner.loss_scale else []
     return named | {f"loss_scale/{v.name}": v for v in scale}
+
+
+def _split(learner: Learner, named: Mapping[str, keras.Variable]) -> dict[str, keras.Variable]:
+    """The variables of which each replica has a slice."""
+    shards = learner.shards
+    return {} if shards is None else {name: v for name, v in named.items() if shards.is_split(v)}
 
 
 def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
@@ -144,6 +188,14 @@ def _slot_name(variable: keras.Variable, slots: Mapping[str, str]) -> str:
     _, _, name = variable.path.rpartition("/")
     of = max((s for s in slots if name.startswith(f"{s}_")), key=len, default=None)
     return name if of is None else f"{slots[of]}/{name.removeprefix(of + '_')}"
+
+
+def _slots(learner: Learner) -> set[int]:
+    """The ids of the optimizer's variables that belong to one of the model's."""
+    variables = learner.model.trainable_variables
+    own = variables if learner.shards is None else [*variables, *learner.shards.owned(variables)]
+    starts = tuple(f"{v.path.replace('/', '_')}_" for v in own)
+    return {id(v) for v in learner.optimizer.variables if v.path.rpartition("/")[2].startswith(starts)}
 
 
 def _float_names(variables: Mapping[str, keras.Variable], model: keras.Model) -> list[str]:

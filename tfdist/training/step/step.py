@@ -14,11 +14,15 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
+from tfdist.strategies import reduced_precision
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.ordered_sum import ordered_sum
 from tfdist.strategies.sparse import without_repeats
 from tfdist.tasks.base import ROWS
+from tfdist.training.sharding.sharded_update import ShardedUpdate
+from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.divergence import Spike
-from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, plus, quotients
+from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.norms import Norms
@@ -101,13 +105,16 @@ class TrainStep:
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
       scale_factor: what `passes` multiply the loss with besides.
-      typical_weight: about what a global batch's gradients are divided by, its number of examples.
       sam_radius: takes the gradient where the loss is highest within this distance of the weights, to first order
         (Foret et al., "Sharpness-Aware Minimization", 2021); two passes and two reductions a step.
       spike: ends a call after a step whose loss is a spike; None looks for none.
       norms: looks at the last step of each call.
+      shards: who keeps the optimizer's state; None: every replica all of it.
+      compiles_update: has XLA compile the update where it can, which is not with `shards`.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
+      in_order: sums over the replicas as `ordered_sum` does; as `passes` do over microbatches.
+      reduce_precision: sums gradients over several replicas as `reduced_precision` does; None: in their own type.
     """
 
     def __init__(
@@ -121,21 +128,31 @@ class TrainStep:
         term_names: Sequence[str],
         loss_scale: LossScale | None,
         scale_factor: float = 1.0,
-        typical_weight: float,
         sam_radius: float | None = None,
         spike: Spike | None = None,
         norms: Norms | None = None,
+        shards: Shards | None = None,
+        compiles_update: bool = False,
         deterministic: bool = False,
+        in_order: bool = False,
+        reduce_precision: str | None = None,
     ) -> None:
         self._strategy = strategy
+        self._reduce_precision = reduce_precision if strategy.topology.num_replicas > 1 else None
         self._model = model
-        self._apply = Update(strategy, optimizer)
+        self._in_order = in_order
+        self.compiles_update = compiles_update and shards is None
+        self.update = (
+            Update(strategy, optimizer, jit_compile=compiles_update)
+            if shards is None
+            else ShardedUpdate(strategy, optimizer, shards)
+        )
+        self._scatters = shards if shards is not None and shards.scatters else None
         self.passes = tuple(passes)
         self._metrics = metrics
         self.term_names = tuple(term_names)
         self._loss_scale = loss_scale
         self._scale_factor = scale_factor
-        self._typical_weight = typical_weight
         self._sam_radius = sam_radius
         self._spike = spike
         self._norms = norms
@@ -148,7 +165,6 @@ class TrainStep:
         # Keras's fit traces without autograph too, so a model behaves alike under both.
         self.run = traced(self._run, reduce_retracing=True)
         self.reset_metrics = traced(lambda: strategy.run(metrics.reset))
-        self.pass_over = traced(_read_one)
 
     def _run(
         self, iterator: Iterator[Any], num_steps: tf.Tensor, votes: tf.Tensor, sums: tf.Tensor
@@ -270,8 +286,10 @@ class TrainStep:
         beside = sums._replace(gradients={})
         scalars = tf.nest.flatten(beside)
         reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
-        summed, scalars = self._strategy.sum_gradients([g for _, _, g in own], scalars, scale=self._typical_weight)
+        summed, scalars, total = self._summed([g for _, _, g in own], [local.variables[i] for _, i, _ in own], scalars)
         peer_seconds = reduction.seconds_until([*summed, *scalars])
+        if not self.update.takes_repeats:
+            summed = [without_repeats(gradient) for gradient in summed]
         beside = tf.nest.pack_sequence_as(beside, scalars)
         gradients: dict[int, tf.Tensor | tf.IndexedSlices] = {}
         for (name, i, _), gradient in zip(own, summed, strict=True):
@@ -281,8 +299,31 @@ class TrainStep:
         in_order = [gradients[i] for i in sorted(gradients)]
         loss, terms = quotients(beside)
         terms = {name: terms[name] for name in self.term_names if name in terms}
-        finite = _all_finite(in_order, loss)
+        finite = _all_finite(in_order if total is None else [total], loss)
         return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds, {})
+
+    def _summed(
+        self, gradients: list[Any], variables: list[keras.Variable], scalars: list[tf.Tensor]
+    ) -> tuple[list[Any], list[tf.Tensor], tf.Tensor | None]:
+        """The sums of gradients and scalars over the replicas, and of all gradients' elements where none has all."""
+        if self._in_order:
+            tensors = ordered_sum(self._strategy, [*_of_shapes(gradients, variables, rows=False), *scalars])
+            return tensors[: len(gradients)], tensors[len(gradients) :], None
+        if self._scatters is None and self._reduce_precision is not None:
+            sent = _of_shapes(gradients, variables, rows=self._strategy.gathers_rows)
+            return *reduced_precision.sum_gradients(self._strategy, sent, scalars, self._reduce_precision), None
+        if self._scatters is None:
+            return *self._strategy.sum_gradients(gradients, scalars), None
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        total = tf.add_n([tf.cast(tf.reduce_sum(gradient), tf.float32) for gradient in dense])
+        left = [i for i, variable in enumerate(variables) if not self._scatters.is_apart(variable)]
+        found, received = self._scatters.reduced(
+            [dense[i] for i in left], [variables[i] for i in left], name="step", precision=self._reduce_precision
+        )
+        placed = dict(zip(left, found, strict=True))
+        summed = [placed.get(i, gradient) for i, gradient in enumerate(dense)]
+        *scalars, total = self._strategy.sum_over_replicas([*scalars, total])
+        return summed, scalars, total + tf.add_n([_nothing(each) for each in received])
 
     def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
         """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
@@ -295,7 +336,7 @@ class TrainStep:
         return tf.cond(_weighs_nothing(weight), lambda: tf.constant(False), lambda: self._update(sums))
 
     def _update(self, sums: GlobalSums) -> tf.Tensor:
-        self._apply(sums.gradients, self._learning)
+        self.update(sums.gradients, self._learning)
         if self._loss_scale is not None:
             self._strategy.run(self._loss_scale.update, args=(tf.constant(True),))
         return tf.constant(True)
@@ -370,17 +411,25 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike 
     )
 
 
-def _read_one(iterator: Iterator[Any]) -> tf.Tensor:
-    """Reads a step's batches."""
-    with tf.control_dependencies(tf.nest.flatten(next(iterator), expand_composites=True)):
-        return tf.constant(True)
-
-
 def _ascent(gradients: Sequence[Gradient], radius: float) -> list[tf.Tensor]:
     """The way of this length along the gradient; none where that is zero."""
     dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
     factor = tf.math.divide_no_nan(tf.cast(radius, tf.float32), tf.linalg.global_norm(dense))
     return [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
+
+
+def _of_shapes(gradients: Sequence[Any], variables: Sequence[keras.Variable], *, rows: bool) -> list[Any]:
+    """The gradients in their variables' shapes, which TensorFlow may not know; `rows`: `tf.IndexedSlices` stay."""
+    return [
+        g if rows and isinstance(g, tf.IndexedSlices) else tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
+
+
+def _nothing(needed: tf.Tensor) -> tf.Tensor:
+    """0, by a computation that TensorFlow does not see through, nor leave out what it is made of."""
+    bit = tf.cast(needed[0], tf.bool)
+    return tf.where(tf.equal(bit, bit), 0.0, float("nan"))
 
 
 def _weighs_nothing(weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
@@ -389,7 +438,8 @@ def _weighs_nothing(weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
     if not isinstance(gradient, tf.IndexedSlices):
-        return gradient * tf.cast(factor, gradient.dtype)
+        with beside(gradient):
+            return gradient * tf.cast(factor, gradient.dtype)
     return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
 
 

@@ -27,11 +27,19 @@ class Update:
     Args:
       strategy: connected.
       optimizer: from `build_optimizer`.
+      jit_compile: whether XLA compiles what one replica does at each step. Without effect where a process has several,
+        as Keras updates the variables of all of them at once.
     """
 
-    def __init__(self, strategy: Strategy, optimizer: keras.optimizers.Optimizer) -> None:
+    def __init__(self, strategy: Strategy, optimizer: keras.optimizers.Optimizer, *, jit_compile: bool = False) -> None:
         self._strategy = strategy
         self._optimizer = optimizer
+        self._is_compiled = jit_compile and strategy.topology.num_local_replicas == 1
+
+    @property
+    def takes_repeats(self) -> bool:
+        """Whether a gradient may have several rows of one index; Keras's optimizers add up nothing."""
+        return self._is_compiled
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
         """Updates `variables`, of which each has a gradient."""
@@ -45,7 +53,7 @@ class Update:
         for index, places in sorted(by_optimizer.items()):
             one = self._optimizer.optimizers[index]
             self._by_one(one, [gradients[i] for i in places], [variables[i] for i in places])
-        self._strategy.run(lambda: _advance(self._optimizer))
+        self._everywhere(lambda: _advance(self._optimizer))
 
     def _by_one(
         self, optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]
@@ -61,12 +69,13 @@ class Update:
             )
             done = updates
         else:
-            with _set(optimizer, ema_overwrite_frequency=None):
-                self._run(lambda own: optimizer.apply(own, variables), gradients)
+            with changed(optimizer, ema_overwrite_frequency=None):
+                run = self._run_compiled if self._is_compiled else self._run
+                run(lambda own: _apply(optimizer, own, variables), gradients)
         if optimizer.use_ema and optimizer.ema_overwrite_frequency:
             self._where(
                 tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0),
-                lambda: self._strategy.run(lambda: _overwrite(optimizer)),
+                lambda: self._everywhere(lambda: _overwrite(optimizer)),
                 lambda: None,
             )
 
@@ -87,17 +96,40 @@ class Update:
         def on_replica(own: Gradients) -> None:
             accumulators = _accumulators(optimizer, variables)
             steps = optimizer.gradient_accumulation_steps
-            optimizer.apply(
-                [(tf.convert_to_tensor(g) + a.value) / steps for g, a in zip(own, accumulators, strict=True)], variables
+            _apply(
+                optimizer,
+                [(tf.convert_to_tensor(g) + a.value) / steps for g, a in zip(own, accumulators, strict=True)],
+                variables,
             )
             for accumulator in accumulators:
                 accumulator.value.assign(tf.zeros_like(accumulator.value))
 
-        with _set(optimizer, _backend_apply_gradients=apply):
+        with changed(optimizer, _backend_apply_gradients=apply):
             self._run(on_replica, gradients)
 
     def _run(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
         self._strategy.run(function, args=(list(gradients),))
+
+    def _run_compiled(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
+        """The same for the only replica of this process, outside of its context, where nothing can be merged.
+
+        Rows of an embedding's gradient become all of it: Keras moves every row, and XLA does so in one pass.
+        """
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        tf.function(function, jit_compile=True, autograph=False)(dense)
+
+    def compiles(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether XLA has all that an update of `variables` needs; nothing is run."""
+        gradients = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
+        update = tf.function(lambda *own: self(own, variables), jit_compile=True, autograph=False)
+        try:
+            update.experimental_get_compiler_ir(*gradients)(stage="hlo")
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, ValueError, TypeError):
+            return False
+        return True
+
+    def _everywhere(self, function: Callable[[], None]) -> None:
+        self._strategy.run(function)
 
     def _where(self, condition: tf.Tensor, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
         def branch(function: Callable[[], None]) -> Callable[[], tf.Tensor]:
@@ -108,6 +140,13 @@ class Update:
             return run
 
         tf.cond(condition, branch(then), branch(otherwise))
+
+
+def _apply(optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
+    if not variables:  # a worker that owns none counts as the others do
+        _advance(optimizer)
+        return
+    optimizer.apply(gradients, variables)
 
 
 def _accumulate(
@@ -148,7 +187,7 @@ def _averaged(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variabl
 
 
 @contextlib.contextmanager
-def _set(optimizer: keras.optimizers.Optimizer, **values: Any) -> Iterator[None]:
+def changed(optimizer: keras.optimizers.Optimizer, **values: Any) -> Iterator[None]:
     """The optimizer with other settings, while a call of it is traced; not for the threads of single replicas."""
     before = {name: getattr(optimizer, name) for name in values}
     try:

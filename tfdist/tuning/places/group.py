@@ -46,7 +46,7 @@ def launcher_of(strategy: str) -> str:
       UserError: the strategy is of one process.
     """
     name = strategy.removeprefix("@").partition("(")[0]
-    if name.endswith((".OneDevice", ".Mirrored", ".TPU")):
+    if name.endswith((".OneDevice", ".Mirrored", ".Pipelined", ".TPU")):
         raise UserError(
             f"tune.workers_per_trial asks for trials of several processes, and train.strategy is {strategy}, which is "
             "of one. Write @multi_worker.MultiWorker(), @horovod.Horovod() or @auto.choose(), or remove "

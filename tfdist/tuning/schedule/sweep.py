@@ -221,7 +221,7 @@ def _inspected(request: Request, configuration: Any, *, counts_examples: bool) -
     """
     settings = configuration.run("train", run_dir=request.run_dir)
     model = hypermodel.builder_of(settings)
-    check_start_from(settings.start_from)
+    check_start_from(settings.start_from, settings.start_from_names)
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
     num_examples = None

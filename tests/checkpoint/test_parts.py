@@ -1,0 +1,153 @@
+"""Checkpoints that several workers write: committed when all parts are there, and never without."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.format.entries import list_checkpoints
+from tfdist.checkpoint.format.manifest import StoredFile
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.state import State
+from tfdist.checkpoint.write import parts
+from tfdist.checkpoint.write.manager import CheckpointManager
+from tfdist.checkpoint.write.parts import Part
+from tfdist.errors import UserError
+
+POLICY = CheckpointPolicy(every_steps=1, keep_last=2, writers="all")
+
+
+class Told:
+    """What a manager says."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.messages: list[str] = []
+
+    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: Any) -> None:
+        self.events.append(event)
+
+    def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: Any) -> None:
+        self.events.append(event)
+        self.messages.append(message or "")
+
+
+def manager(directory: pathlib.Path, index: int, count: int = 3, start: str = "a1", told: Told | None = None) -> Any:
+    part = Part(index, count, start)
+    return CheckpointManager(str(directory), POLICY, identity={}, tell=told or Told(), part=part)
+
+
+def state(step: int, index: int) -> State:
+    values = {"loss": 0.5} if index == 0 else {}
+    return State(step, {f"tensor_{index}": np.full([1000], step + index, np.float32)}, values)
+
+
+def test_a_checkpoint_is_there_once_all_parts_are(tmp_path: pathlib.Path) -> None:
+    managers = [manager(tmp_path, index) for index in range(3)]
+    for index in (0, 1):
+        managers[index].save(state(7, index))
+    managers[1].wait()
+    assert restore.newest(str(tmp_path), tell=Told()) is None
+    managers[2].save(state(7, 2))
+    for each in managers:
+        each.close()
+    found = restore.newest(str(tmp_path), tell=Told())
+    assert found is not None and found.step == 7 and found.values == {"loss": 0.5}
+    assert {name: float(array[0]) for name, array in found.tensors.items()} == {
+        f"tensor_{i}": 7.0 + i for i in range(3)
+    }
+    assert found.manifest is not None and found.manifest.num_tensors == 3
+    (entry,) = list_checkpoints(str(tmp_path))
+    assert entry.path == found.path
+
+
+def test_the_notes_of_many_workers_are_read_several_at_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(1, 65):
+        Part(index, 65, "a1").note(
+            str(tmp_path), [StoredFile(f"{index}", 1, 0, "none")], num_tensors=1, num_tensor_bytes=4
+        )
+    read = parts._read
+
+    def slowly(path: str, name: str) -> dict[str, Any]:
+        time.sleep(0.1)  # as a bucket answers
+        return read(path, name)
+
+    monkeypatch.setattr(parts, "_read", slowly)
+    begun = time.monotonic()
+    stored, num_tensors, num_bytes = Part(0, 65, "a1").others(str(tmp_path), lambda: True)
+    assert time.monotonic() - begun < 64 * 0.1 / 2
+    assert [file.name for file in stored] == [f"{index}" for index in range(1, 65)]
+    assert (num_tensors, num_bytes) == (64, 256)
+
+
+def test_of_a_worker_that_cannot_write_there_is_no_checkpoint(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    managers = [manager(tmp_path, 0, count=2, told=told), manager(tmp_path, 1, count=2)]
+    note = Part.note
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Part, "note", fail)
+    for index, each in enumerate(managers):
+        each.save(state(3, index))
+    managers[1].wait()
+    managers[0].wait()
+    assert "worker 1 could not write its part: OSError: no space left" in told.messages[0]
+    assert restore.newest(str(tmp_path), tell=Told()) is None
+    monkeypatch.setattr(Part, "note", note)
+    for index, each in enumerate(managers):
+        each.save(state(4, index))
+    for each in managers:
+        each.close()
+    found = restore.newest(str(tmp_path), tell=Told())
+    assert found is not None and found.step == 4
+
+
+def test_nobody_waits_for_a_worker_that_is_gone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    chief = manager(tmp_path, 0, count=2, told=told)
+    chief.save(state(3, 0))
+    waiting = threading.Thread(target=chief.close)
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    chief.abandon()
+    waiting.join(30)
+    assert not waiting.is_alive() and "worker 1 did not write its part" in told.messages[0]
+    monkeypatch.setattr(parts, "PATIENCE_SECONDS", 0.1)
+    chief = manager(tmp_path, 0, count=2, told=told)
+    chief.save(state(4, 0))
+    chief.close()
+    assert len(told.messages) == 2
+    assert restore.newest(str(tmp_path), tell=Told()) is None
+
+
+def test_a_new_start_tidies_up_and_leaves_its_own_alone(tmp_path: pathlib.Path) -> None:
+    earlier = manager(tmp_path, 1, count=2, start="old1")
+    earlier.save(state(3, 1))
+    earlier.close()
+    mine = manager(tmp_path, 1, count=2, start="new1")
+    mine.save(state(3, 1))
+    mine.wait()
+    chief = manager(tmp_path, 0, count=2, start="new1")
+    chief.save(state(3, 0))
+    chief.close()
+    mine.close()
+    (entry,) = list_checkpoints(str(tmp_path))
+    assert entry.manifest is not None and "new1" in entry.path
+
+
+def test_memory_and_parts_do_not_go_together() -> None:
+    with pytest.raises(UserError, match="memory_every_steps"):
+        CheckpointPolicy(writers="all", memory_every_steps=5)

@@ -1,0 +1,84 @@
+"""The runs of equivalence/cases.py under each strategy, made by real processes when a test first asks for one."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Collection, Iterable
+
+import keras
+import numpy as np
+import pytest
+import support
+from equivalence.cases import CANONICAL, CASES, SHARDED, STAGED, UNSHARDED
+
+# The other cases have no partial batch or nothing more to show.
+PADDED_CASES = (
+    *("uneven", "accumulation", "sample_weights", "two_outputs", "fewer_examples_than_replicas"),
+    *("batch_norm", "batch_norm_masked", "batch_norm_convolution"),
+)
+LAUNCH = {
+    "one_device": [],
+    "mirrored2": [],
+    "mirrored4": [],
+    "padded2": [],
+    "pipelined2": [],
+    "pipelined3": [],
+    "multi_worker": ["-m", "tfdist.launch", "--workers=2"],
+    "horovod": ["-m", "tfdist.launch", "--workers=2", "--launcher=horovod"],
+}
+
+
+Run = tuple[str, str]  # a strategy and a case
+
+
+class Runs:
+    """The runs of these cases by strategy, made all at once when the first of a strategy is asked for."""
+
+    def __init__(self, root: pathlib.Path, cases: Collection[Run]) -> None:
+        self._root = root
+        self._cases = cases
+        self._done: set[tuple[str, str]] = set()
+
+    def of(self, strategy: str, case: str) -> pathlib.Path:
+        """The run directory."""
+        directory = self._root / strategy
+        if (strategy, case) not in self._done:
+            launch = LAUNCH[strategy]
+            program = [*launch, "--module=equivalence.cases", "--"] if launch else ["-m", "equivalence.cases"]
+            paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+            possible = PADDED_CASES if strategy == "padded2" else (*CASES, *UNSHARDED, *SHARDED, *CANONICAL, *STAGED)
+            names = [each for each in possible if each == case or (strategy, each) in self._cases]
+            names = [each for each in names if (strategy, each) not in self._done]
+            self._done.update((strategy, each) for each in names)
+            support.run_python([*program, strategy, directory, *names], env={"PYTHONPATH": paths}, timeout=900).check()
+        assert (directory / case / "result.json").exists(), f"{strategy} did not finish {case}"
+        return directory / case
+
+    def weights(self, strategy: str, case: str) -> list[np.ndarray]:
+        return keras.models.load_model(self.of(strategy, case) / "export" / "model.keras").get_weights()
+
+    def points(self, strategy: str, case: str) -> list[dict[str, object]]:
+        return [json.loads(line) for line in (self.of(strategy, case) / "metrics.jsonl").read_text().splitlines()]
+
+    def events(self, strategy: str, case: str) -> list[dict[str, object]]:
+        return [json.loads(line) for line in (self.of(strategy, case) / "events.jsonl").read_text().splitlines()]
+
+
+def runs_of(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    compared_with: Callable[[str, str], Iterable[Run]],
+) -> Runs:
+    """The runs that the tests of a module will ask for.
+
+    Args:
+      request, tmp_path_factory: pytest's.
+      compared_with: by a test's strategy ("one_device" where it names none) and case, the runs that it looks at too.
+    """
+    cases: set[Run] = set()
+    for item in request.session.items:
+        if item.module is request.module and "case" in item.callspec.params:
+            strategy, case = item.callspec.params.get("strategy", "one_device"), item.callspec.params["case"]
+            cases |= {(strategy, case), *compared_with(strategy, case)}
+    return Runs(tmp_path_factory.mktemp("equivalence"), cases)

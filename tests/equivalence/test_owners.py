@@ -1,0 +1,58 @@
+"""Where the optimizer's state and the weights of blocks lie changes no result; canonical replicas change no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from equivalence.cases import CANONICAL, SHARDED
+from equivalence.runs import Run, Runs, runs_of
+
+TOLERANCE = 1e-5
+GRADIENTS_TOLERANCE = 1e-6  # they are added up in another order
+# Four replicas take long to trace.
+WITH_FOUR_REPLICAS = (
+    *("optimizer_adam_clipped", "optimizer_batch_norm", "optimizer_large_embedding", "gradients_adam_clipped"),
+    *("gradients_accumulation", "weights_attention", "tensors_blocks", "canonical_dropout", "canonical_attention"),
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    def compared_with(strategy: str, case: str) -> list[Run]:
+        return [("one_device", case) if case in CANONICAL else (strategy, case.partition("_")[2])]
+
+    return runs_of(request, tmp_path_factory, compared_with)
+
+
+def _with_strategies(cases: Iterable[str]) -> list[Any]:
+    found: list[Any] = []
+    for case in cases:
+        found += [("one_device", case)] if case.startswith("host_") else []
+        found += [("mirrored2", case), ("multi_worker", case)]
+        found += [pytest.param("horovod", case, marks=pytest.mark.horovod)]
+        found += [("mirrored4", case)] if case in WITH_FOUR_REPLICAS else []
+    return found
+
+
+@pytest.mark.parametrize(("strategy", "case"), _with_strategies(SHARDED))
+def test_where_the_optimizers_state_is_changes_nothing(runs: Runs, strategy: str, case: str) -> None:
+    sharding, _, plain = case.partition("_")
+    for ours, theirs in zip(runs.weights(strategy, case), runs.weights(strategy, plain), strict=True):
+        if sharding in ("optimizer", "host"):
+            assert ours.tobytes() == theirs.tobytes()
+        else:
+            tolerance = TOLERANCE if case.endswith("_blocks") else GRADIENTS_TOLERANCE  # it has batch normalization
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("strategy", "case"), _with_strategies(CANONICAL))
+def test_canonical_replicas_give_one_devices_bits(runs: Runs, strategy: str, case: str) -> None:
+    for ours, theirs in zip(runs.weights(strategy, case), runs.weights("one_device", case), strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+    losses = [[p["loss"] for p in runs.points(each, case)] for each in (strategy, "one_device")]
+    assert losses[0] == losses[1] and losses[0][0] - losses[0][-1] > 100 * TOLERANCE

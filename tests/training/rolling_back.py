@@ -1,0 +1,75 @@
+"""Trains with a batch that makes the loss no number, and is killed twice around going back to a checkpoint.
+
+    python -m training.rolling_back DIRECTORY STRATEGY KILLS
+
+STRATEGY: as in equivalence/cases.py. KILLS: "none"; or "twice": the last worker dies as soon as the run is back, and in
+the next start two steps later, before another checkpoint is stored. One alone, since each death is one failure to the
+launcher, which gives up after three without a new step.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+from typing import Any
+
+import keras
+from equivalence.cases import BASE, STRATEGIES, linear_model, poisoned_digits
+
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.experiment import train
+from tfdist.strategies.base import Strategy
+from tfdist.training.recovery.rollback import Rollback
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
+
+
+class Dies(keras.callbacks.Callback):
+    """Kills this process where the run has gone back: once as it begins again, once two steps later."""
+
+    def __init__(self, directory: pathlib.Path, strategy: Strategy, kills: str) -> None:
+        super().__init__()
+        self._directory, self._strategy, self._kills, self._steps = directory, strategy, kills, 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._steps = 0
+        if (self._directory / "rollbacks.json").exists():
+            self._die("back")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        if self._steps == 2 and (self._directory / "rollbacks.json").exists():
+            self._die("later")
+
+    def _die(self, when: str) -> None:
+        topology = self._strategy.topology
+        mark = self._directory.parent / f"died-{when}"
+        if self._kills == "twice" and topology.worker_index == topology.num_workers - 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(directory: str, strategy_name: str, kills: str) -> None:
+    strategy = STRATEGIES[strategy_name]()
+    settings = BASE | {
+        "model": linear_model,
+        "train_data": poisoned_digits,
+        "shuffle": False,
+        "epochs": 1,
+        "eval_data": None,
+        "deterministic": True,
+        "on_divergence": Rollback(skip_steps=2, rate=0.5),
+        "checkpoint": CheckpointPolicy(every_epochs=10),  # none by the clock
+        "callbacks": [Dies(pathlib.Path(directory), strategy, kills)],
+        "strategy": strategy,
+    }
+    settings["task"] = settings["task"]()
+    train(TrainSettings(**settings), Request(run_dir=directory))
+
+
+if __name__ == "__main__":
+    from tfdist.command_line import exit_status_of
+
+    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))

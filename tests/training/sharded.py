@@ -1,0 +1,86 @@
+"""Trains with the optimizer's state spread over the replicas, up to an epoch, and may die while it saves.
+
+    python -m training.sharded DIRECTORY STRATEGY SHARDING EPOCHS [dies]
+
+STRATEGY: as in equivalence/cases.py, or mirrored3. SHARDING: as the setting, tensors, none, or canonical. EPOCHS: of
+four, after which the run is left to be resumed. dies: in three starts a worker is killed while it saves: one before its
+part is noted, the chief while it has its own part and not all others, and the chief once the checkpoint is committed.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from equivalence.cases import BASE, STRATEGIES, clipped_adam, digits, dropout_model
+
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.write import writer_thread
+from tfdist.checkpoint.write.parts import Part
+from tfdist.experiment import train
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
+from tfdist.training.sharding.shards import SHARDINGS
+
+EPOCHS = 4
+SAVES_BEFORE = 2  # that are let pass in each start
+
+
+def block_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    block = keras.Sequential([keras.layers.Dense(32, "tanh"), keras.layers.Dense(16, "tanh")], name="block")
+    return keras.Model(inputs, keras.layers.Dense(10)(block(inputs)))
+
+
+def die_while_saving(directory: pathlib.Path) -> None:
+    """Has this process killed in the third saving that comes to one of the three places, once at each."""
+    seen: dict[str, int] = {}
+
+    def killing(place: str, function: Callable[..., Any], *, worker: int | None = None) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            mark = directory.parent / f"died-{place}"
+            seen[place] = seen.get(place, 0) + 1
+            is_meant = worker is None or args[0].index == worker
+            if is_meant and seen[place] > SAVES_BEFORE and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return call
+
+    Part.note = killing("noting", Part.note, worker=1)  # type: ignore[method-assign]
+    Part.others = killing("gathering", Part.others)  # type: ignore[method-assign]
+    writer_thread._committed = killing("committed", writer_thread._committed)
+
+
+def main(directory: str, strategy_name: str, sharding: str, epochs: str, dies: str = "") -> None:
+    strategy = Mirrored(num_cpu_devices=3) if strategy_name == "mirrored3" else STRATEGIES[strategy_name]()
+    if dies:
+        die_while_saving(pathlib.Path(directory))
+    settings = BASE | {
+        "optimizer": clipped_adam,
+        "train_data": lambda: digits(448 if sharding == "canonical" else 501),
+        "eval_data": None,
+        "epochs": EPOCHS,
+        "stop_after_epochs": int(epochs) if int(epochs) < EPOCHS else None,
+        "model": dropout_model if sharding == "canonical" else block_model,
+        "sharding": sharding if sharding in SHARDINGS else "gradients" if sharding == "tensors" else None,
+        "tensor_parallel": ["block"] if sharding == "tensors" else None,
+        "canonical_replicas": 4 if sharding == "canonical" else None,
+        "checkpoint": CheckpointPolicy(every_steps=2, keep_last=2),
+        "strategy": strategy,
+    }
+    settings["task"] = settings["task"]()
+    train(TrainSettings(**settings), Request(run_dir=directory))
+
+
+if __name__ == "__main__":
+    from tfdist.command_line import exit_status_of
+
+    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))

@@ -1,0 +1,82 @@
+"""Trains a model in stages, up to an epoch of two, and tells where its variables lie and whether stages overlap.
+
+    python -m training.staged DIRECTORY STRATEGY EPOCHS [meeting]
+
+STRATEGY: as in equivalence/cases.py. meeting: has a stage wait until another one has the next microbatch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from equivalence.cases import BASE, STRATEGIES, clipped_adam, staged_model
+
+from tfdist.experiment import train
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
+
+MICROBATCHES = 4
+WAIT = 60.0  # seconds; a stage that waits for others in vain goes on then
+
+
+class Meets(keras.layers.Layer):
+    """What it is given; in the first microbatch it waits until the next one is at a stage before."""
+
+    came = threading.Semaphore(0)
+    met: bool | None = None
+
+    def __init__(self, name: str, *, waits: bool) -> None:
+        super().__init__(name=name)
+        self._waits = waits
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        # TensorFlow would compute one after the other what has a state.
+        return inputs + tf.reshape(tf.numpy_function(self._note, [inputs], tf.float32, stateful=False), [])
+
+    def _note(self, inputs: np.ndarray) -> np.float32:
+        if not self._waits:
+            Meets.came.release()
+        elif Meets.met is None:
+            Meets.met = all(Meets.came.acquire(timeout=WAIT) for _ in range(2))
+        return np.float32(0.0)
+
+
+def meeting_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    x = Meets("early", waits=False)(keras.layers.Dense(16, "tanh")(inputs))
+    x = Meets("late", waits=True)(keras.layers.Dense(16, "tanh", name="second")(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+class Tells(keras.callbacks.Callback):
+    """Prints on which devices the variables and slots of each layer lie."""
+
+    def on_train_end(self, logs: Any = None) -> None:
+        found = {layer.name: sorted({v.value.device[-5:] for v in layer.variables}) for layer in self.model.layers}
+        found["slots"] = [v.value.device[-5:] for v in self.model.optimizer.variables if v.value.shape.rank]
+        print("found", json.dumps(found | {"met": Meets.met}))
+
+
+def main(directory: str, strategy_name: str, epochs: str, model: str = "") -> None:
+    settings = BASE | {
+        "model": meeting_model if model == "meeting" else staged_model,
+        "optimizer": clipped_adam,
+        "num_microbatches": MICROBATCHES,
+        "stop_after_epochs": int(epochs) if int(epochs) < 2 else None,
+        "callbacks": [Tells()],
+        "strategy": STRATEGIES[strategy_name](),
+    }
+    settings["task"] = settings["task"]()
+    train(TrainSettings(**settings), Request(run_dir=directory))
+
+
+if __name__ == "__main__":
+    from tfdist.command_line import exit_status_of
+
+    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))

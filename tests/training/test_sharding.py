@@ -1,0 +1,247 @@
+"""Runs whose optimizer's state is spread over the replicas: how much each holds, and what becomes of it.
+
+That it changes no weight is shown in tests/equivalence.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import support
+from equivalence.cases import dense_model, digits
+from gcs.server import GcsServer
+from training.trainings import run
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.format.entries import list_checkpoints
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.training.sharding.late_values import LateValues
+from tfdist.training.sharding.sharded_update import build_sharded
+from tfdist.training.sharding.shards import Shards
+from tfdist.training.sharding.tensor_parallel import chosen
+
+PATHS = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
+WORKERS = ["-m", "tfdist.launch", "--workers=2", "--max_restarts=5", "--backoff_seconds=0.1"]
+
+
+def trained(directory: pathlib.Path | str, strategy: str, sharding: str, epochs: int, *more: str) -> None:
+    program = ["-m", "training.sharded"]
+    if strategy in ("multi_worker", "horovod"):
+        launcher = ["--launcher=horovod"] if strategy == "horovod" else []
+        program = [*WORKERS, *launcher, "--module=training.sharded", "--"]
+    support.run_python([*program, directory, strategy, sharding, str(epochs), *more], env=PATHS, timeout=400).check()
+
+
+def weights(directory: pathlib.Path) -> list[np.ndarray]:
+    return keras.models.load_model(directory / "export" / "model.keras").get_weights()
+
+
+MOVES = {
+    "owners": [
+        ("mirrored4", "optimizer"),
+        ("multi_worker", "weights"),
+        ("one_device", "none"),
+        ("mirrored3", "gradients"),
+    ],
+    "slices": [("mirrored4", "tensors"), ("multi_worker", "tensors"), ("one_device", "host"), ("mirrored2", "tensors")],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moves", MOVES)
+def test_a_run_goes_on_with_any_number_of_replicas(tmp_path: pathlib.Path, moves: str) -> None:
+    """Four replicas, two workers, one device, and two or three replicas."""
+    moving, still = tmp_path / "moving", tmp_path / "still"
+    for epochs, (strategy, sharding) in enumerate(MOVES[moves], start=1):
+        trained(moving, strategy, sharding, epochs)
+    trained(still, "one_device", "none", 4)
+    for ours, theirs in zip(weights(moving), weights(still), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    states = []
+    for directory in (moving, still):
+        path = list_checkpoints(str(directory / "checkpoints"))[-1].path
+        states.append(restore.load(path).tensors)
+    assert states[0].keys() == states[1].keys()
+    for name, array in states[0].items():
+        np.testing.assert_allclose(array, states[1][name], rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_canonical_replicas_give_the_same_bits_though_their_number_changes(tmp_path: pathlib.Path) -> None:
+    moving, still = tmp_path / "moving", tmp_path / "still"
+    for epochs, strategy in enumerate(("mirrored4", "multi_worker", "one_device", "mirrored4"), start=1):
+        trained(moving, strategy, "canonical", epochs)
+    trained(still, "one_device", "canonical", 4)
+    assert [w.tobytes() for w in weights(moving)] == [w.tobytes() for w in weights(still)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_workers_killed_while_they_save_end_with_the_same_bits(tmp_path: pathlib.Path, strategy: str) -> None:
+    killed, still = tmp_path / "killed" / "run", tmp_path / "still" / "run"
+    trained(killed, strategy, "optimizer", 4, "dies")
+    assert {mark.name for mark in killed.parent.glob("died-*")} == {"died-noting", "died-gathering", "died-committed"}
+    trained(still, strategy, "optimizer", 4)
+    assert [w.tobytes() for w in weights(killed)] == [w.tobytes() for w in weights(still)]
+    assert all(entry.manifest is not None for entry in list_checkpoints(str(killed / "checkpoints")))
+    names = {file.name for file in list_checkpoints(str(killed / "checkpoints"))[-1].manifest.files}  # type: ignore[union-attr]
+    assert any(name.startswith("part-00000-") for name in names) and any(
+        name.startswith("part-00001-") for name in names
+    )
+
+
+@pytest.mark.slow
+def test_workers_write_their_parts_to_a_bucket(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
+    place, still = "gs://bucket/runs/sharded", tmp_path / "still"
+    trained(place, "multi_worker", "optimizer", 2)
+    (newest,) = [entry for entry in list_checkpoints(f"{place}/checkpoints") if entry.manifest][-1:]
+    assert newest.manifest is not None
+    assert {file.name[:10] for file in newest.manifest.files} == {"part-00000", "part-00001"}
+    trained(place, "mirrored2", "none", 4)
+    trained(still, "mirrored2", "none", 4)
+    local = tmp_path / "model.keras"
+    local.write_bytes(files.read(f"{place}/export/model.keras"))
+    found = keras.models.load_model(local).get_weights()
+    assert [w.tobytes() for w in found] == [w.tobytes() for w in weights(still)]
+
+
+def test_each_replica_holds_its_share() -> None:
+    strategy = Mirrored(num_cpu_devices=1)
+    strategy.connect()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), *(keras.layers.Dense(64) for _ in range(8))])
+    for count in (2, 3, 4):
+        strategy._topology = type(strategy.topology)(0, count, 1)
+        shards = Shards(strategy, model.trainable_variables, "optimizer")
+        shards.place()
+        sizes = {id(v): int(np.prod(v.shape)) for v in model.trainable_variables}
+        shares = [sum(sizes[id(v)] for v in model.trainable_variables if shards.owner(v) == r) for r in range(count)]
+        assert sum(shares) == model.count_params() and max(shares) - min(shares) <= max(sizes.values())
+        assert sum(int(np.prod(v.shape)) for v in shards.owned(model.trainable_variables)) == shares[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"sharding": "weight"},
+            "train.sharding is 'weight'; write one of 'optimizer', 'host', 'gradients', 'weights', or None",
+        ),
+        ({"sharding": "gradients", "sam_radius": 0.1}, "train.sam_radius needs all gradients on every replica"),
+        ({"sharding": "weights", "recompute": "auto"}, "Leave train.recompute and train.xla out"),
+        ({"canonical_replicas": 6}, "train.canonical_replicas is 6; write a power of two"),
+        ({"canonical_replicas": 4}, "write train.deterministic = True"),
+        (
+            {"canonical_replicas": 4, "deterministic": True, "train_data": lambda: digits(447)},
+            "needs batches in 4 equal parts, and the last batch",
+        ),
+        (
+            {"canonical_replicas": 4, "deterministic": True, "drop_remainder": True, "num_microbatches": 2},
+            "whatever the number of replicas; leave train.num_microbatches out",
+        ),
+        (
+            {
+                "canonical_replicas": 4,
+                "deterministic": True,
+                "drop_remainder": True,
+                "model": lambda: dense_model(batch_norm=True),
+            },
+            "is moved along by each. Use LayerNormalization",
+        ),
+        ({"tensor_parallel": ["dense"]}, "train.tensor_parallel is for train.sharding = 'gradients'"),
+        ({"tensor_parallel": "dense"}, "train.tensor_parallel is 'dense'; write a list of patterns"),
+        ({"sharding": "gradients", "log_norms": "all"}, "train.log_norms needs all gradients on every replica"),
+    ],
+)
+def test_a_mistake_is_one_message(tmp_path: pathlib.Path, settings: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, **settings)
+    assert words in str(caught.value)
+
+
+def test_layers_are_cut_along_what_is_theirs_alone() -> None:
+    inputs = keras.Input((8,), dtype="int32")
+    x = keras.layers.Embedding(100, 16, name="words")(inputs)
+    x = keras.layers.MultiHeadAttention(4, 4, name="attention")(x, x)
+    x = keras.layers.Dense(6, kernel_regularizer="l2", name="penalized")(x)
+    model = keras.Model(inputs, keras.layers.Dense(3, name="odd")(x))
+    splits = {split.variable.path: (split.axis, split.output_axis) for split in chosen(model, ["words", "att*"], 4)}
+    assert splits == {
+        "words/embeddings": (1, -1),
+        "attention/query/kernel": (1, 2),  # heads
+        "attention/key/kernel": (1, 2),
+        "attention/value/kernel": (1, 2),
+        "attention/attention_output/kernel": (2, 2),
+    }
+    for pattern in ("penalized", "odd", "none"):
+        with pytest.raises(UserError, match=f"names '{pattern}', and no Dense, EinsumDense or Embedding layer"):
+            chosen(model, [pattern], 2)
+
+
+def test_a_penalty_of_spread_weights_is_refused() -> None:
+    strategy = Mirrored(num_cpu_devices=1)
+    strategy.connect()
+    strategy._topology = type(strategy.topology)(0, 2, 1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, kernel_regularizer="l2")], name="penalized")
+    with pytest.raises(UserError, match="cannot spread the layer 'penalized': it adds a penalty of"):
+        Shards(strategy, model.trainable_variables, "weights", [model])
+
+
+@pytest.mark.parametrize(("name", "clipnorm"), [("Lamb", None), ("Muon", None), ("Adam", 1.0)])
+def test_what_looks_at_whole_variables_is_refused(name: str, clipnorm: float | None) -> None:
+    strategy = Mirrored(num_cpu_devices=1)
+    strategy.connect()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    shards = Shards(strategy, model.trainable_variables, "gradients", split={id(model.layers[-1].kernel): 1})
+    with pytest.raises(UserError, match="looks at whole ones"):
+        build_sharded(getattr(keras.optimizers, name)(clipnorm=clipnorm), model.trainable_variables, shards)
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_fit_into_a_process_is_trained_by_two(tmp_path: pathlib.Path) -> None:
+    """400 MB of weights and as many of gradients, 800 of slots, and what sends them, where 2,100 MB are allowed."""
+
+    def done(name: str, sharding: str, megabytes: int) -> support.Finished:
+        program = ["-m", "tfdist.launch", "--workers=2", "--max_restarts=0", "--module=training.too_large", "--"]
+        arguments = [tmp_path / name, "multi_worker", sharding, str(megabytes)]
+        return support.run_python([*program, *arguments], env=PATHS, timeout=400)
+
+    failed = done("whole", "none", 2_100)
+    assert failed.status != 0 and "SIGKILL" in failed.stderr, failed.stderr
+    done("sharded", "weights", 2_100).check()
+    for worker in range(2):  # of the weights and the slots each has half, with 100 MB for one block at a time
+        assert int((tmp_path / f"sharded-built-{worker}").read_text()) < (400 + 800) / 2 + 100
+    result = json.loads((tmp_path / "sharded" / "result.json").read_text())
+    assert (result["status"], result["steps"]) == ("done", 4)
+
+
+def test_a_model_of_which_nothing_has_a_value_yet_gets_the_same_ones() -> None:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(7)
+        inputs = keras.Input((8,))
+        x = keras.layers.Dropout(0.5)(keras.layers.Dense(8, name="first")(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(2, kernel_initializer="orthogonal")(x))
+        model.get_layer("first").bias.assign(np.arange(8.0))  # as one that loads weights does
+        return model
+
+    at_once = build()
+    with LateValues() as values:
+        late = build()
+    left_out = late.layers[-1].kernel
+    values.give(but=lambda variable: variable is left_out or variable.path == "first/bias")
+    for ours, theirs in zip(late.variables, at_once.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert left_out._value is None and keras.Variable(1.0).numpy() == 1.0
+
+
+def test_a_variable_made_of_an_array_cannot_wait_for_its_value() -> None:
+    with pytest.raises(UserError, match="makes one of an array"), LateValues():
+        keras.Variable(np.zeros(3))
+    assert keras.Variable(np.zeros(3)).shape == (3,)

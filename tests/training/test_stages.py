@@ -1,0 +1,73 @@
+"""Layers on several devices: where they lie, that microbatches follow each other, and what is refused.
+
+That it changes no weight is shown in tests/equivalence.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import keras
+import pytest
+import support
+from equivalence.cases import staged_model
+from training.trainings import run
+
+from tfdist.errors import UserError
+from tfdist.strategies.pipelined import Pipelined
+from tfdist.training.sharding.stages import layers_by_device
+
+PATHS = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
+
+
+def trained(directory: pathlib.Path, strategy: str, epochs: int, *model: str) -> dict[str, Any]:
+    program = ["-m", "training.staged", directory, strategy, str(epochs), *model]
+    done = support.run_python(program, env=PATHS, timeout=400).check()
+    found = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    return json.loads(found[0].removeprefix("found ")) if found else {}
+
+
+@pytest.mark.slow
+def test_a_microbatch_is_at_one_stage_while_the_next_one_is_at_another(tmp_path: pathlib.Path) -> None:
+    assert trained(tmp_path, "pipelined2", 2, "meeting")["met"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_other_stages_and_in_one(tmp_path: pathlib.Path) -> None:
+    moving, still = tmp_path / "moving", tmp_path / "still"
+    assert trained(moving, "pipelined3", 1) == {}
+    found = trained(moving, "pipelined2", 2)
+    assert found["normalized"] == ["CPU:0"] and found["second"] == found["dense_2"] == ["CPU:1"]
+    assert set(found["slots"]) == {"CPU:0", "CPU:1"}
+    assert set(trained(still, "one_device", 2)["slots"]) == {"CPU:0"}
+    bits = [
+        [w.tobytes() for w in keras.models.load_model(each / "export" / "model.keras").get_weights()]
+        for each in (moving, still)
+    ]
+    assert bits[0] == bits[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Pipelined("second"), "Pipelined.stages is 'second'; write the names of the layers"),
+        (lambda: Pipelined([]), "Pipelined.stages is"),
+        (lambda: Pipelined(["a"], num_cpu_devices=-1), "Pipelined.num_cpu_devices is -1"),
+        (lambda: Pipelined(["a"]).connect(), "has 2 stages, and 0 GPUs. Write fewer stages, or to try them on"),
+        (lambda: layers_by_device(staged_model(), ["secnd"], ["a", "b"]), "Did you mean 'second'"),
+        (lambda: layers_by_device(staged_model(), ["second", "normalized"], "abc"), "in their order in the model"),
+    ],
+)
+def test_a_mistake_is_one_message(make: Any, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_what_is_not_for_stages_is_told(tmp_path: pathlib.Path) -> None:
+    strategy = Pipelined(["second"], num_cpu_devices=2)
+    for changes in ({"sharding": "optimizer"}, {"recompute": "auto"}, {"xla": "on"}, {"sam_radius": 0.1}):
+        with pytest.raises(UserError, match="is not for the strategy pipelined"):
+            run(tmp_path, strategy=strategy, **changes)

@@ -1,0 +1,150 @@
+"""`train.xla = "auto"`: trials are calls of the training itself, and what they choose stays."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import keras
+import pytest
+import support
+from training import xla_trials
+from training.checks import differ
+from training.trainings import Trained, run, softmax_model
+
+from tfdist.strategies.one_device import OneDevice
+from tfdist.telemetry import heartbeat
+from tfdist.training.run import assembly
+from tfdist.training.run.tuned import stored_xla
+from tfdist.training.step.update import Update
+
+
+def chosen(trained: Trained) -> dict[str, Any]:
+    """What was tried; it is the choice that the run directory keeps."""
+    (event,) = trained.events("xla_chosen")
+    stored = json.loads((trained.directory / "tuned.json").read_text())
+    assert stored == {"xla": event["details"]["choice"], "seconds_per_step": event["details"]["seconds"]}
+    quickest = min(stored["seconds_per_step"], key=stored["seconds_per_step"].get)
+    assert stored["xla"] in (quickest, "off")
+    return stored
+
+
+def whole(directory: pathlib.Path, **changes: Any) -> Trained:
+    return run(directory, **xla_trials.SETTINGS | changes)
+
+
+@pytest.mark.slow
+def test_a_trial_changes_nothing_but_who_computes(tmp_path: pathlib.Path) -> None:
+    with xla_trials.trials():
+        tried = whole(tmp_path / "auto")
+    assert set(chosen(tried)["seconds_per_step"]) == {"off", "on", "pass", "update"}
+    plain = whole(tmp_path / "off", xla="off")
+    assert differ(tried.weights(), plain.weights()) < 1e-5
+    assert [p["step"] for p in tried.points("train")] == [p["step"] for p in plain.points("train")]
+    assert tried.result.train_metrics == pytest.approx(plain.result.train_metrics, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_call_that_compiles_counts_as_building(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher would take it for a hang otherwise."""
+    phases: list[tuple[str, int | None]] = []
+    monkeypatch.setattr(heartbeat, "beat", lambda phase, step=None: phases.append((phase, step)))
+    with xla_trials.trials():
+        whole(tmp_path)
+    assert [step for phase, step in phases if phase == heartbeat.BUILDING and step is not None] == [2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_in_a_trial_tries_no_more(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise MemoryError("no room for a variant")
+
+    monkeypatch.setattr(assembly, "can_compile", fail)
+    with xla_trials.trials():
+        assert isinstance(whole(tmp_path, may_fail=True).error, MemoryError)
+        again = whole(tmp_path)
+    assert not again.events("xla_chosen") and again.bits() == whole(tmp_path / "off", xla="off").bits()
+
+
+@pytest.mark.slow
+def test_the_next_start_does_as_the_first_has_chosen(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "auto").mkdir()
+    (tmp_path / "auto" / "tuned.json").write_text('{"xla": "on"}')
+    with xla_trials.trials():
+        again = whole(tmp_path / "auto")
+    assert not again.events("xla_chosen")
+    on, off = whole(tmp_path / "on", xla="on"), whole(tmp_path / "off", xla="off")
+    assert again.bits() == on.bits() != off.bits()
+
+
+def test_a_choice_that_another_strategy_made_is_not_taken_where_it_cannot_be(tmp_path: pathlib.Path) -> None:
+    strategy = OneDevice()
+    strategy.connect()
+    for stored, variants, taken in [
+        ("on", ["on", "pass", "update"], "on"),
+        ("on", ["pass"], None),
+        ("pass", [], None),
+        ("off", ["pass"], "off"),
+    ]:
+        (tmp_path / "tuned.json").write_text(json.dumps({"xla": stored}))
+        assert stored_xla(strategy, str(tmp_path / "tuned.json"), variants) == taken
+
+
+@pytest.mark.slow
+def test_what_xla_cannot_compile_is_not_tried(tmp_path: pathlib.Path) -> None:
+    with xla_trials.trials():
+        tried = whole(tmp_path / "auto", model=xla_trials.interpreted_model)
+    assert set(chosen(tried)["seconds_per_step"]) == {"off", "update"}
+    assert differ(tried.weights(), whole(tmp_path / "off", model=softmax_model_without_end, xla="off").weights()) < 1e-5
+
+
+def softmax_model_without_end() -> keras.Model:
+    inputs = keras.Input((64,))
+    return keras.Model(inputs, keras.layers.Dense(10)(inputs))
+
+
+def test_an_update_that_xla_cannot_compile_is_known_without_running_it() -> None:
+    class Printing(keras.optimizers.SGD):
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            super().update_step(xla_trials.Interpreted()(gradient), variable, learning_rate)
+
+    strategy = OneDevice()
+    strategy.connect()
+    variables = softmax_model().trainable_variables
+    for optimizer, compiles in ((keras.optimizers.Adam(), True), (Printing(), False)):
+        optimizer.build(variables)
+        assert Update(strategy, optimizer, jit_compile=True).compiles(variables) is compiles
+        assert int(optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("changes", [{"deterministic": True}, {"sharding": "weights"}], ids=str)
+def test_nothing_is_tried_where_it_could_not_be_used(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
+    with xla_trials.trials():
+        assert not whole(tmp_path, epochs=1, **changes).events("xla_chosen")
+
+
+def test_a_short_run_tries_nothing(tmp_path: pathlib.Path) -> None:
+    assert not whole(tmp_path).events("xla_chosen") and not (tmp_path / "tuned.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "tried"),
+    [
+        ("mirrored2", {"off", "pass"}),
+        ("multi_worker", {"off", "pass", "update", "on"}),
+        pytest.param("horovod", {"off", "pass", "update", "on"}, marks=pytest.mark.horovod),
+    ],
+)
+def test_all_workers_try_alike(tmp_path: pathlib.Path, strategy: str, tried: set[str]) -> None:
+    workers = 1 if strategy == "mirrored2" else 2
+    launch = ["-m", "tfdist.launch", f"--workers={workers}", "--module=training.xla_trials"]
+    launch += ["--launcher=horovod"] if strategy == "horovod" else []
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    command = [*launch, "--", tmp_path / "run", strategy]
+    support.run_python(command, env={"PYTHONPATH": paths}, timeout=400).check()
+    assert set(chosen(Trained(tmp_path / "run"))["seconds_per_step"]) == tried
+    alone = whole(tmp_path / "alone", xla="off")
+    weights = keras.models.load_model(tmp_path / "run" / "export" / "model.keras").get_weights()
+    assert differ(weights, alone.weights()) < 1e-5

@@ -1,0 +1,59 @@
+"""Trains digits for some epochs with a trial of XLA from the second call on, however short the run is.
+
+    python -m training.xla_trials DIRECTORY STRATEGY
+
+STRATEGY: as in equivalence/cases.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+from equivalence.cases import BASE, STRATEGIES
+
+from tfdist.experiment import train
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
+from tfdist.training.watch import xla_trial
+
+SETTINGS: dict[str, Any] = {"epochs": 4, "deterministic": False, "steps_per_call": 1, "eval_data": None, "xla": "auto"}
+
+
+@contextlib.contextmanager
+def trials() -> Iterator[None]:
+    with mock.patch.multiple(xla_trial, MOST_COST=1e9, FIRST_LOOK=2, ROUNDS=2):
+        yield
+
+
+@keras.saving.register_keras_serializable("tests")
+class Interpreted(keras.layers.Layer):
+    """Adds nothing, by code that XLA cannot compile."""
+
+    def call(self, inputs: Any) -> Any:
+        zeros = tf.numpy_function(lambda x: 0 * x, [tf.stop_gradient(inputs)], tf.float32)
+        return inputs + tf.ensure_shape(zeros, inputs.shape)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+def interpreted_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    return keras.Model(inputs, keras.layers.Dense(10)(Interpreted()(inputs)))
+
+
+def main(directory: str, strategy_name: str) -> None:
+    given = BASE | SETTINGS | {"strategy": STRATEGIES[strategy_name]()}
+    given["task"] = given["task"]()
+    with trials():
+        train(TrainSettings(**given), Request(run_dir=directory))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,159 @@
+"""Applies one step's gradients where the optimizer's state is: each variable's at its owner, and the weights go to all.
+
+Invariant: where every replica has the gradients of all variables, the weights are bit for bit those of `Update`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.recipes.optimizers import Lars
+from tfdist.strategies.base import Strategy
+from tfdist.training.sharding.shards import Shards
+from tfdist.training.step.optimizer import parts
+from tfdist.training.step.update import Gradients, Update, changed
+
+CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
+
+
+class ShardedUpdate(Update):
+    """What is done with the gradients of a step; called outside of any replica context.
+
+    Args:
+      strategy: connected.
+      optimizer: from `build_optimizer`, for what is owned here.
+      shards: of the model's variables.
+    """
+
+    def __init__(self, strategy: Strategy, optimizer: keras.optimizers.Optimizer, shards: Shards) -> None:
+        super().__init__(strategy, optimizer)
+        self._shards = shards
+
+    def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
+        optimizer, shards = self._optimizer, self._shards
+        clipped = self._clipped(gradients)
+        own = shards.gradients_of_owned(clipped, variables)
+        done = () if self._clips_means else ("global_clipnorm",) if shards.scatters else CLIPPING
+        with changed(optimizer, **dict.fromkeys(done)):
+            self._by_one(optimizer, own, shards.owned(variables))
+        shards.spread(variables)
+
+    @property
+    def _clips_means(self) -> bool:
+        """Whether the optimizer clips what it has accumulated, variable by variable."""
+        return bool(self._optimizer.gradient_accumulation_steps)
+
+    def _clipped(self, gradients: Gradients) -> Sequence[Any]:
+        """By replica; where a replica has not all gradients, by their global norm alone."""
+        optimizer = self._optimizer
+        if self._clips_means:
+            return gradients
+        if not self._shards.scatters:
+            if not any(getattr(optimizer, name) for name in CLIPPING):
+                return gradients
+            return self._strategy.run(lambda own: optimizer._clip_gradients(own), args=(list(gradients),))
+        if not optimizer.global_clipnorm:
+            return gradients
+
+        def on_replica(own: Gradients) -> list[Any]:
+            squares = tf.add_n([tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in own])
+            (total,) = self._strategy.sum_over_replicas([squares])
+            clipped, _ = tf.clip_by_global_norm(own, optimizer.global_clipnorm, use_norm=tf.sqrt(total))
+            return clipped
+
+        return self._strategy.run(on_replica, args=(list(gradients),))
+
+    def _run(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
+        self._everywhere(lambda: function(gradients))
+
+    def _everywhere(self, function: Callable[[], None]) -> None:
+        with _on(self._shards.host):
+            function()
+
+
+def build_sharded(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], shards: Shards) -> None:
+    """Builds an optimizer, made outside of the strategy's scope, for what is owned here, and has it end as one.
+
+    Raises:
+      UserError: it is several in one.
+    """
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        raise UserError(
+            "train.sharding is for one optimizer, and train.optimizer gives a MultiOptimizer. Give rates and decays by "
+            "groups (recipes/groups.py) instead, or leave train.sharding out."
+        )
+    whole = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon, Lars)
+    if shards.splits and (isinstance(optimizer, whole) or optimizer.clipnorm):
+        what = f"clipnorm = {optimizer.clipnorm}" if optimizer.clipnorm else type(optimizer).__name__
+        raise UserError(
+            f"train.tensor_parallel leaves each replica a slice of a variable, and {what} looks at whole ones. Take an "
+            "optimizer that treats each number by itself, such as Adam, and global_clipnorm."
+        )
+    if optimizer.gradient_accumulation_steps and optimizer.global_clipnorm:
+        raise UserError(
+            "An optimizer that has gradient_accumulation_steps clips what it has accumulated, and by global_clipnorm "
+            "that of all variables, of which train.sharding leaves each replica a share. Write train.num_microbatches "
+            "in place of the former."
+        )
+    if shards.host is None:
+        _update_where_variables_are(optimizer)
+        optimizer.build(shards.owned(variables))
+    else:
+        with _slots_on(shards.host, optimizer):
+            optimizer.build(shards.owned(variables))
+    finalize = optimizer.finalize_variable_values
+
+    def end(var_list: Sequence[keras.Variable]) -> None:
+        finalize(shards.owned(var_list))
+        if optimizer.use_ema:
+            shards.spread(var_list)
+
+    optimizer.finalize_variable_values = end
+
+
+def build_on_stages(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
+    """Builds an optimizer, or several in one, for variables that lie on several devices of one process."""
+    for one in parts(optimizer):
+        _update_where_variables_are(one)
+    optimizer.build(variables)
+
+
+def _update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
+    """Else the first device of a process would compute the updates of all."""
+    inner = optimizer.update_step
+
+    def update_step(gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor) -> Any:
+        with tf.device(variable.device):
+            return inner(gradient, variable, learning_rate)
+
+    optimizer.update_step = update_step
+
+
+@contextlib.contextmanager
+def _slots_on(device: str, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Has the optimizer, which makes slots beside their variables, make them on a device."""
+    inner = optimizer.add_variable_from_reference
+    with tf.device(device):
+        there = tf.Variable(0.0, trainable=False)
+
+    def add(reference_variable: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
+        beside = copy.copy(reference_variable)
+        beside._value = there
+        return inner(beside, *args, **kwargs)
+
+    optimizer.add_variable_from_reference = add
+    try:
+        yield
+    finally:
+        del optimizer.add_variable_from_reference
+
+
+def _on(device: str | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if device is None else tf.device(device)

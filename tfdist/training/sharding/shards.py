@@ -1,0 +1,329 @@
+"""Which replica keeps what belongs to a variable, so that the optimizer's state is held once and not by all of them.
+
+Each variable has an owner: the replica whose optimizer has its slots and updates it. The others get the new weights
+(Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020). An owner has whole
+variables, no slices, so that every optimizer computes what it would compute alone. Invariant: owners follow from the
+variables and the number of replicas, the same on every worker.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import types
+from collections.abc import Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint.format.slices import marked
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.gathering import static_replica_index
+from tfdist.strategies.reduced_precision import reduce_scatter
+from tfdist.training.step.tracing import traced
+
+OPTIMIZER, HOST, GRADIENTS, WEIGHTS = "optimizer", "host", "gradients", "weights"
+SHARDINGS = (OPTIMIZER, HOST, GRADIENTS, WEIGHTS)
+SCATTERING = (GRADIENTS, WEIGHTS)
+Tensors = Sequence[tf.Tensor | tf.IndexedSlices]
+
+
+class Shards:
+    """The owners of a model's variables.
+
+    Args:
+      strategy: connected.
+      variables: that are trained.
+      sharding: "optimizer"; "host": its slots are in the memory of the owner's host; "gradients": these go to their
+        owners alone, too; "weights": so do those of blocks.
+      blocks: layers whose variables lie at their owners alone; for "weights".
+      split: axes by the ids of variables that have no owner: each replica has a slice, cut along that axis.
+
+    Attributes:
+      blocks: as given.
+      scatters: whether gradients go to their owners alone.
+      host: the device that has the slots and computes the update; None: the owners' own.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        variables: Sequence[keras.Variable],
+        sharding: str,
+        blocks: Sequence[keras.layers.Layer] = (),
+        split: Mapping[int, int] = types.MappingProxyType({}),
+    ) -> None:
+        if strategy.is_one_program:
+            raise UserError(
+                f"train.sharding = {sharding!r} is for mirrored, multi_worker and horovod, and the strategy is "
+                f"{strategy.name}. Leave it out."
+            )
+        if sharding in SCATTERING and len(variables) < strategy.topology.num_replicas:
+            raise UserError(
+                f"train.sharding = {sharding!r} gives every replica variables of its own, and the model has "
+                f"{len(variables)} for {strategy.topology.num_replicas} replicas. Write 'optimizer', or leave it out."
+            )
+        self._strategy = strategy
+        self._variables = list(variables)
+        self.blocks = list(blocks)
+        self._dtypes = {id(v): v.dtype for v in variables}  # within a layer's call Keras tells those it casts them to
+        self.scatters = sharding in SCATTERING
+        self.host: str | None = None
+        if sharding == HOST:
+            first = tf.DeviceSpec.from_string(self._component(variables[0], 0).device)
+            self.host = first.replace(device_type="CPU", device_index=0).to_string()
+        self._apart: set[int] = set()
+        self._owners: dict[int, int] = {}
+        self._split = dict(split)
+        self._here: dict[int, dict[int, keras.Variable]] = {}  # what lies here of a variable, by the replica
+        loads = [0] * strategy.topology.num_replicas
+        for block in blocks:
+            self._share(block, loads)
+        whole = [v for v in variables if id(v) not in self._owners and id(v) not in self._split]
+        for variable in sorted(whole, key=lambda v: -_num_bytes(v)):  # the largest first: so they come out even
+            owner = loads.index(min(loads))
+            loads[owner] += _num_bytes(variable)
+            self._owners[id(variable)] = owner
+
+    def _share(self, block: keras.layers.Layer, loads: list[int]) -> None:
+        """Owners of a block's variables: every replica has some, and the largest share goes where least is so far."""
+        count = len(loads)
+        variables = list(block.trainable_variables)
+        taken = [v.path for v in variables if id(v) in self._owners]
+        regularized = [v.path for v in variables if v.regularizer is not None]
+        if taken or regularized or len(variables) < count:
+            why = f"has {len(variables)} variables for {count} replicas"
+            if taken:
+                why = f"shares {taken[0]!r} with another"
+            elif regularized:
+                why = f"adds a penalty of {regularized[0]!r} to the loss, which has to be whole for that"
+            raise UserError(
+                f"train.sharding = 'weights' cannot spread the layer {block.name!r}: it {why}. Write 'gradients'."
+            )
+        shares: list[list[keras.Variable]] = [[] for _ in range(count)]
+        for variable in sorted(variables, key=lambda v: -_num_bytes(v)):
+            min(shares, key=lambda share: (sum(map(_num_bytes, share)), len(share))).append(variable)
+        shares.sort(key=lambda share: -sum(map(_num_bytes, share)))
+        for replica, share in zip(sorted(range(count), key=lambda r: (loads[r], r)), shares, strict=True):
+            loads[replica] += sum(map(_num_bytes, share))
+            for variable in share:
+                self._owners[id(variable)] = replica
+                self._apart.add(id(variable))
+
+    def place(self) -> None:
+        """Puts the variables where they belong: what is apart at its owner, where it gets its value."""
+        topology = self._strategy.topology
+        for variable in self._variables:
+            owners = range(topology.num_replicas) if self.is_split(variable) else [self.owner(variable)]
+            here = [r for r in owners if 0 <= r - topology.first_replica < topology.num_local_replicas]
+            value = tf.convert_to_tensor(variable.value) if here and self.is_apart(variable) else None
+            self._here[id(variable)] = {replica: self._placed(variable, replica, value) for replica in here}
+            if self.is_apart(variable):
+                nothing = tf.zeros([0], variable.dtype)
+                variable._value = tf.Variable(nothing, shape=tf.TensorShape(None), trainable=False)
+
+    def _placed(self, variable: keras.Variable, replica: int, value: tf.Tensor | None) -> keras.Variable:
+        """The variable as it lies at one of the local replicas, of which it is apart with that value."""
+        local = replica - self._strategy.topology.first_replica
+        if value is None:
+            return self._on_replica(variable, local)
+        found = copy.copy(variable)
+        if self.is_split(variable):
+            axis, count = self._split[id(variable)], self._strategy.topology.num_replicas
+            value = tf.split(value, count, axis)[replica]
+            found._shape, found._path = tuple(value.shape), marked(variable.path, replica, count=count, axis=axis)
+        with tf.device(self._strategy.distribution.extended.worker_devices[local]):
+            found._value = tf.Variable(value, trainable=True, name=variable.name)
+        return found
+
+    def is_split(self, variable: keras.Variable) -> bool:
+        """Whether each replica has a slice of the variable."""
+        return id(variable) in self._split
+
+    @property
+    def splits(self) -> bool:
+        """Whether there are such variables."""
+        return bool(self._split)
+
+    def is_apart(self, variable: keras.Variable) -> bool:
+        """Whether the variable lies nowhere as a whole but at its owner."""
+        return id(variable) in self._apart or id(variable) in self._split
+
+    def own(self, variable: keras.Variable) -> tf.Tensor:
+        """What this replica has of a variable; something empty where it is not the owner. In replica context."""
+        here = self._here[id(variable)].get(static_replica_index())
+        return tf.zeros([0], self._dtypes[id(variable)]) if here is None else tf.identity(here._value)
+
+    def held(self, named: Mapping[str, keras.Variable]) -> dict[str, keras.Variable]:
+        """Of variables that are apart what lies in this process of each, slices by the names of slices."""
+        found = {}
+        for name, variable in named.items():
+            for replica, here in self._here[id(variable)].items():
+                if self.is_split(variable):
+                    count = self._strategy.topology.num_replicas
+                    found[marked(name, replica, count=count, axis=self._split[id(variable)])] = here
+                else:
+                    found[name] = here
+        return found
+
+    def make_whole(self, *, keep: bool) -> None:
+        """Brings together what is apart for the last time, where `keep` is set. A collective."""
+        for variable in [v for v in self._variables if self.is_apart(v)]:
+
+            def on_replica(variable: keras.Variable = variable) -> tf.Tensor:
+                if self.is_split(variable):
+                    return self._joined(variable)
+                return self.gathered([self.own(variable)], [variable])[0]
+
+            whole = self._strategy.first_local(traced(functools.partial(self._strategy.run, on_replica))())
+            if keep:
+                variable._value = tf.Variable(whole, trainable=True, name=variable.name)
+
+    def _joined(self, variable: keras.Variable) -> tf.Tensor:
+        """All slices of a variable, in replica context."""
+        own = self.own(variable)
+        rows = self._strategy.all_gather(tf.reshape(own, [-1]), name=f"slices.{own.dtype.name}")
+        slices = [tf.reshape(row, own.shape) for row in tf.unstack(rows, self._strategy.topology.num_replicas)]
+        return tf.concat(slices, self._split[id(variable)])
+
+    def gathered(self, own: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """The values of variables, of which each replica gives those that it owns. In replica context.
+
+        Args:
+          own: this replica's, and something empty for each of the others'.
+          variables: as many.
+        """
+        replica = static_replica_index()
+        found: dict[int, tf.Tensor] = {}
+        places = dict(enumerate(variables))
+        for dtype in dict.fromkeys(self._dtypes[id(v)] for v in variables):
+            some = [i for i in places if self._dtypes[id(places[i])] == dtype]
+            mine = [tf.reshape(own[i], [math.prod(places[i].shape)]) for i in some if self.owner(places[i]) == replica]
+            sizes = self._sizes([places[i] for i in some])
+            rows = self._strategy.all_gather(_padded(mine, max(sizes), dtype), name=f"block.{dtype}")
+            found |= zip(some, self._values(rows, [places[i] for i in some]), strict=True)
+        return [found[i] for i in places]
+
+    def owner(self, variable: keras.Variable) -> int:
+        """The index of the replica in the run that has the variable, of one that is not split."""
+        return self._owners[id(variable)]
+
+    def owned(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+        """What lies in this process of variables at their owners: what the optimizer is built for and updates."""
+        return [here for v in variables for here in self._here[id(v)].values()]
+
+    def gradients_of_owned(self, gradients: Sequence[object], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """The gradients of `owned(variables)`, of gradients by replica; outside of any replica context."""
+        first = self._strategy.topology.first_replica
+        return [
+            self._strategy.distribution.experimental_local_results(gradient)[replica - first]
+            for gradient, variable in zip(gradients, variables, strict=True)
+            for replica in self._here[id(variable)]
+        ]
+
+    def spread(self, variables: Sequence[keras.Variable]) -> None:
+        """Gives the owners' values to the other replicas. A collective, outside of any replica context."""
+        variables = [v for v in variables if not self.is_apart(v)]
+        if variables and self._strategy.topology.num_replicas > 1:
+            run = functools.partial(self._strategy.run, lambda: self._spread(variables))
+            (traced(run) if tf.executing_eagerly() else run)()
+
+    def _spread(self, variables: Sequence[keras.Variable]) -> None:
+        replica = static_replica_index()
+        local = replica - self._strategy.topology.first_replica
+        for dtype, some in _by_dtype(variables).items():
+            mine = [tf.reshape(self._here[id(v)][replica].value, [-1]) for v in some if self.owner(v) == replica]
+            sizes = self._sizes(some)
+            # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
+            # and Horovod's other workers would wait for this one.
+            anything = tf.reshape(self._component(some[0], local), [-1])[:1]
+            vector = _padded(mine, max(sizes), dtype) if mine else tf.broadcast_to(anything, [max(sizes)])
+            rows = self._strategy.all_gather(vector, name=f"weights.{dtype}")
+            # A replica that owns all puts its own value of one in place: of a gathering that nobody uses TensorFlow
+            # makes nothing, and Horovod's other workers would wait.
+            owns_all = all(self.owner(v) == replica for v in some)
+            for place, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
+                if self.owner(variable) != replica or (owns_all and place == 0):
+                    self._component(variable, local).assign(value)
+
+    def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """The variables' values out of a row for each replica, where those that it owns follow each other."""
+        found, ends = [], [0] * self._strategy.topology.num_replicas
+        for variable in variables:
+            owner, size = self.owner(variable), math.prod(variable.shape)
+            found.append(tf.reshape(rows[owner, ends[owner] : ends[owner] + size], variable.shape))
+            ends[owner] += size
+        return found
+
+    def reduced(
+        self, gradients: Tensors, variables: Sequence[keras.Variable], *, name: str, precision: str | None = None
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The sums over the replicas, each at its variable's owner alone; elsewhere they are empty. In replica context.
+
+        What this computes has to be needed on every replica, or TensorFlow leaves it out and Horovod's other workers
+        wait: hence it gives what was received, too.
+
+        Args:
+          gradients: of each variable, on this replica.
+          variables: as many; one may come several times.
+          name: of the collective.
+          precision: as in `reduced_precision.reduce_scatter`.
+        """
+        replica, found, received = static_replica_index(), {}, []
+        places = dict(enumerate(variables))
+        for dtype in dict.fromkeys(g.dtype for g in gradients):
+            some = [i for i in places if gradients[i].dtype == dtype]
+            dense = {i: tf.reshape(tf.convert_to_tensor(gradients[i]), [math.prod(places[i].shape)]) for i in some}
+            longest = max(self._sizes([places[i] for i in some]))
+            rows = [
+                _padded([dense[i] for i in some if self.owner(places[i]) == owner], longest, dtype)
+                for owner in range(self._strategy.topology.num_replicas)
+            ]
+            mine = reduce_scatter(self._strategy, tf.stack(rows), precision, name=f"gradients.{name}.{dtype.name}")
+            received.append(mine)
+            end = 0
+            for i in some:
+                shape = places[i].shape
+                if self.owner(places[i]) == replica:
+                    size = math.prod(shape)
+                    found[i] = tf.reshape(mine[end : end + size], shape)
+                    end += size
+                else:
+                    found[i] = tf.zeros([0], dtype)
+        return [found[i] for i in places], received
+
+    def _sizes(self, variables: Sequence[keras.Variable]) -> list[int]:
+        """How many numbers each replica owns of these."""
+        sizes = [0] * self._strategy.topology.num_replicas
+        for variable in variables:
+            sizes[self.owner(variable)] += math.prod(variable.shape)
+        return sizes
+
+    def _on_replica(self, variable: keras.Variable, local: int) -> keras.Variable:
+        """The variable of one local replica, as a Keras variable of its own."""
+        alone = copy.copy(variable)
+        alone._value = self._component(variable, local)
+        return alone
+
+    def _component(self, variable: keras.Variable, local: int) -> tf.Variable:
+        """The same as TensorFlow's."""
+        return self._strategy.distribution.experimental_local_results(variable.value)[local]
+
+
+def _num_bytes(variable: keras.Variable) -> int:
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+
+
+def _by_dtype(variables: Sequence[keras.Variable]) -> dict[str, list[keras.Variable]]:
+    found: dict[str, list[keras.Variable]] = {}
+    for variable in variables:
+        found.setdefault(variable.dtype, []).append(variable)
+    return found
+
+
+def _padded(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> tf.Tensor:
+    """The parts one after the other, then zeros."""
+    missing = size - sum(part.shape[0] for part in parts)
+    return tf.concat([*parts, tf.zeros([missing], dtype)], axis=0)

@@ -1,0 +1,38 @@
+"""Keeps what XLA has compiled in the run directory, so that a run which resumes again and again compiles it once.
+
+TensorFlow finds it by the names of functions, which count what the process has made before: a start that begins and one
+that resumes find nothing of each other.
+
+Invariant: holds no TensorFlow, which reads its flags once, when it is imported. What was compiled for a processor may
+use instructions that another one lacks, so each kind has a place of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import platform
+from collections.abc import MutableMapping
+
+FLAGS = "TF_XLA_FLAGS"
+FLAG = "--tf_xla_persistent_cache_directory"
+NAME = "xla_cache"
+_CPU_INFO = pathlib.Path("/proc/cpuinfo")
+
+
+def keep_compiled(run_dir: str, environment: MutableMapping[str, str]) -> None:
+    """Has a TensorFlow that is imported from here on keep what XLA compiles below `run_dir`, unless that is remote.
+
+    A directory that the user names in TF_XLA_FLAGS stays.
+    """
+    flags, place = environment.get(FLAGS, ""), os.path.join(os.path.abspath(run_dir), NAME, _kind_of_processor())
+    if "://" not in run_dir and FLAG not in flags and not any(map(str.isspace, place)):
+        environment[FLAGS] = f"{flags} {FLAG}={place}".strip()
+
+
+def _kind_of_processor() -> str:
+    features = platform.processor()
+    if _CPU_INFO.exists():
+        features = next((line for line in _CPU_INFO.read_text().splitlines() if line.startswith(("flags", "Feat"))), "")
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
