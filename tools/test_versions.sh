@@ -4,6 +4,7 @@
 #
 #     tools/test_versions.sh                         # every pair that there is a Python for
 #     tools/test_versions.sh 3.12:2.20 3.13:2.21     # these (PYTHON:TENSORFLOW)
+#     tools/test_versions.sh --has 3.12              # whether there is such a Python, by the status
 #
 # Each pair has an environment of its own, .venv-3.12-2.20, with the newest packages that pyproject.toml admits. Pythons
 # are looked for on the PATH and among pyenv's. Ends with a line for each pair, and with status 1 if one failed.
@@ -41,6 +42,11 @@ test_pair() {
     "$python" -m pytest -k "$CORE" tests/equivalence </dev/null || status=1
     return "$status"
 }
+
+if [[ "${1:-}" == --has ]]; then
+    python_of "$2" >/dev/null || exit 1
+    exit 0
+fi
 
 pairs=("$@")
 if ((${#pairs[@]} == 0)); then
