@@ -1,8 +1,8 @@
 """What checkpoints cost: beside Keras's BackupAndRestore, beside no checkpoint, and beside plain reading.
 
 202 MB of state (16.8 million weights and Adam's two slots). The stall is what the loop waits for at a checkpoint.
-Goodput is the share of an undisturbed run's steps that is left when the process is killed now and then: the kills come
-six times as often as one every two minutes, with all else at its full size, which is harder. Takes six minutes or more.
+Goodput is the share of an undisturbed run's steps that is left when the process is killed now and then: every 20 s with
+epochs of some 5 s, or every 60 s with epochs of some two minutes. Takes half an hour.
 
     python benchmarks/checkpoint.py [--part=PART] [--quick] [--json=FILE]
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from goodput import goodput
 from measuring import Figure, as_table, figures_of, report
 
-PARTS = ("stall", "writing", "restoring", "goodput")
+PARTS = ("stall", "writing", "restoring", "goodput", "goodput_long")
 
 
 def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
@@ -29,8 +29,10 @@ def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
 def _figures(part: str, *, quick: bool) -> list[Figure]:
     if part == "goodput":
         if quick:
-            return goodput(mean_seconds=16, num_kills=1, alone_seconds=12)
-        return goodput(mean_seconds=20, num_kills=2, alone_seconds=20)
+            return goodput(mean_seconds=16, num_kills=1, alone_seconds=12, steps_per_epoch=50, goal=1.0)
+        return goodput(mean_seconds=20, num_kills=10, alone_seconds=20, steps_per_epoch=50, goal=1.0)
+    if part == "goodput_long":
+        return goodput(mean_seconds=60, num_kills=2 if quick else 5, alone_seconds=20, steps_per_epoch=1200, goal=2.0)
     rounds = {"stall": 5, "writing": 3, "restoring": 5} if quick else {"stall": 11, "writing": 6, "restoring": 9}
     if part == "writing":
         return [f for threads in (2, 1) for f in figures_of("checkpoint_parts", part, rounds[part], threads)]

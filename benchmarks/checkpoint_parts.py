@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from measuring import Figure, interleaved, ratio
 from trainings import Train, tfdist_learner_and_training
@@ -24,6 +27,7 @@ from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.write.manager import CheckpointManager
+from tfdist.checkpoint.write.snapshot import views
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.recovery.recovery import Position, Recovery, restored
 from tfdist.training.step.state import TrainingState
@@ -91,9 +95,34 @@ def stall(rounds: str) -> list[Figure]:
             subject.manager.wait()
             return seconds
 
-        samples = interleaved([ours, keras_seconds], int(rounds))
-        name = "stall of a checkpoint: tfdist ÷ BackupAndRestore"
-        return [ratio(name, *samples, goal=0.06, unit="s", at_most=True)]
+        samples = interleaved([ours, keras_seconds, *_copies(subject.state.tensors())], int(rounds))
+        own, theirs, *copies = samples
+        best = min(copies, key=statistics.median)
+        return [
+            ratio("stall of a checkpoint: tfdist ÷ BackupAndRestore", own, theirs, goal=0.06, unit="s", at_most=True),
+            ratio("… ÷ the best copy of the same bytes, by 1, 2 or 4 threads", own, best, 1.1, unit="s", at_most=True),
+        ]
+
+
+def _copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
+    """Copies of as many bytes as these tensors have, into memory that exists, by 1, 2 and 4 threads."""
+    num_bytes = sum(view.nbytes for view in views(tensors).values())
+    source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
+
+    def copying(num_threads: int) -> Callable[[], float]:
+        bounds = [num_bytes * i // num_threads for i in range(num_threads + 1)]
+        pairs = [(target[a:b], source[a:b]) for a, b in itertools.pairwise(bounds)]
+        threads = ThreadPoolExecutor(num_threads)
+
+        def sample() -> float:
+            begun = time.perf_counter()
+            for each in [threads.submit(np.copyto, *pair) for pair in pairs]:
+                each.result()
+            return time.perf_counter() - begun
+
+        return sample
+
+    return [copying(n) for n in (1, 2, 4)]
 
 
 def writing(rounds: str, num_threads: str) -> list[Figure]:

@@ -22,49 +22,56 @@ _START_SECONDS = 120.0  # until a process builds its model, at most
 _POLL_SECONDS = 0.02
 
 
-def goodput(*, mean_seconds: float, num_kills: int, alone_seconds: float) -> list[Figure]:
-    """tfdist's goodput ÷ that of `fit` with BackupAndRestore, under SIGKILL after the same random times.
+def goodput(
+    *, mean_seconds: float, num_kills: int, alone_seconds: float, steps_per_epoch: int, goal: float
+) -> list[Figure]:
+    """tfdist's goodput, and the same ÷ that of `fit` with BackupAndRestore, under SIGKILL after the same random times.
 
     Args:
-      mean_seconds: between kills, each of them between half and one and a half of it.
+      mean_seconds: between kills, each of them between half and one and a half of it; tfdist is told.
       num_kills: the last one ends the measurement.
       alone_seconds: how long the undisturbed runs are; they are extrapolated from the speed of their second half.
+      steps_per_epoch: after each of which BackupAndRestore saves.
+      goal: of the ratio.
     """
     drawn = random.Random(1)
     lives = [mean_seconds * drawn.uniform(0.5, 1.5) for _ in range(num_kills)]
-    shares = {who: _share(who, lives, alone_seconds) for who in ("tfdist", "keras")}
+    shares = {who: _share(who, lives, alone_seconds, mean_seconds, steps_per_epoch) for who in ("tfdist", "keras")}
     ratio = shares["tfdist"] / shares["keras"] if shares["keras"] else float("inf")
-    name = f"goodput, killed every {mean_seconds:g} s: tfdist ÷ BackupAndRestore"
-    quartiles = (ratio, ratio)
-    return [Figure(name, ratio, 1.0, quartiles, shares["tfdist"], shares["keras"], "of steps")]
+    name = f"goodput, {num_kills} kills, one every {mean_seconds:g} s, epochs of {steps_per_epoch} steps"
+    own = shares["tfdist"]
+    return [
+        Figure(f"{name}: tfdist ÷ BackupAndRestore", ratio, goal, (ratio, ratio), own, shares["keras"], "of steps"),
+        Figure(f"{name}: tfdist ÷ undisturbed", own, 0.9, (own, own), own, 1.0, "of steps"),
+    ]
 
 
 class _NotResumableError(Exception):
     """A process ended by itself; with the end of what it printed."""
 
 
-def _share(who: str, lives: list[float], alone_seconds: float) -> float:
+def _share(who: str, lives: list[float], alone_seconds: float, mean_seconds: float, steps_per_epoch: int) -> float:
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        half, whole = _life(who, scratch, [alone_seconds / 2, alone_seconds], saves=False)
+        half, whole = _life(who, scratch, [alone_seconds / 2, alone_seconds], 0, steps_per_epoch)
         rate = (whole - half) / (alone_seconds / 2)
         undisturbed = whole + rate * (sum(lives) - alone_seconds)
         done, lost = 0, 0
         for seconds in lives:
             try:
-                (done,) = _life(who, scratch, [seconds], saves=True)
+                (done,) = _life(who, scratch, [seconds], mean_seconds, steps_per_epoch)
             except _NotResumableError as error:  # then a user begins anew
                 if not (Path(scratch) / "run").exists():
                     raise
                 print(f"{who} ended by itself:\n{error}")
                 lost += 1
                 shutil.rmtree(Path(scratch) / "run")
-                (done,) = _life(who, scratch, [seconds], saves=True)
+                (done,) = _life(who, scratch, [seconds], mean_seconds, steps_per_epoch)
         told = f", {lost} times not resumable" if lost else ""
         print(f"{who}: {done:,} of {undisturbed:,.0f} steps in {sum(lives):.0f} s with {len(lives)} kills{told}")
         return done / undisturbed
 
 
-def _life(who: str, scratch: str, seconds: list[float], *, saves: bool) -> list[int]:
+def _life(who: str, scratch: str, seconds: list[float], mean_seconds: float, steps_per_epoch: int) -> list[int]:
     """The steps done after so many seconds; the process is killed after the last of them.
 
     Raises _NotResumableError when it ended before.
@@ -75,7 +82,7 @@ def _life(who: str, scratch: str, seconds: list[float], *, saves: bool) -> list[
     command = [sys.executable, str(HERE / "goodput_run.py"), who, str(Path(scratch) / "run"), str(progress)]
     with open(Path(scratch) / "output", "w+") as output:
         process = subprocess.Popen(
-            [*command, "checkpoint" if saves else "none"],
+            [*command, str(mean_seconds), str(steps_per_epoch)],
             env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdout=output,
             stderr=subprocess.STDOUT,

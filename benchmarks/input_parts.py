@@ -104,7 +104,7 @@ def _photo_records(paths: list[str]) -> Figure:
 
     def decoded_together(serialized: tf.Tensor) -> Parsed:
         parsed = tf.io.parse_example(serialized, specs)
-        return _resized(_decoded(parsed["image"])), parsed["label"]
+        return _resized(decoded(parsed["image"])), parsed["label"]
 
     def singly(calls: int, cycle: int) -> tf.data.Dataset:
         shuffled = interleaved_records(paths, cycle, None, 1)
@@ -116,7 +116,7 @@ def _photo_records(paths: list[str]) -> Figure:
 
     peers = [build(calls, len(paths)) for build in (singly, together) for calls in (2, 4, AUTO)]
     source = TFRecordSource(
-        files=paths, features=PHOTO_FEATURES, columns=COLUMNS, transforms={"image": lambda x: _resized(_decoded(x))}
+        files=paths, features=PHOTO_FEATURES, columns=COLUMNS, transforms={"image": lambda x: _resized(decoded(x))}
     )
     name = "PNG records, decoded and resized: examples/s ÷ the best of 6 hand-tuned maps"
     return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
@@ -148,7 +148,7 @@ def _photo_folder(folder: Path) -> Figure:
     return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
 
 
-def _decoded(images: tf.Tensor) -> tf.Tensor:
+def decoded(images: tf.Tensor) -> tf.Tensor:
     spec = tf.TensorSpec([*input_files.PHOTO_SIZE, 3], tf.uint8)
     return tf.map_fn(
         lambda png: tf.ensure_shape(tf.image.decode_png(png, 3), spec.shape), images, fn_output_signature=spec

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-HEADINGS = ("figure", "ours", "peer", "unit", "ratio", "middle half", "goal", "")
+HEADINGS = ("figure", "ours", "peer", "unit", "ratio", "middle half", "rounds", "goal", "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Figure:
       unit: of `ours` and `peer`.
       at_most: whether less is better.
       value_unit: of `value` and `goal`.
+      rounds: how many ratios there are; None where there is but one number.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Figure:
     unit: str = "steps/s"
     at_most: bool = False
     value_unit: str = "ratio"
+    rounds: int | None = None
 
     @property
     def met(self) -> bool:
@@ -74,7 +77,15 @@ def ratio(
     ratios = [a / b for a, b in zip(ours, peer, strict=True)]
     low, value, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     medians = statistics.median(ours), statistics.median(peer)
-    return Figure(name, value, goal, (low, high), *medians, unit, at_most)
+    return Figure(name, value, goal, (low, high), *medians, unit, at_most, rounds=len(ratios))
+
+
+def peak_growth(name: str, work: Callable[[], object]) -> list[Figure]:
+    """What the peak of this process's memory grows by while it works, in MB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    work()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return [Figure(name, grown, None, (grown, grown), grown, grown, "MB")]
 
 
 def as_table(figures: Sequence[Figure]) -> str:
@@ -95,6 +106,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
         figure.unit,
         f"{figure.value:.3f}",
         f"{low:.3f}–{high:.3f}",
+        str(figure.rounds or ""),
         "" if figure.goal is None else f"{'≤' if figure.at_most else '≥'} {figure.goal:g}",
         "" if figure.goal is None else ("met" if figure.met else "MISSED"),
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 
 import keras
-from measuring import Figure, interleaved, ratio
+from measuring import Figure, interleaved, peak_growth, ratio
 from step_parts import sampled
 from trainings import tfdist_training
 from workloads import NUM_CLASSES, Workload, mlp
@@ -35,10 +34,7 @@ def peak(how: str) -> list[Figure]:
     strategy = OneDevice()
     strategy.connect()
     train = tfdist_training(strategy, transformer(), recompute=BLOCKS if how == "again" else None)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    train(2)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    return [Figure(how, grown, None, (grown, grown), grown, grown, "MB")]
+    return peak_growth(how, lambda: train(2))
 
 
 def times() -> list[Figure]:

@@ -1,4 +1,4 @@
-"""The measurements of scaling.py, one function a strategy, each to be run by both workers."""
+"""The measurements of scaling.py and scaling_model.py, each function to be run by all workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads import Workload, convnet, deep_convnet, mlp
 
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
-from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.multi_worker import DEFAULT_PACKING, MultiWorker
 from tfdist.strategies.one_device import OneDevice
 
 SAMPLE_SECONDS = 0.3
@@ -28,6 +28,7 @@ def conv(batch: int) -> Workload:
 
 
 SHALLOW = convnet("shallow convnet", input_shape=(28, 28, 1), batch=256, num_examples=4096)
+MODELLED = mlp("dense 2 MB, batch 1024", 784, (512, 256), batch=1024, num_examples=4096)
 SMALL_VARIABLES = mlp("62 small variables", num_features=32, hidden_units=(32,) * 30, batch=128, num_examples=8192)
 # What communication costs does not depend on the batch, so its part does: hence two of them for two models.
 WITH_GOALS = (
@@ -42,7 +43,7 @@ WITH_GOALS = (
 
 def multi_worker() -> list[Figure]:
     alone, together = connected(MultiWorker())
-    figures = [with_and_without(alone, together, workload, goal) for workload, goal in WITH_GOALS]
+    figures = all_with_and_without(alone, together)
     ours = tfdist_training(together, dense(512), tell=said_by_chief(together))
     peer = handwritten_training(dense(512), together.distribution)
     steps = steps_per_sample(together, ours)
@@ -53,26 +54,51 @@ def multi_worker() -> list[Figure]:
 
 def horovod() -> list[Figure]:
     alone, together = connected(Horovod())
-    return of_chief(together, [with_and_without(alone, together, workload, goal) for workload, goal in WITH_GOALS])
+    return of_chief(together, all_with_and_without(alone, together))
+
+
+def all_with_and_without(alone: OneDevice, together: Strategy) -> list[Figure]:
+    figures = [with_and_without(alone, together, workload, goal) for workload, goal in WITH_GOALS]
+    return [*figures, with_and_without(alone, together, dense(512), None, reduce_precision="bfloat16")]
+
+
+def rate() -> list[Figure]:
+    """Steps/s of any number of workers, in `value`; the size of packs is given, so that all send the same messages."""
+    strategy = MultiWorker(bytes_per_pack=DEFAULT_PACKING)
+    one_thread()
+    strategy.connect()
+    train = tfdist_training(strategy, MODELLED)
+    sample = sampled(strategy, train, steps_per_sample(strategy, train))
+    rates = [sample() for _ in range(ROUNDS)]
+    return of_chief(strategy, [ratio("steps/s", rates, [1.0] * ROUNDS, None)])
 
 
 def connected(strategy: Strategy) -> tuple[OneDevice, Strategy]:
     """One device for this worker alone, and the strategy of both."""
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    one_thread()
     alone = OneDevice()
     alone.connect()
     strategy.connect()
     return alone, strategy
 
 
-def with_and_without(alone: OneDevice, together: Strategy, workload: Workload, goal: float | None) -> Figure:
-    """Training with communication ÷ without."""
-    ours = tfdist_training(together, workload, tell=said_by_chief(together))
+def one_thread() -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def with_and_without(
+    alone: OneDevice, together: Strategy, workload: Workload, goal: float | None, *, reduce_precision: str | None = None
+) -> Figure:
+    """Training with communication, in this precision, ÷ without."""
+    if isinstance(together, MultiWorker):
+        together.bytes_per_pack = "auto"  # what the last workload settled is not this one's
+    ours = tfdist_training(together, workload, tell=said_by_chief(together), reduce_precision=reduce_precision)
     peer = tfdist_training(alone, workload, share=together.topology.num_workers)
     steps = steps_per_sample(together, ours)
     samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
-    return ratio(f"{workload.name}, {together.name}: with ÷ without communication", *samples, goal)
+    how = "with" if reduce_precision is None else f"with {reduce_precision}"
+    return ratio(f"{workload.name}, {together.name}: {how} ÷ without communication", *samples, goal)
 
 
 def sampled(together: Strategy, train: Train, steps: int) -> Callable[[], float]:

@@ -7,6 +7,8 @@ accuracy are on the host. Used by step.py and scaling.py.
 from __future__ import annotations
 
 import contextlib
+import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,13 +25,17 @@ from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import Learner, build_learner
 from tfdist.training.loop.outcome import EpochSums
 from tfdist.training.loop.votes import Vote
-from tfdist.training.run.tuned import choose_packing
+from tfdist.training.run.canonical import sums_as_written
+from tfdist.training.run.tuned import COMPILED, choose_packing, xla_variants
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.norms import Norms
 from tfdist.training.step.step import TrainStep
+from tfdist.training.watch.pace import Pace
+from tfdist.training.watch.xla_trial import UNCOMPILED, Call, XlaTrial
 
 Train = Callable[[int], None]
 SHUFFLE_BUFFER = 10_000  # examples
+ENDLESS = 10**12  # steps
 
 
 def tfdist_training(
@@ -64,14 +70,25 @@ def tfdist_learner_and_training(
     tell: Callable[[str], None] = lambda message: None,
     recompute: Sequence[str] | None = None,
     log_norms: str | None = None,
+    sharding: str | None = None,
+    num_microbatches: int = 1,
+    in_order: bool = False,
+    tries_xla: bool = False,
     **step_settings: Any,
 ) -> tuple[Learner, Train]:
-    """As `tfdist_training`, with what is trained."""
+    """As `tfdist_training`, with what is trained.
+
+    Args:
+      tries_xla: has XLA compile what is quickest, as `train.xla = "auto"` does in a long run.
+      sharding, num_microbatches: as the settings of these names.
+      in_order: sums as with `canonical_replicas`, of which a replica has `num_microbatches`.
+    """
     source = ArraySource(workload.arrays())
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=workload.global_batch_size // share,
         num_replicas=strategy.topology.num_replicas,
+        num_microbatches=num_microbatches,
         shuffle_seed=0,
     )
     task = Supervised(loss=loss(), metrics=[metric])
@@ -83,40 +100,62 @@ def tfdist_learner_and_training(
         source.structure,
         precision="float32",
         batch_size=plan.global_batch_size,
+        sharding=sharding,
     )
     if log_norms is not None:
         step_settings["norms"] = Norms(strategy, learner.model.trainable_variables, log_norms)
-    step = TrainStep(
-        strategy=strategy,
-        model=learner.model,
-        optimizer=learner.optimizer,
-        passes=[
-            LocalGradients(
-                strategy=strategy,
-                model=learner.model,
-                task=task,
-                metrics=learner.train_metrics,
-                batch_size=plan.global_batch_size,
-            )
-        ],
-        metrics=learner.train_metrics,
-        term_names=task.term_names(),
-        loss_scale=None,
-        typical_weight=float(plan.global_batch_size),
-        **step_settings,
-    )
+
+    def step_of(xla: str) -> TrainStep:
+        compiles_pass, compiles_update = COMPILED[xla]
+        return TrainStep(
+            strategy=strategy,
+            model=learner.model,
+            optimizer=learner.optimizer,
+            passes=[
+                LocalGradients(
+                    strategy=strategy,
+                    model=learner.model,
+                    task=task,
+                    metrics=learner.train_metrics,
+                    batch_size=plan.global_batch_size,
+                    num_microbatches=num_microbatches,
+                    jit_compile=compiles_pass,
+                    in_order=in_order,
+                    shards=learner.shards,
+                )
+            ],
+            shards=learner.shards,
+            compiles_update=compiles_update,
+            in_order=in_order,
+            metrics=learner.train_metrics,
+            term_names=task.term_names(),
+            loss_scale=None,
+            **step_settings,
+        )
 
     def batches() -> Iterator[Any]:
         return strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
 
-    choose_packing(strategy, learner, step, batches, deterministic=False, tell=lambda kind, message, **_: tell(message))
+    step = step_of(UNCOMPILED)
+    auto = {"deterministic": False, "tell": lambda kind, message, **_: tell(message)}
+    choose_packing(strategy, learner, step, lambda: next(batches()), **auto)
     iterator = batches()
 
     def train(num_steps: int) -> None:
-        with recomputed(learner.model, recompute):
+        with recomputed(learner.model, recompute), sums_as_written(in_order):
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), EpochSums().vector([]))
         _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
 
+    if tries_xla:
+        variants = {name: functools.partial(step_of, name) for name in xla_variants(strategy, learner)}
+        trial = XlaTrial(strategy, step, variants, ENDLESS, lambda choice, seconds: tell(f"XLA {choice}: {seconds}"))
+        pace = Pace(strategy, None)
+        while not trial.is_over:
+            started = time.perf_counter()
+            train(pace.steps_per_call)
+            seconds = time.perf_counter() - started
+            pace.observe(pace.steps_per_call, seconds)
+            step = trial.after(Call(0, pace.steps_per_call, seconds))
     return learner, train
 
 

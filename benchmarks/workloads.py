@@ -1,47 +1,98 @@
-"""What the benchmarks train: models of a few sizes on made-up examples.
+"""The models that the benchmarks train, in Keras, on made-up examples.
 
-Speed does not depend on what the numbers are, so nothing has to be downloaded.
+Needs Keras alone, on any backend, except for `convnet`, which is one of tfdist's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
+from sizes import HEADS, HEAVY, NORM_EPSILON, NUM_CLASSES, Size, examples
 
-from tfdist.models.convnet import build_convnet
-from tfdist.models.mlp import build_mlp
-
-NUM_CLASSES = 10
+layers = keras.layers
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A model, the shape of an example, and the global batch."""
+    """A model, the shape of an example, and the global batch; `vocabulary` as in `Size`."""
 
     name: str
     build_model: Callable[[], keras.Model]
     input_shape: Sequence[int]
     global_batch_size: int
     num_examples: int
+    vocabulary: int = 0
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Examples float32 [num_examples, *input_shape] and classes int32 [num_examples]."""
-        generator = np.random.default_rng(0)
-        x = generator.standard_normal((self.num_examples, *self.input_shape), dtype=np.float32)
-        return x, generator.integers(0, NUM_CLASSES, self.num_examples, dtype=np.int32)
+        return examples(self.num_examples, tuple(self.input_shape), self.vocabulary)
+
+
+def of_size(name: str, size: Size) -> Workload:
+    """A model and its examples as sizes.py has them."""
+
+    def build() -> keras.Model:
+        inputs = keras.Input(size.input_shape, dtype="int32" if size.vocabulary else "float32")
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES)(BODIES[size.kind](inputs, size)))
+
+    return Workload(name, build, size.input_shape, size.batch, size.num_examples, size.vocabulary)
+
+
+def dense_layers(x: Any, size: Size) -> Any:
+    for units in size.units:
+        x = layers.Dense(units, activation="relu")(x)
+    return x
+
+
+def convolutions(x: Any, size: Size) -> Any:
+    """Nine 3×3 convolutions in three stages of 16, 32 and 64 channels, and an average over places."""
+    for width, stride in zip((16, 32, 64), (1, 2, 2), strict=True):
+        for index in range(3):
+            strides = stride if index == 0 else 1
+            x = layers.Conv2D(width, 3, strides=strides, padding="same", activation="relu")(x)
+    return layers.GlobalAveragePooling2D()(x)
+
+
+def blocks(x: Any, size: Size) -> Any:
+    """As tfdist.models.transformer.TransformerBlock, one for each of `units`, and an average over places."""
+    for width in size.units:
+        here = layers.LayerNormalization(epsilon=NORM_EPSILON)(x)
+        x = x + layers.MultiHeadAttention(HEADS, width // HEADS)(here, here)
+        here = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization(epsilon=NORM_EPSILON)(x))
+        x = x + layers.Dense(width)(here)
+    return layers.GlobalAveragePooling1D()(x)
+
+
+def recurrent(x: Any, size: Size) -> Any:
+    return layers.LSTM(*size.units)(x)
+
+
+def embedded(x: Any, size: Size) -> Any:
+    """Vectors of tokens, averaged, and a dense layer."""
+    width, units = size.units
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(size.vocabulary, width)(x))
+    return layers.Dense(units, activation="relu")(x)
+
+
+BODIES = {
+    "mlp": dense_layers,
+    "convnet": convolutions,
+    "transformer": blocks,
+    "lstm": recurrent,
+    "embedding": embedded,
+}
 
 
 def mlp(name: str, num_features: int, hidden_units: Sequence[int], batch: int, num_examples: int) -> Workload:
-    def build() -> keras.Model:
-        return build_mlp(num_features=num_features, num_outputs=NUM_CLASSES, hidden_units=hidden_units)
-
-    return Workload(name, build, (num_features,), batch, num_examples)
+    return of_size(name, Size("mlp", (num_features,), batch, num_examples, units=tuple(hidden_units)))
 
 
 def convnet(name: str, input_shape: Sequence[int], batch: int, num_examples: int) -> Workload:
+    from tfdist.models.convnet import build_convnet
+
     def build() -> keras.Model:
         return build_convnet(input_shape=input_shape, num_classes=NUM_CLASSES)
 
@@ -49,25 +100,14 @@ def convnet(name: str, input_shape: Sequence[int], batch: int, num_examples: int
 
 
 def deep_convnet(name: str, batch: int, num_examples: int) -> Workload:
-    """Nine 3×3 convolutions over 32×32 color images, in three stages of 16, 32 and 64 channels, and an average over
-    places: 121,226 weights and 17 million multiplications an image, the proportion of a ResNet-20 on CIFAR."""
-    input_shape = (32, 32, 3)
-
-    def build() -> keras.Model:
-        inputs = x = keras.Input(input_shape)
-        for width, stride in zip((16, 32, 64), (1, 2, 2), strict=True):
-            for index in range(3):
-                strides = stride if index == 0 else 1
-                x = keras.layers.Conv2D(width, 3, strides=strides, padding="same", activation="relu")(x)
-        x = keras.layers.GlobalAveragePooling2D()(x)
-        return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES)(x))
-
-    return Workload(name, build, input_shape, batch, num_examples)
+    """Nine convolutions over 32×32 color images: 121,226 weights and 17 million multiplications an image, the
+    proportion of a ResNet-20 on CIFAR."""
+    return of_size(name, Size("convnet", (32, 32, 3), batch, num_examples))
 
 
-def heavy_mlp(batch: int = 16, num_examples: int = 2048) -> Workload:
-    """Four dense layers of 2048 × 2048: 16.8 million weights, which with Adam's two slots are 202 MB of state."""
-    return mlp("heavy", num_features=2048, hidden_units=(2048,) * 4, batch=batch, num_examples=num_examples)
+def heavy_mlp(batch: int = HEAVY.batch, num_examples: int = HEAVY.num_examples) -> Workload:
+    """Four dense layers of 2048 × 2048."""
+    return of_size("heavy", dataclasses.replace(HEAVY, batch=batch, num_examples=num_examples))
 
 
 def loss() -> keras.losses.Loss:

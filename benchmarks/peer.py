@@ -1,0 +1,111 @@
+"""Processes of another framework: how a benchmark asks one for samples, and how one answers.
+
+A process prints "ready" and what it has to tell, then for each whole number on standard input a line with the seconds
+that so many steps took. `Peer` is the side that asks; programs in the environment of tools/peers.sh call `serve`.
+Imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"  # made by tools/peers.sh
+
+Seconds = Callable[[int], float]
+
+
+class Peer:
+    """A program of this directory in the peers' environment; with several workers each has a core of its own.
+
+    Attributes:
+      told: what the first process printed after "ready".
+    """
+
+    def __init__(self, program: str, *arguments: object, workers: int = 1) -> None:
+        command = [str(PYTHON), str(HERE / program), *map(str, arguments)]
+        self._name = " ".join(command[1:])
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the processes
+        shared = os.environ | {"KERAS_BACKEND": "jax"}
+        environments, pins = [shared], [[]]
+        if workers > 1:
+            with socket.create_server(("localhost", 0)) as taken:
+                port = taken.getsockname()[1]
+            meeting = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+            environments = [shared | meeting | {"RANK": str(rank)} for rank in range(workers)]
+            cores = sorted(os.sched_getaffinity(os.getppid()))  # a worker that asks has one of them
+            pins = [["taskset", "-c", str(cores[rank])] for rank in range(workers)]
+        self._processes = [
+            subprocess.Popen(
+                [*pin, *command],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+            )
+            for pin, environment in zip(pins, environments, strict=True)
+        ]
+        self.told = self._answers("ready")[0]
+
+    def __call__(self, steps: int) -> float:
+        """The seconds of the slowest process."""
+        for process in self._processes:
+            assert process.stdin is not None
+            print(steps, file=process.stdin, flush=True)
+        return max(map(float, self._answers("seconds")))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.communicate(timeout=60)
+
+    def _answers(self, begin: str) -> list[str]:
+        answers = []
+        for process in self._processes:
+            assert process.stdout is not None
+            line = next((line for line in process.stdout if line.startswith(begin)), None)
+            if line is None:
+                self._errors.seek(0)
+                raise RuntimeError(f"{self._name} ended:\n{self._errors.read()[-4000:]}")
+            answers.append(line.removeprefix(begin).strip())
+        return answers
+
+
+def serve(seconds: Seconds, *told: object) -> None:
+    """Answers until standard input ends."""
+    print("ready", *told, flush=True)
+    for line in sys.stdin:
+        print("seconds", seconds(int(line)), flush=True)
+
+
+def timed(train: Callable[[int], object]) -> Seconds:
+    def seconds(steps: int) -> float:
+        started = time.perf_counter()
+        train(steps)
+        return time.perf_counter() - started
+
+    return seconds
+
+
+def contents(arrays: Iterable[Any]) -> str:
+    """Types and shapes of a batch's arrays."""
+    counts = collections.Counter(f"{each.dtype}{list(each.shape)}" for each in arrays)
+    return " and ".join(f"{counts[each]} {each}" for each in sorted(counts))
+
+
+def stall(save: Callable[[], object], train: Callable[[int], object], steps: int, *, with_step: bool) -> float:
+    """The seconds of `save` after so many steps; `with_step` also by how much the next step is slower than those."""
+    one = timed(train)
+    before = statistics.fmean(one(1) for _ in range(steps))
+    taken = timed(lambda _: save())(1)
+    return taken + one(1) - before if with_step else taken

@@ -1,0 +1,109 @@
+"""The measurements of sharding.py, each run by two workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from measuring import Figure, interleaved, peak_growth, ratio
+from peer import PYTHON, Peer
+from step_parts import sampled
+from trainings import tfdist_learner_and_training
+from workloads import NUM_CLASSES, Workload
+
+from tfdist.models.transformer import TransformerBlock
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.multi_worker import MultiWorker
+
+LAYERS, LENGTH, WIDTH, BATCH = 12, 32, 256, 16
+ROUNDS, STEPS = 9, 3
+FSDP2 = ("fsdp2", "fsdp2_recomputed")
+PARTS = 4
+BLOCKS = ["block_*"]
+
+
+def fsdp2_peer(way: str) -> Peer:
+    """PyTorch's sharding of the same encoder; it tells by how many MB its peak memory had grown after two steps."""
+    return Peer("sharding_peer.py", way, LAYERS, LENGTH, WIDTH, BATCH, workers=2)
+
+
+def encoder() -> Workload:
+    def build() -> keras.Model:
+        inputs = x = keras.Input((LENGTH, WIDTH))
+        for index in range(LAYERS):
+            x = TransformerBlock(4, causal=False, name=f"block_{index}")(x)
+        return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES)(keras.layers.GlobalAveragePooling1D()(x)))
+
+    return Workload("encoder", build, (LENGTH, WIDTH), BATCH, 8 * BATCH)
+
+
+def connected(name: str) -> Strategy:
+    strategy = {"multi_worker": MultiWorker, "horovod": Horovod}[name]()
+    strategy.connect()
+    return strategy
+
+
+def times(name: str) -> list[Figure]:
+    strategy = connected(name)
+    own = PARTS // strategy.topology.num_replicas
+    ways: dict[str, dict[str, Any]] = {
+        "without": {},
+        "optimizer": {"sharding": "optimizer"},
+        "gradients": {"sharding": "gradients"},
+        "recomputed": {"recompute": BLOCKS},
+        "weights": {"sharding": "weights"},
+        "microbatches": {"num_microbatches": own},
+        "canonical": {"num_microbatches": own, "in_order": True},
+    }
+    fsdp2 = {way: fsdp2_peer(way) for way in FSDP2} if strategy.topology.is_chief and PYTHON.exists() else {}
+    made = {way: tfdist_learner_and_training(strategy, encoder(), **each) for way, each in ways.items()}
+    contenders = [sampled(train, STEPS) for _, train in made.values()]
+    for sample in contenders:  # canonical sums change an option of TensorFlow's, after which all is optimized anew
+        sample()
+    with_peers = strategy.any_worker(bool(fsdp2))
+
+    def peer(way: str) -> Callable[[int], None]:
+        def train(steps: int) -> None:
+            if way in fsdp2:
+                fsdp2[way](steps)
+            strategy.any_worker(False)  # the other worker waits
+
+        return train
+
+    peers = FSDP2 if with_peers else ()
+    contenders += [sampled(peer(way), STEPS) for way in peers]
+    rates = dict(zip([*made, *peers], interleaved(contenders, ROUNDS), strict=True))
+    for each in fsdp2.values():
+        each.close()
+    seconds = {way: [1e3 / rate for rate in found] for way, found in rates.items()}
+    figures = [
+        ratio(f"{name}, {way}: step time ÷ {peer}", seconds[way], seconds[peer], goal, unit="ms", at_most=True)
+        for way, peer, goal in (
+            ("optimizer", "without", 1.05),
+            ("gradients", "without", 1.05),
+            ("weights", "recomputed", 1.1),
+            ("canonical", "microbatches", 1.1),
+            *([("gradients", "fsdp2", 1.0), ("weights", "fsdp2_recomputed", 1.0)] if with_peers else []),
+        )
+    ]
+    held = {way: sum(4 * int(np.prod(v.shape)) for v in made[way][0].optimizer.variables) / 2**20 for way in ways}
+    slots = f"{name}, optimizer: slots of worker 0 ÷ without"
+    return [*figures, ratio(slots, [held["optimizer"]], [held["without"]], 0.55, unit="MB", at_most=True)]
+
+
+def peak(sharding: str) -> list[Figure]:
+    """What the peak of this process grows by in two steps, in MB."""
+    strategy = connected("multi_worker")
+    settings = {} if sharding == "none" else {"sharding": sharding}
+    return peak_growth(sharding, lambda: tfdist_learner_and_training(strategy, encoder(), **settings)[1](2))
+
+
+def peak_of_fsdp2() -> list[Figure]:
+    """The same of PyTorch's first process."""
+    peer = fsdp2_peer("fsdp2_recomputed")
+    peer.close()
+    grown = float(peer.told)
+    return [Figure("fsdp2", grown, None, (grown, grown), grown, grown, "MB")]
