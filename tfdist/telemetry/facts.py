@@ -1,0 +1,114 @@
+"""What a run tells: events of its life, points of its metrics, samples of its processes.
+
+Invariant: a fact is complete when it is made and never changes, so that any thread may read it. `events.py`,
+`metrics.py` and `sampler.py` make facts, `stream.py` passes them to the sinks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+
+def now() -> datetime.datetime:
+    """This moment, in UTC."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a sink learns of the run before anything else.
+
+    Attributes:
+      directory: the run directory, local or gs://.
+      run_id: the same for every start and every worker of the run; 32 hexadecimal digits.
+      mode: "train", "evaluate" or "predict".
+      strategy: its name.
+      worker: this process's index; `num_workers` of them compute on `num_replicas` devices.
+      settings: what is configured, by the names that gin takes, as text.
+      config_text: the text of config.gin.
+      start: 0 for the run's first start, and one more for each resumption.
+    """
+
+    directory: str
+    run_id: str
+    mode: str
+    strategy: str
+    worker: int
+    num_workers: int
+    num_replicas: int
+    settings: Mapping[str, str]
+    config_text: str
+    start: int
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the worker that writes what all share."""
+        return self.worker == 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened once.
+
+    Attributes:
+      name: as `registry.EVENTS` lists it.
+      level: "info", "warning" or "error".
+      worker: whose event it is; None for what no single worker did.
+      step: the run's steps that were done then; None where that says nothing.
+      message: what the console shows of it, if anything.
+      details: for events.jsonl.
+    """
+
+    name: str
+    level: str
+    worker: int | None = None
+    step: int | None = None
+    message: str | None = None
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    time: datetime.datetime = dataclasses.field(default_factory=now)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """The metrics at a step, over all workers; the chief's alone.
+
+    Attributes:
+      step: the run's steps that were done.
+      epoch: of the last of them, from 1.
+      split: "train", "eval" or the like.
+      metrics: numbers, or arrays of them, by name.
+    """
+
+    step: int
+    epoch: int
+    split: str
+    metrics: Mapping[str, Any]
+    learning_rate: float | None = None
+    time: datetime.datetime = dataclasses.field(default_factory=now)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What one process has used so far, every few seconds.
+
+    Attributes:
+      worker: its index.
+      start: as `RunFacts` has it.
+      step: the run's steps that were done; None before it knows.
+      seconds: where this process's wall clock went since it began, by the shares of `time_account.SHARES`; they add up
+        to all of it.
+      values: by the names of `registry.METRICS`, such as "host_memory_bytes".
+    """
+
+    worker: int
+    start: int
+    step: int | None
+    seconds: Mapping[str, float]
+    values: Mapping[str, float]
+    time: datetime.datetime = dataclasses.field(default_factory=now)
+
+
+Fact = Event | Point | Sample
