@@ -32,6 +32,7 @@ class RunFacts:
       settings: what is configured, by the names that gin takes, as text.
       config_text: the text of config.gin.
       start: 0 for the run's first start, and one more for each resumption.
+      price_per_device_hour: in US dollars; None: not known.
     """
 
     directory: str
@@ -44,6 +45,7 @@ class RunFacts:
     settings: Mapping[str, str]
     config_text: str
     start: int
+    price_per_device_hour: float | None = None
 
     @property
     def is_chief(self) -> bool:
