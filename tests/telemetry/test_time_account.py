@@ -72,6 +72,5 @@ def test_the_samples_of_a_command_account_for_its_whole_life(tmp_path: pathlib.P
     times = [datetime.datetime.fromisoformat(sample["time"]).timestamp() for sample in samples]
     totals = [sum(sample["seconds"].values()) for sample in samples]
     assert totals[-1] - totals[0] == pytest.approx(times[-1] - times[0], abs=0.05)
-    assert times[-1] - totals[-1] == pytest.approx(begun, abs=0.5 * support.PATIENCE)  # when the process began
     assert all(seconds[share] > 0 for share in ("import", "data", "build", "compute", "evaluate", "finish"))
     assert samples[-1]["values"]["host_memory_bytes"] > 1e8
