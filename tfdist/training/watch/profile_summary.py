@@ -27,7 +27,6 @@ NUM_SHOWN = 10
 LARGE_WAIT = 0.1  # of the time, for input
 LARGE_SHARE = 0.25  # of the time, for what else keeps a device from computing
 ARITHMETIC = 0.6  # of the operations' time, in products and convolutions
-TINY_SECONDS = 20e-6  # a mean operation that the executor takes as long to start
 _SECOND = 1e12  # picoseconds
 _SCOPES = re.compile(r"\b(while/body/_\d+/|gradient_tape/|while/|cond/(branch_executed/)?|StatefulPartitionedCall/)")
 
@@ -86,7 +85,7 @@ def shares_of(profile: Profile) -> Shares:
 def hints(profile: Profile, shares: Shares) -> list[str]:
     """What would help, by what stands out."""
     operations = [operation for device in profile.devices for operation in device]
-    own, count = sum(each.own for each in operations), len(operations)
+    own = sum(each.own for each in operations)
     arithmetic = sum(each.own for each in operations if each.kind in (CONVOLUTION, PRODUCT)) / own
     found = []
     if shares.input >= LARGE_WAIT:
@@ -99,13 +98,12 @@ def hints(profile: Profile, shares: Shares) -> list[str]:
             "Steps wait for sums over replicas, or for a slower worker: a larger train.global_batch_size makes them "
             "rarer, train.reduce_precision = 'bfloat16' smaller."
         )
-    if shares.between >= LARGE_SHARE and own / count < TINY_SECONDS * _SECOND:
+    if shares.between >= LARGE_SHARE:
         is_short = profile.steps == len(profile.calls)
         calls = " Calls have one step each: a larger train.steps_per_call saves the way through Python." * is_short
         found.append(
-            f"The {count / profile.steps:,.0f} operations of a step take {own / count / 1e6:.0f} µs each, "
-            "and starting them as long: a larger train.global_batch_size, or train.xla = 'on', which makes fewer "
-            f"operations.{calls}"
+            "Much time goes into starting operations and into those too small to be recorded: a larger "
+            f"train.global_batch_size, or train.xla = 'on', which makes fewer operations.{calls}"
         )
     if arithmetic >= ARITHMETIC and shares.computing >= ARITHMETIC:
         found.append(_of_arithmetic(profile.device_type, arithmetic))

@@ -29,7 +29,6 @@ from tfdist.training.watch.profile_summary import summarize
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 SIGNALED_STEPS = 10  # a profile at a signal ends with the call that has done so many
-_OPTIONS = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)  # 2: without cheap operations
 
 
 @dataclasses.dataclass
@@ -126,7 +125,7 @@ class Profiler:
     def _begin(self, begin: int, end: int) -> None:
         scratch = tempfile.TemporaryDirectory(prefix="tfdist-profile-")
         try:
-            tf.profiler.experimental.start(scratch.name, _OPTIONS)
+            tf.profiler.experimental.start(scratch.name)
         except Exception as error:  # of any class: another profiler in this process, a tracer that is missing
             scratch.cleanup()
             self._warn(f"{type(error).__name__}: {error}", f"the steps after {begin:,}")
