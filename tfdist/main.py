@@ -65,7 +65,9 @@ flags.DEFINE_string(
     "run_dir", None, "local or gs://; without it runs/ and the first gin file's name", flag_values=FLAGS
 )
 flags.DEFINE_string("mode", "train", "what to do", flag_values=FLAGS)
-flags.DEFINE_string("profile", None, "with --mode=train: profile 'steps 100-110'", flag_values=FLAGS)
+flags.DEFINE_string(
+    "profile", None, "of a training: profile 'steps 100-110', and say where the time went", flag_values=FLAGS
+)
 flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
 # What the uses of a trained model have of the training, where nothing else is set for them.
 TRAINED = {

@@ -123,14 +123,15 @@ class Profiler:
             self._end(self._session)
 
     def _begin(self, begin: int, end: int) -> None:
-        scratch = tempfile.TemporaryDirectory(prefix="tfdist-profile-")
-        try:
-            tf.profiler.experimental.start(scratch.name)
-        except Exception as error:  # of any class: another profiler in this process, a tracer that is missing
-            scratch.cleanup()
-            self._warn(f"{type(error).__name__}: {error}", f"the steps after {begin:,}")
-        else:
-            self._session = _Session(begin, end, scratch)
+        with contextlib.ExitStack() as undo:
+            try:
+                scratch = tempfile.TemporaryDirectory(prefix="tfdist-profile-")
+                undo.callback(scratch.cleanup)
+                tf.profiler.experimental.start(scratch.name)
+                undo.pop_all()
+                self._session = _Session(begin, end, scratch)
+            except Exception as error:  # of any class: another profiler in this process, a full disk
+                self._warn(f"{type(error).__name__}: {error}", f"the steps after {begin:,}")
 
     def _end(self, session: _Session) -> None:
         self._session = None
@@ -170,7 +171,9 @@ class Profiler:
                 self._warn("this start of the run has done none of them", f"the steps {asked.first} to {asked.last}")
 
     def _warn(self, why: str, what: str) -> None:
-        self._events.warning("not_profiled", step=self._step, message=f"There is no profile of {what}: {why}.")
+        self._events.warning(
+            "not_profiled", step=self._step, message=f"There is no profile of {what}: {why.rstrip('.')}."
+        )
 
 
 def _name(first: int, last: int) -> str:
