@@ -15,6 +15,7 @@ import pytest
 import support
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
+from training.test_input_wait import Slow
 from training.trainings import run as train
 
 from tfdist.errors import UserError
@@ -92,6 +93,15 @@ def test_the_weights_are_the_same_bits_with_a_profile(tmp_path: pathlib.Path) ->
 
 
 @pytest.mark.slow
+def test_steps_that_wait_for_their_input_are_told_so(tmp_path: pathlib.Path) -> None:
+    train(tmp_path, train_data=lambda: Slow(0.05), eval_data=None, profile=ProfiledSteps(3, 5))
+    summary = (tmp_path / "profile" / "steps-3-5.txt").read_text()
+    share = re.search(r"waiting for input (\d+)%", summary)
+    assert share is not None and int(share[1]) > 50, summary
+    assert "Steps wait for their input" in summary
+
+
+@pytest.mark.slow
 def test_another_profiler_in_the_process_costs_a_warning_and_no_training(tmp_path: pathlib.Path) -> None:
     tf.profiler.experimental.start(str(tmp_path / "other"))
     try:
@@ -149,10 +159,10 @@ def test_shares_add_up_and_waiting_counts_only_while_nothing_computes() -> None:
     convolution = Operation("while/body/_1/gradient_tape/while/net/conv/Conv2D", "Conv2D", (10, 60), 50)
     reduction = Operation("while/body/_1/CollectiveReduceV2", "CollectiveReduceV2", (50, 80), 30)
     late = Operation("Add", "AddV2", (190, 230), 40)
-    profile = Profile("h", "CPU", [[convolution, reduction, late]], [(0, 100), (200, 300)], 2, [(0, 20), (90, 100)])
+    profile = Profile("h", "CPU", [[convolution, reduction, late]], [(0, 100), (200, 300)], 2, [(0, 20), (80, 100)])
     shares = profile_summary.shares_of(profile)
     found = (shares.computing, shares.input, shares.communication, shares.between)
-    assert found == pytest.approx((0.4, 0.1, 0.1, 0.4))
+    assert found == pytest.approx((0.4, 0.15, 0.1, 0.35))
     assert convolution.kind == CONVOLUTION and Operation("n", "convert.3", (0, 1), 1).kind == "data movement"
     assert any("wait for their input" in hint for hint in profile_summary.hints(profile, shares))
 
