@@ -16,6 +16,7 @@ import pathlib
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ from tfdist.errors import (
 )
 from tfdist.requirements import REQUIREMENTS, check_tensorflow, missing_requirement
 from tfdist.strategies.cluster import environment
+from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",
@@ -65,6 +67,9 @@ flags.DEFINE_string(
 flags.DEFINE_string("mode", "train", "what to do", flag_values=FLAGS)
 flags.DEFINE_enum(
     "log", "text", ["text", "json"], "what is printed: for people, or a JSON object a line", flag_values=FLAGS
+)
+flags.DEFINE_string(
+    "profile", None, "of a training: profile 'steps 100-110', and say where the time went", flag_values=FLAGS
 )
 flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
 # What the uses of a trained model have of the training, where nothing else is set for them.
@@ -101,12 +106,21 @@ def main(arguments: Sequence[str] | None = None, wait: Callable[[], object] = la
 def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
     """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
     given = parse(arguments)
+    ignore_profile_signal()
     if environment.is_elastic(os.environ) and given.mode in ELASTIC_MODES:
         from tfdist.launch.horovod import elastic_worker
 
         return elastic_worker.main(["--", *arguments])
     run(given, wait)
     return None
+
+
+def ignore_profile_signal() -> None:
+    """Has the signal that asks for a profile end no process that does not train yet, or does something else."""
+    from tfdist.telemetry.heartbeat import PROFILE_SIGNAL
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(PROFILE_SIGNAL) == signal.SIG_DFL:
+        signal.signal(PROFILE_SIGNAL, signal.SIG_IGN)
 
 
 def _tell_end() -> None:
@@ -132,11 +146,21 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
         raise UserError(
             f"There is no --mode={values.mode}; the modes are {', '.join(MODES)}.{suggest(values.mode, MODES)}"
         )
+    profiled_steps(values)
     if not values.gin_file and values.mode in USES and values.run_dir is not None:
         values["gin_file"].value = [config_of(values.run_dir)]
     if not values.gin_file:
         raise UserError("No experiment given. Write --gin_file=tfdist:experiments/digits.gin, or a file of your own.")
     return values
+
+
+def profiled_steps(given: flags.FlagValues) -> ProfiledSteps | None:
+    """The steps to profile; raises UserError."""
+    if given.profile is None:
+        return None
+    if given.mode != "train":
+        raise UserError(f"--profile works with --mode=train, and this is --mode={given.mode}. Leave one of them out.")
+    return ProfiledSteps.parse(given.profile)
 
 
 def config_of(run_dir: str) -> str:
@@ -264,6 +288,7 @@ def run_mode(
         wait=functools.partial(time_account.leave_out, wait),
         abort=end_at_once,
         console=json_log.open_log if given.log == "json" else open_console,
+        profile=profiled_steps(given),
     )
     modes: dict[str, Callable[[Any], object]] = {
         "train": lambda settings: experiment.train(settings, request),

@@ -70,7 +70,7 @@ def private_imports(tree: ast.Module) -> set[tuple[str, str]]:
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and re.match(
-            r"keras\.src|tensorflow\.(python|compiler|core)", node.module or ""
+            r"keras\.src|tensorflow\.(python|compiler|core|tsl)", node.module or ""
         ):
             found |= {(node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):

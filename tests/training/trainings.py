@@ -16,6 +16,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.result import RunResult
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
+from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 STEPS_PER_EPOCH = 7
 SMALL = BASE | {"deterministic": False, "eval_data": lambda: digits(101)}
@@ -51,7 +52,12 @@ class Trained:
 
 
 def run(
-    directory: pathlib.Path, *, may_fail: bool = False, named: dict[str, str] | None = None, **changes: Any
+    directory: pathlib.Path,
+    *,
+    may_fail: bool = False,
+    named: dict[str, str] | None = None,
+    profile: ProfiledSteps | None = None,
+    **changes: Any,
 ) -> Trained:
     """Trains SMALL with `changes` into `directory`, on one device if they name no strategy.
 
@@ -72,7 +78,7 @@ def run(
 
     settings |= {"model": model, "optimizer": optimizer if callable(given) else given, "task": settings["task"]()}
     try:
-        request = Request(run_dir=str(directory), settings=lambda: named or {})
+        request = Request(run_dir=str(directory), settings=lambda: named or {}, profile=profile)
         trained.result = train(TrainSettings(**settings), request)
     except Exception as error:
         if not may_fail:

@@ -28,7 +28,8 @@ from tfdist.telemetry import time_account
 
 VARIABLE = "TFDIST_HEARTBEAT"
 BEGIN_VARIABLE = "TFDIST_BEGIN_AT"  # a moment by `time.monotonic` before which a run should not continue
-STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 is Slurm's warning
+STACKS_SIGNAL = signal.SIGQUIT  # as other run times dump their stacks
+PROFILE_SIGNAL = signal.SIGUSR2  # SIGUSR1 is Slurm's warning
 REMEMBERED = 32  # of the last durations of a phase
 _RECORD = struct.Struct("<8sqqqddd??6x24s256s")
 _MAGIC = b"tfdpulse"

@@ -127,6 +127,8 @@ _EVENTS = (
     EventKind("input_bound", "warning", "training waits for its input"),
     EventKind("straggler", "warning", "a worker holds up the others"),
     EventKind("workers", "info", "what each worker's steps took, at the end"),
+    EventKind("profiled", "info", "a profile of some steps is written"),
+    EventKind("not_profiled", "warning", "a profile could not be taken or written"),
     EventKind("gpu_util_low", "warning", "the GPUs have computed less than a third of the time for minutes"),
     # Checkpoints.
     EventKind("resumed", "info", "a start continues from a checkpoint"),

@@ -8,16 +8,22 @@ moment. Only a third Ctrl-C is the kernel's, for a launcher that is stuck: the w
 from __future__ import annotations
 
 import collections
+import contextlib
 import signal
 import time
+from collections.abc import Iterator
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTED = (*ENDING, signal.SIGUSR1)  # which Slurm sends before a job's time is up
+PROFILE = signal.SIGUSR2  # heartbeat.PROFILE_SIGNAL, which takes too long to import here
 ONE_CTRL_C_SECONDS = 0.2  # timeout(1) signals its child, and then the process group that the child is in
 
 
 def note_signals() -> collections.deque[int]:
-    """Has signals noted from now on, each once, in their order; returns where. SIGHUP stays with nohup, if it is."""
+    """Has signals noted from now on, each once, in their order; returns where. SIGHUP stays with nohup, if it is.
+
+    PROFILE is ignored, by workers too until they train.
+    """
     noted: collections.deque[int] = collections.deque()
     counted: list[float] = []  # the moments of Ctrl-C
 
@@ -34,7 +40,19 @@ def note_signals() -> collections.deque[int]:
     for number in NOTED:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, note)
+    signal.signal(PROFILE, signal.SIG_IGN)
     return noted
+
+
+@contextlib.contextmanager
+def noting_profile_signal() -> Iterator[collections.deque[int]]:
+    """The moments at which a profile is asked for while the context lasts: PROFILE, each time that it comes."""
+    noted: collections.deque[int] = collections.deque()
+    before = signal.signal(PROFILE, lambda number, _frame: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(PROFILE, before)
 
 
 def ignore_signals() -> None:

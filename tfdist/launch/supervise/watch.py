@@ -20,7 +20,7 @@ from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_NOT_SAVED, EXIT_PEER_LO
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise import stacks
 from tfdist.launch.supervise.hangs import Deadlines, Hang, Watcher, absent
-from tfdist.launch.supervise.signals import ENDING
+from tfdist.launch.supervise.signals import ENDING, noting_profile_signal
 from tfdist.launch.supervise.vitals import Vital, look
 from tfdist.telemetry import heartbeat
 
@@ -178,13 +178,17 @@ class _Watch:
         self.time_is_up_at = begun + (patience.timeout_seconds or math.inf)
 
     def run(self) -> Outcome:
-        while self.running:
-            self._pass_on_signals()
-            self._collect()
-            self._look(time.monotonic())
-            self._act(time.monotonic())
-            if self.running:
-                time.sleep(POLL_SECONDS)
+        with noting_profile_signal() as profiles:
+            while self.running:
+                self._pass_on_signals()
+                if profiles:
+                    profiles.clear()
+                    self._ask_for_profiles()
+                self._collect()
+                self._look(time.monotonic())
+                self._act(time.monotonic())
+                if self.running:
+                    time.sleep(POLL_SECONDS)
         cause = blame(self.endings)
         status, worker = (cause.status, cause.worker) if cause else (EXIT_DONE, None)
         if self.hang is not None:
@@ -260,6 +264,13 @@ class _Watch:
                 self._pass_on(number)
                 self.first_signal = self.first_signal or number
             self.was_interrupted = True
+
+    def _ask_for_profiles(self) -> None:
+        name = heartbeat.PROFILE_SIGNAL.name
+        self.say(f"Passing {name} on to the workers: those that train take a profile of their next steps.")
+        for worker in self.running:
+            if heartbeat.read(worker.heartbeat) is not None:  # else it may not be ready for a signal
+                worker.send(heartbeat.PROFILE_SIGNAL)
 
     def _pass_on(self, number: int) -> None:
         passed = signal.SIGTERM if number in ENDING else signal.Signals(number)

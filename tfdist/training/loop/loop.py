@@ -38,6 +38,7 @@ from tfdist.training.step.precision import LossScale
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.input_wait import InputWait
 from tfdist.training.watch.pace import Pace
+from tfdist.training.watch.profiler import Profiler
 from tfdist.training.watch.stragglers import Stragglers
 from tfdist.training.watch.xla_trial import Call, XlaTrial
 
@@ -55,6 +56,7 @@ class Loop:
       reporter: told what happens.
       boundaries: where calls end.
       pace: how long calls are.
+      profiler: entered; may have calls end, and sees each.
       optimizer: asked for its learning rate.
       loss_scale: as the step has it.
       recovery: saves, and leaves when the process has to go; None does neither.
@@ -78,6 +80,7 @@ class Loop:
         reporter: Reporter,
         boundaries: Boundaries,
         pace: Pace,
+        profiler: Profiler,
         optimizer: keras.optimizers.Optimizer,
         loss_scale: LossScale | None = None,
         recovery: Recovery | None = None,
@@ -97,6 +100,7 @@ class Loop:
         self._reporter = reporter
         self._boundaries = boundaries
         self._pace = pace
+        self._profiler = profiler
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._recovery = recovery
@@ -271,6 +275,8 @@ class Loop:
         stops = [boundary, self._outcome.step + self._pace.steps_per_call, *left_out[:1]]
         if self._recovery is not None and (checkpoint := self._recovery.next_boundary(self._outcome.step)) is not None:
             stops.append(checkpoint)
+        if (edge := self._profiler.next_edge(self._outcome.step)) is not None:
+            stops.append(edge)
         return min(stops)
 
     def _skip(self) -> None:
@@ -283,13 +289,14 @@ class Loop:
         """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
         steps = last_step - self._outcome.step
         self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
+        self._profiler.before_call(self._outcome.step)
         compiles = self._xla_trial is not None and self._xla_trial.compiles_next
         heartbeat.beat(heartbeat.BUILDING if compiles else heartbeat.TRAINING, self._outcome.step)
         started = time.perf_counter()
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = self._sums.vector(self._step.term_names)
         try:
-            with failures.located(self._outcome.step, steps):
+            with failures.located(self._outcome.step, steps), self._profiler.marked(last_step, steps):
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:
@@ -302,6 +309,7 @@ class Loop:
         self._count_weightless(int(totals.weightless))
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
         self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
+        self._profiler.after_call(self._outcome.step)
         self._outcome.train_metrics = self._sums.means() | to_python(metrics)
         if self._step.unused and not self._told_unused:
             self._told_unused = True

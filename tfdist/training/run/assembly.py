@@ -77,6 +77,7 @@ from tfdist.training.step.randomness import set_seeds
 from tfdist.training.step.state import ModelState
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.pace import Pace
+from tfdist.training.watch.profiler import Profiler
 from tfdist.training.watch.xla_trial import UNCOMPILED, XlaTrial
 from tfdist.user_code import said
 
@@ -460,6 +461,9 @@ def run_loop(
     first_step = opened.start.step if opened.start else 0
     num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
+    if run.request.profile is not None:
+        run.request.profile.check(boundaries.total_steps)
+    profiler = Profiler(run.directory, run.topology, run.events, asked=run.request.profile, hears=run.request.keeps)
     iterator = stream(run, training.source, plan, first_step=first_step, left_out=rollbacks.skipped)
     if not rollbacks.has_gone_back:
         run.request.wait()
@@ -487,13 +491,15 @@ def run_loop(
         skipped=rollbacks.skipped,
         saves_at_begin=rollbacks.is_possible,
         spike=rollbacks.spike,
+        profiler=profiler,
     )
     run.console.start(
         Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=boundaries.total_steps)
     )
     started = time.perf_counter()
     try:
-        outcome = loop.run()
+        with profiler:
+            outcome = loop.run()
     finally:
         run.console.close()  # the last epoch is shown before what ended the training is said
     seconds = time.perf_counter() - started

@@ -53,7 +53,7 @@ def shortened(settings: TrainSettings, request: Request) -> tuple[TrainSettings,
         stop_after_epochs=None,
         accept_changes=False,
     )
-    return short, dataclasses.replace(request, run_dir=files.join(request.run_dir, "fast_check"))
+    return short, dataclasses.replace(request, run_dir=files.join(request.run_dir, "fast_check"), profile=None)
 
 
 def _few(data: Callable[[], Any], count: int) -> Callable[[], Any]:

@@ -27,6 +27,7 @@ from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.claim import Claim, Place, take_place
 from tfdist.training.run.starts import read_starts
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
+from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 LOST_PEER_WORDS = (
     "Socket closed",
@@ -57,6 +58,7 @@ class Request:
       keeps: whether the run directory outlives the run; if not, nothing is exported and no summaries are written.
       repeats_end: puts a run that is finished back where it ended, from its last checkpoint, and ends it again.
       seeds: whether the process's generators of random numbers are seeded; if not, they stay as the caller has them.
+      profile: the steps of which TensorFlow's profiler takes a profile.
     """
 
     run_dir: str
@@ -68,6 +70,7 @@ class Request:
     keeps: bool = True
     repeats_end: bool = False
     seeds: bool = True
+    profile: ProfiledSteps | None = None
 
 
 @dataclasses.dataclass(frozen=True)

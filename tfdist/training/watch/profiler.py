@@ -1,0 +1,185 @@
+"""Takes profiles of a running training with TensorFlow's profiler: of the steps that were asked for, or at a signal.
+
+Invariant: a profile changes nothing of what is trained; where it cannot be taken or written, a warning says so, and the
+training goes on. Steps that the command names are known to all workers, so calls are cut at them alike. A signal may
+come to one worker alone: its profile takes whole calls as they are. The loop tells it of each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import tensorflow as tf
+
+from tfdist.storage import files
+from tfdist.strategies.base import Topology
+from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.heartbeat import PROFILE_SIGNAL
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.watch.profile_operations import MARK
+from tfdist.training.watch.profile_summary import summarize
+from tfdist.training.watch.profiled_steps import ProfiledSteps
+
+SIGNALED_STEPS = 10  # a profile at a signal ends with the call that has done so many
+# For other threads to come to rest. TensorFlow 2.21's profiler ended the process of a MultiWorker run in native code, in
+# 2 of some 25 profiles that were stopped at once, and in none of 78 that were stopped after this wait.
+SETTLE_SECONDS = 0.2
+
+
+@dataclasses.dataclass
+class _Session:
+    """A profile that is being taken, of the steps after `begin`, until `end` at least."""
+
+    begin: int
+    end: int
+    scratch: tempfile.TemporaryDirectory[str]
+
+
+class Profiler:
+    """Context manager around a loop, in whose time PROFILE_SIGNAL asks for a profile of the next steps.
+
+    Each worker writes a file of its own: for TensorBoard's profile plugin, and a summary in words, which the chief's
+    console shows. A handler that the process already has for the signal stays.
+
+    Args:
+      directory: of the run.
+      topology: says which worker this is.
+      events: told what was written, and what could not be.
+      asked: the steps that the command names.
+      hears: the signal.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, topology: Topology, events: EventLog, *, asked: ProfiledSteps | None, hears: bool
+    ) -> None:
+        self._directory = directory
+        self._topology = topology
+        self._events = events
+        self._asked = asked
+        self._hears = hears
+        self._has_begun_asked = False
+        self._is_signaled = False
+        self._session: _Session | None = None
+        self._step = 0
+        self._old_handler: Callable[[int, FrameType | None], object] | int | None = None
+
+    def __enter__(self) -> Profiler:
+        self._old_handler = signal.getsignal(PROFILE_SIGNAL)
+        if self._handles_signal:
+            signal.signal(PROFILE_SIGNAL, self._note_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._handles_signal:
+            signal.signal(PROFILE_SIGNAL, self._old_handler)
+        if self._session is not None:
+            self._end(self._session)
+        if error is None and self._asked is not None and not self._has_begun_asked:
+            self._warn_of_none(self._asked)
+
+    @property
+    def _handles_signal(self) -> bool:
+        """Python sets handlers in the main thread alone."""
+        is_free = self._old_handler in (signal.SIG_DFL, signal.SIG_IGN)
+        return self._hears and is_free and threading.current_thread() is threading.main_thread()
+
+    def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_signaled = True
+
+    def next_edge(self, step: int) -> int | None:
+        """Where the call after `step` has to end at the latest; None: anywhere. The same on all workers."""
+        return None if self._asked is None else self._asked.next_edge(step)
+
+    def before_call(self, step: int) -> None:
+        """Begins or ends a profile, where `step` steps are done."""
+        asked, self._step = self._asked, step
+        begins_asked = asked is not None and not self._has_begun_asked and asked.first - 1 <= step < asked.last
+        if self._session is not None and (begins_asked or step >= self._session.end):
+            self._end(self._session)  # its last steps may have been left out, so that no call came to its end
+        if asked is not None and begins_asked:
+            self._has_begun_asked = True
+            self._begin(step, asked.last)
+        elif self._is_signaled and self._session is None:
+            self._is_signaled = False
+            self._begin(step, step + SIGNALED_STEPS)
+
+    def marked(self, last_step: int, steps: int) -> contextlib.AbstractContextManager[object]:
+        """The time of a call, for the profile, if one is being taken."""
+        if self._session is None:
+            return contextlib.nullcontext()
+        return tf.profiler.experimental.Trace(MARK, step_num=last_step, steps=steps, _r=1)
+
+    def after_call(self, step: int) -> None:
+        """Ends the profile if it has its steps, where `step` steps are done."""
+        self._step = step
+        if self._session is not None and step >= self._session.end:
+            self._end(self._session)
+
+    def _begin(self, begin: int, end: int) -> None:
+        with contextlib.ExitStack() as undo:
+            try:
+                scratch = tempfile.TemporaryDirectory(prefix="tfdist-profile-")
+                undo.callback(scratch.cleanup)
+                tf.profiler.experimental.start(scratch.name)
+                undo.pop_all()
+                self._session = _Session(begin, end, scratch)
+            except Exception as error:  # of any class: another profiler in this process, a full disk
+                self._warn(f"{type(error).__name__}: {error}", f"the steps after {begin:,}")
+
+    def _end(self, session: _Session) -> None:
+        self._session = None
+        try:
+            with session.scratch as scratch:
+                time.sleep(SETTLE_SECONDS)
+                tf.profiler.experimental.stop(save=self._step > session.begin)
+                if self._step > session.begin:
+                    (path,) = Path(scratch).rglob("*.xplane.pb")
+                    self._write(path.read_bytes(), session.begin + 1)
+        except Exception as error:  # of any class, as above; the training goes on
+            self._warn(f"{type(error).__name__}: {error}", f"the steps {session.begin + 1:,} to {self._step:,}")
+
+    def _write(self, profile: bytes, first: int) -> None:
+        """Stores the profile first, which is there even if the summary fails."""
+        name, worker = _name(first, self._step), self._topology.worker_index
+        path, summary_path = self._directory.profile(name, worker), self._directory.profile_summary(name, worker)
+        for each in (path, summary_path):
+            files.make_dirs(os.path.dirname(each))
+        files.write_atomic(path, profile)
+        whose = f", worker {worker}" if self._topology.num_workers > 1 else ""
+        summary = summarize(profile, title=f"Profile of the steps {first:,} to {self._step:,}{whose}")
+        files.write_atomic(summary_path, summary)
+        self._events.info(
+            "profiled",
+            step=self._step,
+            message=f"{summary.rstrip()}\n{summary_path}; for TensorBoard: {path}",
+            first_step=first,
+            path=path,
+            summary=summary_path,
+        )
+
+    def _warn_of_none(self, asked: ProfiledSteps) -> None:
+        """Says that the training has ended without these steps, unless an earlier start took their profile."""
+        path = self._directory.profile(_name(asked.first, asked.last), self._topology.worker_index)
+        with contextlib.suppress(OSError):  # a store that does not answer
+            if not files.exists(path):
+                self._warn("this start of the run has done none of them", f"the steps {asked.first} to {asked.last}")
+
+    def _warn(self, why: str, what: str) -> None:
+        self._events.warning(
+            "not_profiled", step=self._step, message=f"There is no profile of {what}: {why.rstrip('.')}."
+        )
+
+
+def _name(first: int, last: int) -> str:
+    return f"steps-{first}-{last}"
