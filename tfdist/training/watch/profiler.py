@@ -30,7 +30,7 @@ from tfdist.training.watch.profile_summary import summarize
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 SIGNALED_STEPS = 10  # a profile at a signal ends with the call that has done so many
-# For other threads to come to rest. TensorFlow 2.21's profiler ended the process of a MultiWorker run in native code, in
+# For other threads to come to rest. TensorFlow 2.21's profiler ended the process of a MultiWorker run in native code in
 # 2 of some 25 profiles that were stopped at once, and in none of 78 that were stopped after this wait.
 SETTLE_SECONDS = 0.2
 
