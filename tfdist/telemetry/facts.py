@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+Level = Literal["info", "warning", "error"]
 
 
 def now() -> datetime.datetime:
@@ -55,7 +57,7 @@ class Event:
 
     Attributes:
       name: as `registry.EVENTS` lists it.
-      level: "info", "warning" or "error".
+      level: "error" ends the run; what a "warning" is about was mended or passed over.
       worker: whose event it is; None for what no single worker did.
       step: the run's steps that were done then; None where that says nothing.
       message: what the console shows of it, if anything.
@@ -63,7 +65,7 @@ class Event:
     """
 
     name: str
-    level: str
+    level: Level
     worker: int | None = None
     step: int | None = None
     message: str | None = None

@@ -7,7 +7,7 @@ a resumed run passes again stands there once. The chief makes a `MetricsLog`, ev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
 from tfdist.storage.mirror import Mirror
+from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -42,10 +43,19 @@ class Metrics(Protocol):
 
 
 class MetricsLog:
-    """`Metrics` in the run directory; NaN and infinities are written as `json_text` says."""
+    """`Metrics` in the run directory; NaN and infinities are written as `json_text` says.
 
-    def __init__(self, run: RunDirectory, *, tensorboard: bool = True) -> None:
+    Args:
+      run: whose directory it is.
+      tensorboard: whether summaries are written.
+      tell: takes each point, once it is written.
+    """
+
+    def __init__(
+        self, run: RunDirectory, *, tensorboard: bool = True, tell: Callable[[Point], None] = lambda point: None
+    ) -> None:
         self._run = run
+        self._tell = tell
         self._tensorboard = tensorboard
         self._sink: LogSink | None = None
         self._writers: dict[str, Any] = {}
@@ -63,6 +73,9 @@ class MetricsLog:
             self._sink = files.open_log(self._run.metrics)
         head = {"step": int(step), "epoch": int(epoch), "split": split, "learning_rate": learning_rate}
         self._sink.write_line(to_json({**head, **metrics}))
+        self._tell(
+            Point(step=int(step), epoch=int(epoch), split=split, metrics=dict(metrics), learning_rate=learning_rate)
+        )
         if self._tensorboard:
             rate = {} if learning_rate is None else {"learning_rate": learning_rate}
             self._summarise(int(step), split, {**metrics, **rate})

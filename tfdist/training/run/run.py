@@ -14,15 +14,21 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfdist.data.pipeline import failures
-from tfdist.errors import NotSavedError, PeerLostError, PreemptedError
+from tfdist.errors import DivergedError, NotSavedError, PeerLostError, PreemptedError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
-from tfdist.telemetry import heartbeat, notices
-from tfdist.telemetry.console.console import Console, open_console
+from tfdist.telemetry import heartbeat, notices, time_account
+from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.telemetry.sampler import Sampler
+from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.claim import Claim, Place, take_place
+from tfdist.training.run.run_id import run_id_of
 from tfdist.training.run.starts import read_starts
 
 LOST_PEER_WORDS = (
@@ -61,7 +67,7 @@ class Request:
     settings: Callable[[], Mapping[str, str]] = dict
     wait: Callable[[], object] = lambda: None
     abort: Callable[[], NoReturn] | None = None
-    console: Callable[[bool], Console] = lambda is_chief: open_console(is_chief=is_chief)
+    console: Callable[[bool], Console] = open_console
     keeps: bool = True
     repeats_end: bool = False
     seeds: bool = True
@@ -72,6 +78,7 @@ class Run:
     """An open run.
 
     Attributes:
+      stream: passes on what the run tells.
       place: its directory: whether it held a result already, and whether it is still this run's.
       earlier_starts: of the run, by processes before this one; empty but on the chief.
       notes: what `note` was told.
@@ -84,6 +91,7 @@ class Run:
     console: Console
     events: EventLog
     metrics: Metrics
+    stream: Stream
     place: Place
     earlier_starts: Sequence[Mapping[str, Any]] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -101,7 +109,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | None = None) -> Iterator[Run]:
+def open_run(
+    request: Request, strategy: Strategy, *, mode: str, claim: Claim | None = None, sinks: Sequence[Sink] = ()
+) -> Iterator[Run]:
     """Joins the other workers and opens the run directory.
 
     Args:
@@ -109,10 +119,12 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
       strategy: not connected yet.
       mode: "train" begins a run or continues with it; others add to what is there.
       claim: a training's.
+      sinks: take what the run tells, and samples of its processes.
 
     Raises:
       UserError: the cluster or the directory cannot be used.
     """
+    time_account.begin_run()
     directory = RunDirectory(request.run_dir)
     waiting = request.console(True)
     heartbeat.tell(run_dir=directory.path)
@@ -125,13 +137,15 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
         leaving.callback(console.close)
         place = take_place(directory, strategy, claim, notify=waiting.message)
         leaving.callback(place.release)
-        events = EventLog(directory, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
-        leaving.callback(events.close)
-        metrics = MetricsLog(directory, tensorboard=request.keeps) if topology.is_chief else NullMetricsLog()
-        leaving.callback(metrics.close)
-        failures.forget()  # what earlier runs of this process left
         starts = read_starts(directory) if topology.is_chief else []
-        run = Run(request, directory, strategy, topology, console, events, metrics, place, starts)
+        facts = _facts(request, strategy, mode=mode, start=len(starts))
+        console.belongs_to(facts)
+        events, metrics, stream = leaving.enter_context(_telling(request, directory, console, facts, sinks))
+        if mode == "train" and not place.is_finished and (request.keeps or sinks):
+            samples = directory.samples(facts.worker) if request.keeps else None
+            leaving.enter_context(_sampled(facts, samples, events, stream))
+        failures.forget()  # what earlier runs of this process left
+        run = Run(request, directory, strategy, topology, console, events, metrics, stream, place, starts)
         try:
             if mode == "train" and not place.is_finished:
                 run.write_config()
@@ -140,8 +154,11 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
                 yield run
             heartbeat.beat(heartbeat.FINISHING)
             strategy.any_worker(False)  # nobody leaves while another still needs it
+            if stream.status == FAILED:
+                stream.status = DONE
         except PreemptedError as error:
             heartbeat.tell(left_after_saving=True)
+            stream.status = PREEMPTED
             events.warning("preempted", reason=str(error))
             raise
         except NotSavedError as error:
@@ -151,6 +168,10 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
         except BaseException as error:
             heartbeat.beat(heartbeat.LEAVING)
             told = failures.take() or failures.explained(error) or peer_lost(error, topology)
+            if isinstance(told, PeerLostError):
+                events.error("peer_lost")
+            if isinstance(error, DivergedError):
+                events.error("training_diverged", step=error.step)
             events.error(
                 "run_failed",
                 mode=mode,
@@ -160,6 +181,51 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
             if told is not None:
                 raise told from error
             raise
+
+
+@contextlib.contextmanager
+def _telling(
+    request: Request, directory: RunDirectory, console: Console, facts: RunFacts, sinks: Sequence[Sink]
+) -> Iterator[tuple[EventLog, Metrics, Stream]]:
+    """What the run is told by, open."""
+    own = [sink for sink in sinks if facts.is_chief or sink.every_worker]
+    stream = Stream(own, facts, warn=lambda message: events.warning("sink_dropped", message=message))
+    events = EventLog(directory, worker=facts.worker, is_chief=facts.is_chief, console=console, tell=stream.tell)
+    metrics: Metrics = NullMetricsLog()
+    if facts.is_chief:
+        metrics = MetricsLog(directory, tensorboard=request.keeps, tell=stream.tell)
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(events.close)
+        leaving.callback(stream.close)
+        leaving.callback(metrics.close)
+        yield events, metrics, stream
+
+
+@contextlib.contextmanager
+def _sampled(facts: RunFacts, path: str | None, events: EventLog, stream: Stream) -> Iterator[None]:
+    """While it lasts, what this process uses is sampled."""
+    sampler = Sampler(facts, path, tell=stream.tell, warn=lambda event, message: events.warning(event, message=message))
+    try:
+        yield
+    finally:
+        sampler.close()
+
+
+def _facts(request: Request, strategy: Strategy, *, mode: str, start: int) -> RunFacts:
+    """What sinks learn of the run; a collective."""
+    topology = strategy.topology
+    return RunFacts(
+        directory=RunDirectory(request.run_dir).path,
+        run_id=run_id_of(RunDirectory(request.run_dir), strategy, keeps=request.keeps),
+        mode=mode,
+        strategy=strategy.name,
+        worker=topology.worker_index,
+        num_workers=topology.num_workers,
+        num_replicas=topology.num_replicas,
+        settings=request.settings(),
+        config_text=request.config_text(),
+        start=int(strategy.from_chief([start])[0]),
+    )
 
 
 def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
