@@ -34,7 +34,7 @@ def run_facts(*, worker: int = 0, start: int = 0) -> RunFacts:
         worker=worker,
         num_workers=2,
         num_replicas=2,
-        settings={},
+        settings={"train.price_per_device_hour": "30.0"},
         config_text="",
         start=start,
     )
@@ -59,7 +59,7 @@ def facts_of_a_start(*, begin: float = 0.0, loss: float = 0.5, step: int = 100) 
         event(4, "phase", share="import", seconds=4.0),
         event(10, "phase", share="build", seconds=6.0),
         point(20, 1, "train", {"loss": 2 * loss, "accuracy": 0.5}),
-        event(25, "checkpoint_saved", seconds=3.0, bytes=5_000_000),
+        event(25, "checkpoint_committed", write_seconds=3.0, num_bytes=5_000_000),
         event(30, "phase", share="evaluate", seconds=4.0),
         point(30, 2, "eval", {"loss": loss, "accuracy": 0.75}),
         point(30, 2, "train", {"loss": loss, "accuracy": 0.75}),
@@ -70,11 +70,7 @@ def facts_of_a_start(*, begin: float = 0.0, loss: float = 0.5, step: int = 100) 
             start=0,
             step=step,
             seconds={"import": 4.0, "build": 6.0, "compute": 40.0, "evaluate": 10.0},
-            values={
-                "host_memory_bytes": 3e8,
-                "goodput": 2 / 3,
-                "last_step_timestamp_seconds": at(begin + 30).timestamp(),
-            },
+            values={"host_memory_bytes": 3e8},
             time=at(begin + 60),
         ),
     ]

@@ -12,6 +12,7 @@ from support import free_ports
 
 from tfdist.errors import UserError
 from tfdist.telemetry.facts import Fact
+from tfdist.telemetry.registry import METRICS
 from tfdist.telemetry.sinks import otlp
 from tfdist.telemetry.sinks.opentelemetry import OpenTelemetry
 
@@ -62,7 +63,7 @@ def test_phases_epochs_checkpoints_and_events_are_spans() -> None:
     assert lasted == {
         "import": (0, 4),
         "build": (4, 6),
-        "checkpoint_saved": (22, 3),
+        "checkpoint_committed": (22, 3),
         "evaluate": (26, 4),
         "straggler": (31, 0),
         "run_failed": (32, 0),
@@ -72,7 +73,7 @@ def test_phases_epochs_checkpoints_and_events_are_spans() -> None:
         (1, 10, 10),
         (2, 20, 10),
     ]
-    assert spans["checkpoint_saved"]["tfdist.bytes"] == 5_000_000
+    assert spans["checkpoint_committed"]["tfdist.num_bytes"] == 5_000_000
     assert spans["straggler"]["tfdist.message"] == "worker 1 holds up the others"
     assert spans["straggler"]["tfdist.by_worker"] == "[0.1, 0.4]"
     assert {name for name, span in spans.items() if span["failed"]} == {"run_failed", "train"}
@@ -92,8 +93,8 @@ def test_metrics_have_their_kinds_values_and_labels() -> None:
     assert named["eval", "accuracy"] == 0.75
     size = points["checkpoint_size_mb"][0][1]
     assert (size.count, size.sum) == (2, 10.0)
-    assert receiver.metrics[-1].resource_metrics[0].resource.attributes
-    assert 10.0 in size.explicit_bounds
+    assert list(size.explicit_bounds) == list(METRICS["checkpoint_size_mb"].buckets)
+    assert points["cost_usd"][0][1].as_double == 2 * 60 * 30.0 / 3600  # of two devices
 
 
 def test_a_run_that_is_not_sampled_sends_metrics_alone() -> None:

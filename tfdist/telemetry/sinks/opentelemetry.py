@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import UserError, missing_extra, redacted
 from tfdist.telemetry.facts import Event, Fact, Point, RunFacts, Sample, now
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.measures import Measures
 from tfdist.telemetry.registry import COUNTER, HISTOGRAM, Metric
-from tfdist.telemetry.sinks.exposed_names import exposed_name
+from tfdist.telemetry.sinks.exposition import exposed_name, measures_of
 from tfdist.telemetry.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class OpenTelemetry(Sink):
         from tfdist.telemetry.sinks.otlp import Otlp
 
         self._run = run
-        self._measures = Measures()
+        self._measures = measures_of(run)
         self._instruments: dict[str, Any] = {}
         self._began = self._epoch_began = now()
         self._last_point: Point | None = None
@@ -94,9 +93,9 @@ class OpenTelemetry(Sink):
         self._measure(event)
         name, seconds = event.name, 0.0
         if event.name == "phase":
-            name = event.details["share"]
-        if event.name in ("phase", "checkpoint_saved"):
-            seconds = event.details["seconds"]
+            name, seconds = event.details["share"], event.details["seconds"]
+        elif event.name == "checkpoint_committed":
+            seconds = event.details["write_seconds"]
         told = {"step": event.step, "level": event.level, "message": event.message}
         begin = event.time - datetime.timedelta(seconds=seconds)
         self._span(name, begin, event.time, {**event.details, **told}, failed=event.level == "error")
@@ -153,7 +152,7 @@ class OpenTelemetry(Sink):
 
     def _instrument(self, metric: Metric) -> Any:
         """What takes a value of the metric, and its labels."""
-        named = exposed_name(metric), metric.unit, metric.meaning
+        named = exposed_name(metric), "", metric.meaning  # with a unit, Prometheus would see another name
         meter = self._otlp.meter
         if metric.kind == COUNTER:
             return meter.create_counter(*named).add

@@ -11,9 +11,8 @@ from typing import Any
 
 from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Fact, Point, RunFacts, Sample
-from tfdist.telemetry.measures import Measures
 from tfdist.telemetry.registry import COUNTER, HISTOGRAM, METRICS, Metric
-from tfdist.telemetry.sinks.exposed_names import exposed_name
+from tfdist.telemetry.sinks.exposition import exposed_name, measures_of
 from tfdist.telemetry.sinks.sink import Sink
 
 _MAX_PORT = 65535
@@ -60,7 +59,7 @@ class Prometheus(Sink):
     def open(self, run: RunFacts) -> None:
         import prometheus_client
 
-        self._measures = Measures()
+        self._measures = measures_of(run)
         self._registry = prometheus_client.CollectorRegistry()
         self._labels = {"job_id": run.run_id, "worker": str(run.worker)}
         self._metrics = {name: self._series(metric) for name, metric in METRICS.items()}
