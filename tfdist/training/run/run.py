@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ from tfdist.telemetry import heartbeat, notices, time_account
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.events import EventLog
-from tfdist.telemetry.facts import RunFacts
+from tfdist.telemetry.facts import Event, RunFacts, now
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sampler import Sampler
@@ -198,7 +199,16 @@ def _telling(
         leaving.callback(events.close)
         leaving.callback(stream.close)
         leaving.callback(metrics.close)
+        if own:
+            time_account.current().listen(lambda *phase: _tell_phase(stream, facts.worker, *phase))
         yield events, metrics, stream
+
+
+def _tell_phase(stream: Stream, worker: int, share: str, seconds: float, ago: float) -> None:
+    """Tells sinks, and no others, of a phase that has ended."""
+    ended = now() - datetime.timedelta(seconds=ago)
+    details = {"share": share, "seconds": seconds}
+    stream.tell(Event(name="phase", level="info", worker=worker, details=details, time=ended))
 
 
 @contextlib.contextmanager
