@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from tfdist.telemetry.facts import Event, Fact, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Event, Fact, Phase, Point, RunFacts, Sample
 from tfdist.telemetry.sinks.sink import Sink
 
 RUN_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -34,9 +34,10 @@ def run_facts(*, worker: int = 0, start: int = 0) -> RunFacts:
         worker=worker,
         num_workers=2,
         num_replicas=2,
-        settings={"train.price_per_device_hour": "30.0"},
+        settings={},
         config_text="",
         start=start,
+        price_per_device_hour=30.0,
     )
 
 
@@ -56,11 +57,11 @@ def facts_of_a_start(*, begin: float = 0.0, loss: float = 0.5, step: int = 100) 
         return Point(step=steps, epoch=epoch, split=split, metrics=metrics, learning_rate=0.01, time=when)
 
     return [
-        event(4, "phase", share="import", seconds=4.0),
-        event(10, "phase", share="build", seconds=6.0),
+        Phase(worker=0, share="import", seconds=4.0, time=at(begin + 4)),
+        Phase(worker=0, share="build", seconds=6.0, time=at(begin + 10)),
         point(20, 1, "train", {"loss": 2 * loss, "accuracy": 0.5}),
         event(25, "checkpoint_committed", write_seconds=3.0, num_bytes=5_000_000),
-        event(30, "phase", share="evaluate", seconds=4.0),
+        Phase(worker=0, share="evaluate", seconds=4.0, time=at(begin + 30)),
         point(30, 2, "eval", {"loss": loss, "accuracy": 0.75}),
         point(30, 2, "train", {"loss": loss, "accuracy": 0.75}),
         event(31, "straggler", "warning", "worker 1 holds up the others", slow_worker=1, by_worker=[0.1, 0.4]),
@@ -85,6 +86,8 @@ def feed(sink: Sink, facts: list[Fact]) -> None:
                 sink.point(fact)
             case Sample():
                 sink.sample(fact)
+            case Phase():
+                sink.phase(fact)
 
 
 class OtlpReceiver:

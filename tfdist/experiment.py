@@ -57,7 +57,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
     if strategy.claims_devices():
         request.wait()
     claim = Claim.of(settings, request.settings)
-    with open_run(request, strategy, mode="train", claim=claim, sinks=settings.sinks) as run:
+    with open_run(request, strategy, mode="train", claim=claim, to_tell=settings) as run:
         if run.place.is_finished and not request.repeats_end:
             return None
         training = assembly.assemble(run, settings, model)

@@ -23,7 +23,7 @@ from support import REPOSITORY, free_ports, run_command, wait_until
 from tfdist.errors import UserError
 from tfdist.telemetry.facts import Event, Point, Sample, now
 from tfdist.telemetry.registry import METRICS
-from tfdist.telemetry.sinks.exposition import exposed_name
+from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.prometheus import Prometheus
 
 RULES = REPOSITORY / "docs" / "monitoring" / "alerts.yml"

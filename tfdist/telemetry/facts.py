@@ -1,7 +1,7 @@
-"""What a run tells: events of its life, points of its metrics, samples of its processes.
+"""What a run tells: events of its life, points of its metrics, samples of its processes, phases.
 
 Invariant: a fact is complete when it is made and never changes, so that any thread may read it. `events.py`,
-`metrics.py` and `sampler.py` make facts, `stream.py` passes them to the sinks.
+`metrics.py`, `sampler.py` and `time_account.py` make facts, `stream.py` passes them to the sinks.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class RunFacts:
       settings: what is configured, by the names that gin takes, as text.
       config_text: the text of config.gin.
       start: 0 for the run's first start, and one more for each resumption.
+      price_per_device_hour: in US dollars; None: not known.
     """
 
     directory: str
@@ -44,6 +45,7 @@ class RunFacts:
     settings: Mapping[str, str]
     config_text: str
     start: int
+    price_per_device_hour: float | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -113,4 +115,20 @@ class Sample:
     time: datetime.datetime = dataclasses.field(default_factory=now)
 
 
-Fact = Event | Point | Sample
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A part of a start, an evaluation or a stall by a checkpoint, when it is over; sinks alone hear of it.
+
+    Attributes:
+      worker: its index.
+      share: one of `time_account.PHASES`.
+      seconds: that it took, until `time`.
+    """
+
+    worker: int
+    share: str
+    seconds: float
+    time: datetime.datetime = dataclasses.field(default_factory=now)
+
+
+Fact = Event | Point | Sample | Phase

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.telemetry.facts import Event, Fact, Point, Sample
+from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.registry import METRICS, Metric
 
 TRAIN = "train"
@@ -30,20 +30,16 @@ class Measurement:
 
 
 class Measures:
-    """Of one process.
+    """Of one process of a run; the chief's tell what the whole run costs."""
 
-    Args:
-      num_devices: that the run computes on, for what it costs; 0: the process does not tell.
-      price_per_device_hour: US dollars; None: nobody knows.
-    """
-
-    def __init__(self, *, num_devices: int = 0, price_per_device_hour: float | None = None) -> None:
-        self._dollars_per_second = num_devices * (price_per_device_hour or 0.0) / SECONDS_PER_HOUR
+    def __init__(self, run: RunFacts) -> None:
+        price = run.price_per_device_hour if run.is_chief else None
+        self._dollars_per_second = run.num_replicas * (price or 0.0) / SECONDS_PER_HOUR
         self._seconds: Mapping[str, float] = {}
         self._step: int | None = None
         self._stored_at: float | None = None
 
-    def of(self, fact: Fact) -> list[Measurement]:
+    def of(self, fact: Event | Point | Sample) -> list[Measurement]:
         """What the fact says, in the registry's names."""
         if isinstance(fact, Event):
             return list(self._of_event(fact))

@@ -160,7 +160,6 @@ _EVENTS = (
     EventKind("breaker_opened", "error", "restarts brought no new step, and the supervisor gives up"),
     EventKind("hosts_changed", "info", "an elastic run goes on with other hosts"),
     # Telling.
-    EventKind("phase", "info", "a part of the start, an evaluation or a checkpoint's stall is over; for sinks"),
     EventKind("sink_dropped", "warning", "a sink of train.sinks failed or hung"),
     EventKind("sampling_stopped", "warning", "what the process uses could not be stored"),
 )

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import UserError, missing_extra, redacted
-from tfdist.telemetry.facts import Event, Fact, Point, RunFacts, Sample, now
+from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample, now
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.measures import Measures
 from tfdist.telemetry.registry import COUNTER, HISTOGRAM, Metric
-from tfdist.telemetry.sinks.exposition import exposed_name, measures_of
+from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class OpenTelemetry(Sink):
         from tfdist.telemetry.sinks.otlp import Otlp
 
         self._run = run
-        self._measures = measures_of(run)
+        self._measures = Measures(run)
         self._instruments: dict[str, Any] = {}
         self._began = self._epoch_began = now()
         self._last_point: Point | None = None
@@ -91,16 +92,10 @@ class OpenTelemetry(Sink):
 
     def event(self, event: Event) -> None:
         self._measure(event)
-        name, seconds = event.name, 0.0
-        if event.name == "phase":
-            name, seconds = event.details["share"], event.details["seconds"]
-        elif event.name == "checkpoint_committed":
-            seconds = event.details["write_seconds"]
+        seconds = event.details["write_seconds"] if event.name == "checkpoint_committed" else 0.0
         told = {"step": event.step, "level": event.level, "message": event.message}
         begin = event.time - datetime.timedelta(seconds=seconds)
-        self._span(name, begin, event.time, {**event.details, **told}, failed=event.level == "error")
-        if name in _START_UP:
-            self._epoch_began = event.time
+        self._span(event.name, begin, event.time, {**event.details, **told}, failed=event.level == "error")
 
     def point(self, point: Point) -> None:
         self._measure(point)
@@ -111,6 +106,11 @@ class OpenTelemetry(Sink):
     def sample(self, sample: Sample) -> None:
         self._measure(sample)
         self._otlp.deliver()
+
+    def phase(self, phase: Phase) -> None:
+        self._span(phase.share, phase.time - datetime.timedelta(seconds=phase.seconds), phase.time, {})
+        if phase.share in _START_UP:
+            self._epoch_began = phase.time
 
     def close(self, status: str) -> None:
         if self._last_point is not None:
@@ -143,7 +143,7 @@ class OpenTelemetry(Sink):
         span.end(_nanoseconds(end))
         return span
 
-    def _measure(self, fact: Fact) -> None:
+    def _measure(self, fact: Event | Point | Sample) -> None:
         for found in self._measures.of(fact):
             metric = found.metric
             if metric.name not in self._instruments:

@@ -10,9 +10,10 @@ import os
 from typing import Any
 
 from tfdist.errors import UserError, missing_extra
-from tfdist.telemetry.facts import Event, Fact, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
+from tfdist.telemetry.measures import Measures
 from tfdist.telemetry.registry import COUNTER, HISTOGRAM, METRICS, Metric
-from tfdist.telemetry.sinks.exposition import exposed_name, measures_of
+from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.sink import Sink
 
 _MAX_PORT = 65535
@@ -59,7 +60,7 @@ class Prometheus(Sink):
     def open(self, run: RunFacts) -> None:
         import prometheus_client
 
-        self._measures = measures_of(run)
+        self._measures = Measures(run)
         self._registry = prometheus_client.CollectorRegistry()
         self._labels = {"job_id": run.run_id, "worker": str(run.worker)}
         self._metrics = {name: self._series(metric) for name, metric in METRICS.items()}
@@ -105,7 +106,7 @@ class Prometheus(Sink):
             return Histogram(*named, registry=self._registry, buckets=metric.buckets)
         return (Counter if metric.kind == COUNTER else Gauge)(*named, registry=self._registry)
 
-    def _take(self, fact: Fact) -> None:
+    def _take(self, fact: Event | Point | Sample) -> None:
         for found in self._measures.of(fact):
             series: Any = self._metrics[found.metric.name].labels(**self._labels, **found.labels)
             if found.metric.kind == COUNTER:

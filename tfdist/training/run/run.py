@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -22,15 +21,12 @@ from tfdist.telemetry import heartbeat, notices, time_account
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.events import EventLog
-from tfdist.telemetry.facts import Event, RunFacts, now
-from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
+from tfdist.telemetry.metrics import Metrics
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sampler import Sampler
-from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.claim import Claim, Place, take_place
-from tfdist.training.run.run_id import run_id_of
 from tfdist.training.run.starts import read_starts
+from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
 
 LOST_PEER_WORDS = (
     "Socket closed",
@@ -111,7 +107,12 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(
-    request: Request, strategy: Strategy, *, mode: str, claim: Claim | None = None, sinks: Sequence[Sink] = ()
+    request: Request,
+    strategy: Strategy,
+    *,
+    mode: str,
+    claim: Claim | None = None,
+    to_tell: TellingSettings | None = None,
 ) -> Iterator[Run]:
     """Joins the other workers and opens the run directory.
 
@@ -120,7 +121,7 @@ def open_run(
       strategy: not connected yet.
       mode: "train" begins a run or continues with it; others add to what is there.
       claim: a training's.
-      sinks: take what the run tells, and samples of its processes.
+      to_tell: to whom what happens is told, beside the run's own files.
 
     Raises:
       UserError: the cluster or the directory cannot be used.
@@ -139,12 +140,12 @@ def open_run(
         place = take_place(directory, strategy, claim, notify=waiting.message)
         leaving.callback(place.release)
         starts = read_starts(directory) if topology.is_chief else []
-        facts = _facts(request, strategy, mode=mode, start=len(starts))
-        console.belongs_to(facts)
-        events, metrics, stream = leaving.enter_context(_telling(request, directory, console, facts, sinks))
-        if mode == "train" and not place.is_finished and (request.keeps or sinks):
-            samples = directory.samples(facts.worker) if request.keeps else None
-            leaving.enter_context(_sampled(facts, samples, events, stream))
+        to_tell = to_tell or TellingSettings()
+        facts = run_facts(request, strategy, to_tell, mode=mode, start=len(starts))
+        telling = leaving.enter_context(open_telling(facts, to_tell, console, keeps=request.keeps))
+        events, metrics, stream = telling
+        if mode == "train" and not place.is_finished:
+            leaving.enter_context(sampled(facts, telling, keeps=request.keeps))
         failures.forget()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, stream, place, starts)
         try:
@@ -182,60 +183,6 @@ def open_run(
             if told is not None:
                 raise told from error
             raise
-
-
-@contextlib.contextmanager
-def _telling(
-    request: Request, directory: RunDirectory, console: Console, facts: RunFacts, sinks: Sequence[Sink]
-) -> Iterator[tuple[EventLog, Metrics, Stream]]:
-    """What the run is told by, open."""
-    own = [sink for sink in sinks if facts.is_chief or sink.every_worker]
-    stream = Stream(own, facts, warn=lambda message: events.warning("sink_dropped", message=message))
-    events = EventLog(directory, worker=facts.worker, is_chief=facts.is_chief, console=console, tell=stream.tell)
-    metrics: Metrics = NullMetricsLog()
-    if facts.is_chief:
-        metrics = MetricsLog(directory, tensorboard=request.keeps, tell=stream.tell)
-    with contextlib.ExitStack() as leaving:
-        leaving.callback(events.close)
-        leaving.callback(stream.close)
-        leaving.callback(metrics.close)
-        if own:
-            time_account.current().listen(lambda *phase: _tell_phase(stream, facts.worker, *phase))
-        yield events, metrics, stream
-
-
-def _tell_phase(stream: Stream, worker: int, share: str, seconds: float, ago: float) -> None:
-    """Tells sinks, and no others, of a phase that has ended."""
-    ended = now() - datetime.timedelta(seconds=ago)
-    details = {"share": share, "seconds": seconds}
-    stream.tell(Event(name="phase", level="info", worker=worker, details=details, time=ended))
-
-
-@contextlib.contextmanager
-def _sampled(facts: RunFacts, path: str | None, events: EventLog, stream: Stream) -> Iterator[None]:
-    """While it lasts, what this process uses is sampled."""
-    sampler = Sampler(facts, path, tell=stream.tell, warn=lambda event, message: events.warning(event, message=message))
-    try:
-        yield
-    finally:
-        sampler.close()
-
-
-def _facts(request: Request, strategy: Strategy, *, mode: str, start: int) -> RunFacts:
-    """What sinks learn of the run; a collective."""
-    topology = strategy.topology
-    return RunFacts(
-        directory=RunDirectory(request.run_dir).path,
-        run_id=run_id_of(RunDirectory(request.run_dir), strategy, keeps=request.keeps),
-        mode=mode,
-        strategy=strategy.name,
-        worker=topology.worker_index,
-        num_workers=topology.num_workers,
-        num_replicas=topology.num_replicas,
-        settings=request.settings(),
-        config_text=request.config_text(),
-        start=int(strategy.from_chief([start])[0]),
-    )
 
 
 def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:

@@ -35,13 +35,13 @@ from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.reduced_precision import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
-from tfdist.telemetry.sinks.sink import Sink
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.renaming import are_names
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.canonical import in_parts
+from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
 from tfdist.training.sharding.shards import GRADIENTS, SCATTERING, SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
@@ -86,10 +86,6 @@ NORMS = Check(
 )
 NAMES = Check("a dict of regular expressions and what stands there, {'encoder/(.*)': 'backbone/\\\\1'}", are_names)
 START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
-SINKS = Check(
-    "[@prometheus.Prometheus()]",
-    lambda value: isinstance(value, (list, tuple)) and all(isinstance(each, Sink) for each in value),
-)
 WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
     lambda value: is_text(value) or is_whole_number(value, least=0),
@@ -97,7 +93,7 @@ WEIGHTS = Check(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainSettings(BatchSettings, LengthSettings):
+class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     """A training: what learns from what, where, and how it is kept."""
 
     NAME: ClassVar[str] = "train"
@@ -246,16 +242,6 @@ class TrainSettings(BatchSettings, LengthSettings):
         or_none(NORMS),
         None,
         may_change=True,
-    )
-    sinks: Sequence[Sink] = setting(
-        "take what the run tells elsewhere: to Prometheus, OpenTelemetry, MLflow, Weights & Biases, or a class of your "
-        "own",
-        SINKS,
-        (),
-        may_change=True,
-    )
-    price_per_device_hour: float | None = setting(
-        "what a device of the run costs, for the metric cost_usd", or_none(POSITIVE), None, unit="USD", may_change=True
     )
     fast_check: bool = setting(
         "trains two steps, evaluates two batches, saves, exports and calls callbacks in RUN_DIR/fast_check, which goes "
