@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
-import shutil
 import socket
-import subprocess
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from monitoring_support import RUN_ID, at, facts_of_a_start, feed, run_facts
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_server import RULES, fetched, needs_prometheus, scraping
 from support import REPOSITORY, free_ports, run_command, wait_until
 
 from tfdist.errors import UserError
@@ -26,18 +21,8 @@ from tfdist.telemetry.registry import METRICS
 from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.prometheus import Prometheus
 
-RULES = REPOSITORY / "docs" / "monitoring" / "alerts.yml"
 DASHBOARD = REPOSITORY / "docs" / "monitoring" / "dashboard.json"
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None or shutil.which("promtool") is None,
-    reason="Prometheus is not installed (Debian: apt-get install prometheus)",
-)
 Labels = tuple[tuple[str, str], ...]
-
-
-def fetched(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as reply:
-        return reply.read().decode()
 
 
 def samples_of(text: str) -> dict[tuple[str, Labels], float]:
@@ -75,12 +60,16 @@ def test_each_worker_serves_its_metrics_on_a_port_of_its_own() -> None:
         fetched(f"http://127.0.0.1:{port}/metrics")
 
 
-def test_a_text_file_is_whole_at_any_time_and_goes_with_the_run(tmp_path: Path) -> None:
+def test_a_text_file_goes_with_the_run_unless_that_fails(tmp_path: Path) -> None:
     sink = Prometheus(textfile_directory=str(tmp_path))
     sink.open(run_facts(worker=1))
     feed(sink, facts_of_a_start())
     assert [path.name for path in tmp_path.iterdir()] == [f"tfdist-{RUN_ID}-1.prom"]
-    assert samples_of((tmp_path / f"tfdist-{RUN_ID}-1.prom").read_text())["training_loss", ()] == 0.5
+    file = tmp_path / f"tfdist-{RUN_ID}-1.prom"
+    assert samples_of(file.read_text())["training_loss", ()] == 0.5
+    sink.event(Event(name="training_diverged", level="error"))
+    sink.close("failed")
+    assert samples_of(file.read_text())["tfdist_loss_is_finite", ()] == 0  # for alerts
     sink.close("done")
     assert not list(tmp_path.iterdir())
 
@@ -134,64 +123,20 @@ def test_prometheus_scrapes_a_failing_run_and_its_alerts_fire(tmp_path: Path) ->
         sink.event(Event(name="checkpoint_committed", level="info", details=committed, time=ago[seconds]))
     sink.sample(Sample(worker=0, start=0, step=7, seconds={}, values={}, time=ago[1200]))  # no step since then
     sink.point(Point(step=7, epoch=1, split="train", metrics={"loss": math.nan}))
-    with prometheus(tmp_path, port) as url:
-        fired = ["TfdistCheckpointOld", "TfdistHang", "TfdistLossNotFinite"]
-        wait_until(lambda: firing(url) == fired, seconds=30)
-        assert value(url, f'training_loss{{job_id="{RUN_ID}"}}') == "NaN"
-        assert value(url, "cost_usd_total") == "1"
+    with scraping(tmp_path, port) as prometheus:
+        wait_until(
+            lambda: prometheus.firing() == {"TfdistCheckpointOld", "TfdistHang", "TfdistLossNotFinite"}, seconds=30
+        )
+        ((labels, loss),) = prometheus.asked("training_loss")
+        assert (labels["job_id"], labels["worker"]) == (RUN_ID, "0") and math.isnan(loss)
+        assert prometheus.asked("cost_usd_total")[0][1] == 1
         for query in dashboard_queries():
-            asked(url, query)  # raises where Prometheus cannot read it
+            prometheus.asked(query)
         sink.point(Point(step=8, epoch=1, split="train", metrics={"loss": 0.1}))
         sink.sample(Sample(worker=0, start=0, step=8, seconds={}, values={}))
         sink.event(Event(name="checkpoint_committed", level="info", details=committed))
-        wait_until(lambda: not firing(url), seconds=30)
+        wait_until(lambda: not prometheus.firing(), seconds=30)
     sink.close("failed")
-
-
-@contextlib.contextmanager
-def prometheus(folder: Path, scraped: int) -> Iterator[str]:
-    """Prometheus itself, with the shipped rules, scraping a port of this machine; its URL."""
-    (port,) = free_ports(1)
-    (folder / "prometheus.yml").write_text(
-        json.dumps(  # which is YAML
-            {
-                "global": {"scrape_interval": "250ms", "evaluation_interval": "250ms"},
-                "rule_files": [str(RULES)],
-                "scrape_configs": [{"job_name": "tfdist", "static_configs": [{"targets": [f"127.0.0.1:{scraped}"]}]}],
-            }
-        )
-    )
-    options = {
-        "config.file": folder / "prometheus.yml",
-        "storage.tsdb.path": folder / "data",
-        "web.listen-address": f"127.0.0.1:{port}",
-    }
-    with (folder / "log").open("w") as log:
-        command = ["prometheus", *(f"--{name}={option}" for name, option in options.items())]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def firing(url: str) -> list[str]:
-    """The alerts that fire; none before Prometheus answers."""
-    try:
-        alerts = json.loads(fetched(f"{url}/api/v1/alerts"))["data"]["alerts"]
-    except OSError:
-        return []
-    return sorted(alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing")
-
-
-def asked(url: str, query: str) -> list[dict[str, Any]]:
-    return json.loads(fetched(f"{url}/api/v1/query?{urllib.parse.urlencode({'query': query})}"))["data"]["result"]
-
-
-def value(url: str, query: str) -> str:
-    (result,) = asked(url, query)
-    return result["value"][1]
 
 
 def dashboard_queries() -> list[str]:

@@ -17,6 +17,7 @@ from tfdist.telemetry.measures import Measures
 from tfdist.telemetry.registry import COUNTER, HISTOGRAM, Metric
 from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.stream import FAILED
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -115,7 +116,7 @@ class OpenTelemetry(Sink):
     def close(self, status: str) -> None:
         if self._last_point is not None:
             self._end_epoch(self._last_point)
-        self._span(self._run.mode, self._began, now(), {"status": status}, failed=status == "failed")
+        self._span(self._run.mode, self._began, now(), {"status": status}, failed=status == FAILED)
         self._otlp.deliver(patience=0)
 
     def _end_epoch(self, last: Point) -> None:

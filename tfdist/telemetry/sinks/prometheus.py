@@ -7,7 +7,7 @@ client's global registry. Named in a gin file, `train.sinks = [@prometheus.Prome
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
@@ -15,6 +15,11 @@ from tfdist.telemetry.measures import Measures
 from tfdist.telemetry.registry import COUNTER, HISTOGRAM, METRICS, Metric
 from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.stream import FAILED
+
+if TYPE_CHECKING:
+    import threading
+    from wsgiref.simple_server import WSGIServer
 
 _MAX_PORT = 65535
 
@@ -26,8 +31,8 @@ class Prometheus(Sink):
       port: of worker 0; worker k listens on `port` + k, so that several have room on one machine.
       address: the interface to listen on. Whoever reaches it can read the metrics.
       textfile_directory: where node_exporter looks (its --collector.textfile.directory). Each worker replaces
-        tfdist-JOB_ID-WORKER.prom there with every sample, and removes it at its end; what is left of a process that was
-        killed lets the alerts fire.
+        tfdist-JOB_ID-WORKER.prom there with every sample. At its end it removes the file, but not after a failure: what
+        a run left that failed, or was killed, lets alerts fire until it resumes or somebody removes it.
     """
 
     every_worker = True
@@ -55,7 +60,7 @@ class Prometheus(Sink):
         self._address = address
         self._directory = textfile_directory
         self._textfile: str | None = None
-        self._server: tuple[Any, Any] | None = None
+        self._server: tuple[WSGIServer, threading.Thread] | None = None
 
     def open(self, run: RunFacts) -> None:
         import prometheus_client
@@ -83,20 +88,24 @@ class Prometheus(Sink):
         self._take(point)
 
     def sample(self, sample: Sample) -> None:
-        import prometheus_client
-
         self._take(sample)
-        if self._textfile is not None:
-            prometheus_client.write_to_textfile(self._textfile, self._registry)
+        self._write()
 
     def close(self, status: str) -> None:
+        self._write()
         if self._server is not None:
             server, thread = self._server
             server.shutdown()
             server.server_close()
             thread.join()
-        if self._textfile is not None and os.path.exists(self._textfile):
+        if self._textfile is not None and status != FAILED:
             os.remove(self._textfile)
+
+    def _write(self) -> None:
+        import prometheus_client
+
+        if self._textfile is not None:
+            prometheus_client.write_to_textfile(self._textfile, self._registry)
 
     def _series(self, metric: Metric) -> Any:
         from prometheus_client import Counter, Gauge, Histogram
