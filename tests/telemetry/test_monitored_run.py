@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from crashes.runs import environment
+from equivalence.cases import digits
 from monitoring_support import otlp_receiver
 from prometheus_server import Server, needs_prometheus, scraping
 from support import REPOSITORY, free_ports, run_python, wait_until
@@ -19,6 +20,12 @@ from tfdist.telemetry.sinks.prometheus import Prometheus
 from tfdist.telemetry.stream import CLOSE_SECONDS
 
 pytestmark = pytest.mark.slow
+
+
+def digits_with_nan() -> tf.data.Dataset:
+    images, labels = digits()
+    images[200, 30] = np.nan
+    return tf.data.Dataset.from_tensor_slices((images, labels))
 
 
 class Lingering(Prometheus):
@@ -38,9 +45,8 @@ def test_prometheus_scrapes_a_run_that_diverges_and_the_alert_fires(tmp_path: Pa
     (port,) = free_ports(1)
     with scraping(tmp_path, port) as prometheus:
         run_dir = tmp_path / "run"
-        trained = run(
-            run_dir, may_fail=True, optimizer=lambda: keras.optimizers.SGD(1e30), sinks=[Lingering(port, prometheus)]
-        )
+        sinks = [Lingering(port, prometheus)]
+        trained = run(run_dir, may_fail=True, train_data=digits_with_nan, shuffle=False, sinks=sinks)
         assert isinstance(trained.error, DivergedError)
         assert not trained.events("sink_dropped")
         ((labels, seconds),) = prometheus.asked("sum by (job_id) (last_over_time(tfdist_time_seconds_total[1h]))")

@@ -7,6 +7,7 @@ is sent before it. Named in a gin file, `train.sinks = [@opentelemetry.OpenTelem
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +148,8 @@ class OpenTelemetry(Sink):
     def _measure(self, fact: Event | Point | Sample) -> None:
         for found in self._measures.of(fact):
             metric = found.metric
+            if not math.isfinite(found.value):
+                continue  # the SDK takes none; loss_is_finite tells of it
             if metric.name not in self._instruments:
                 self._instruments[metric.name] = self._instrument(metric)
             self._instruments[metric.name](found.value, dict(found.labels))

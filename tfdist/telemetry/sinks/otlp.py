@@ -7,6 +7,7 @@ A collector may be away for a while; spans wait for it, and metrics are sums and
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
 from tfdist.errors import redacted
@@ -83,14 +84,20 @@ class Otlp:
             raise ConnectionError(f"{redacted(self._endpoint)} does not take traces or metrics: {failure}")
 
 
-class _OneTrace(RandomIdGenerator):
-    """Begins each span that has no parent in the same trace."""
+class _OneTrace(IdGenerator):
+    """Begins each span that has no parent in the same trace.
+
+    The SDK's own generator draws from Python's `random`, which training seeds: alike in all workers and starts.
+    """
 
     def __init__(self, trace_id: int) -> None:
         self._trace_id = trace_id
 
     def generate_trace_id(self) -> int:
         return self._trace_id
+
+    def generate_span_id(self) -> int:
+        return secrets.randbelow(2**64 - 1) + 1  # 0 is no id
 
 
 class _Overheard(logging.Filter):
