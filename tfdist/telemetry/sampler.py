@@ -1,7 +1,7 @@
 """Samples what a process uses, and where its time went, on a thread of its own.
 
-Invariant: training never waits for it, and it never ends a training. Samples come every ten seconds, and the last one at
-the end. RUN_DIR/telemetry/worker-N.jsonl, from which reports are drawn, has them all for an hour and then one for every
+Invariant: training never waits for it, and it never ends a training. Samples come every ten seconds, and the last one
+at the end. RUN_DIR/telemetry/worker-N.jsonl, from which reports are drawn, has all of an hour and then one for every
 360th of the time so far, so that a run of a month leaves some 3,000 lines. `open_run` begins it.
 """
 
