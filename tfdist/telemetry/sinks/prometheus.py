@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.measures import Measures
-from tfdist.telemetry.registry import COUNTER, HISTOGRAM, METRICS, Metric
+from tfdist.telemetry.registry import COUNTER, EVENTS, HISTOGRAM, METRICS, Metric
 from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import FAILED
@@ -69,6 +69,8 @@ class Prometheus(Sink):
         self._registry = prometheus_client.CollectorRegistry()
         self._labels = {"job_id": run.run_id, "worker": str(run.worker)}
         self._metrics = {name: self._series(metric) for name, metric in METRICS.items()}
+        for kind in EVENTS.values():  # from 0 on, since Prometheus sees no growth in a series that begins with 1
+            self._metrics["events_total"].labels(**self._labels, event=kind.name, level=kind.level)
         if self._directory is not None:
             self._textfile = os.path.join(self._directory, f"tfdist-{run.run_id}-{run.worker}.prom")
         if self._port is not None:
