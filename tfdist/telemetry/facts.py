@@ -1,7 +1,7 @@
-"""What a run tells: events of its life, points of its metrics, samples of its processes.
+"""What a run tells: events of its life, points of its metrics, samples of its processes, phases.
 
 Invariant: a fact is complete when it is made and never changes, so that any thread may read it. `events.py`,
-`metrics.py` and `sampler.py` make facts, `stream.py` passes them to the sinks.
+`metrics.py`, `sampler.py` and `time_account.py` make facts, `stream.py` passes them to the sinks.
 """
 
 from __future__ import annotations
@@ -115,4 +115,20 @@ class Sample:
     time: datetime.datetime = dataclasses.field(default_factory=now)
 
 
-Fact = Event | Point | Sample
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A part of a start, an evaluation or a stall by a checkpoint, when it is over; sinks alone hear of it.
+
+    Attributes:
+      worker: its index.
+      share: one of `time_account.PHASES`.
+      seconds: that it took, until `time`.
+    """
+
+    worker: int
+    share: str
+    seconds: float
+    time: datetime.datetime = dataclasses.field(default_factory=now)
+
+
+Fact = Event | Point | Sample | Phase

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.telemetry.facts import Event, Fact, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.registry import METRICS, Metric
 
 TRAIN = "train"
@@ -39,7 +39,7 @@ class Measures:
         self._step: int | None = None
         self._stored_at: float | None = None
 
-    def of(self, fact: Fact) -> list[Measurement]:
+    def of(self, fact: Event | Point | Sample) -> list[Measurement]:
         """What the fact says, in the registry's names."""
         if isinstance(fact, Event):
             return list(self._of_event(fact))

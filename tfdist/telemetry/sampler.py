@@ -1,8 +1,8 @@
 """Samples what a process uses, and where its time went, on a thread of its own.
 
-Invariant: training never waits for it, and it never ends a training. Samples come every ten seconds, and after an hour
-at every 360th of the time so far, so that a run of a month leaves some 3,000 lines; the last one comes at the end.
-They are kept in RUN_DIR/telemetry/worker-N.jsonl, from which reports are drawn. `open_run` begins it.
+Invariant: training never waits for it, and it never ends a training. Samples come every ten seconds, and the last one
+at the end. RUN_DIR/telemetry/worker-N.jsonl, from which reports are drawn, has all of an hour and then one for every
+360th of the time so far, so that a run of a month leaves some 3,000 lines. `open_run` begins it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfdist.telemetry.facts import RunFacts, Sample
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.resources import Resources
 
-FIRST_SECONDS, EVERY_SECONDS, EVERY_SHARE = 1.0, 10.0, 1 / 360
+FIRST_SECONDS, EVERY_SECONDS, STORED_SHARE = 1.0, 10.0, 1 / 360
 LOW_UTILIZATION, LOW_SECONDS = 1 / 3, 300.0
 
 
@@ -49,6 +49,7 @@ class Sampler:
         self._log: LogSink | None = None
         self._resources = Resources()
         self._low_since: float | None = None
+        self._begun = self._store_at = time.monotonic()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_closed, name="tfdist-sampler", daemon=True)
         self._thread.start()
@@ -59,17 +60,17 @@ class Sampler:
             return
         self._closing.set()
         self._thread.join()
+        self._store_at = 0.0
         self._sample()
         log, self._log, self._path = self._log, None, None
         if log is not None:
             self._storing(log.close)
 
     def _sample_until_closed(self) -> None:
-        begun = time.monotonic()
         seconds = FIRST_SECONDS
         while not self._closing.wait(seconds):
             self._sample()
-            seconds = max(EVERY_SECONDS, (time.monotonic() - begun) * EVERY_SHARE)
+            seconds = EVERY_SECONDS
 
     def _sample(self) -> None:
         account = time_account.current()
@@ -80,7 +81,10 @@ class Sampler:
             seconds=account.seconds(),
             values=self._resources.look(),
         )
-        self._storing(lambda: self._store(sample))
+        moment = time.monotonic()
+        if moment >= self._store_at:
+            self._storing(lambda: self._store(sample))
+            self._store_at = moment + (moment - self._begun) * STORED_SHARE
         self._tell(sample)
         self._watch(sample.values)
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tfdist.telemetry.facts import Event, Fact, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Event, Fact, Phase, Point, RunFacts, Sample
 from tfdist.telemetry.sinks.sink import Sink
 
 MOST_WAITING = 10_000  # facts, for one sink
@@ -122,6 +122,8 @@ class _Lane:
             self._call(lambda: self._sink.point(fact))
         elif isinstance(fact, Sample):
             self._call(lambda: self._sink.sample(fact))
+        elif isinstance(fact, Phase):
+            self._call(lambda: self._sink.phase(fact))
 
     def _call(self, method: Callable[[], None]) -> None:
         self._busy_since = time.monotonic()

@@ -29,6 +29,7 @@ SHARES = {
     "finish": "the end: exporting, closing",
 }
 FIRST = next(iter(SHARES))
+PHASES = {"import", "connect", "data", "build", "restore", "evaluate", "checkpoint"}  # of which sinks hear
 
 
 class TimeAccount:
@@ -38,16 +39,37 @@ class TimeAccount:
         self._lock = threading.Lock()
         self._seconds = dict.fromkeys(SHARES, 0.0)
         self._share = FIRST
-        self._since = time.monotonic() if since is None else since
+        self._since = self._entered = time.monotonic() if since is None else since
+        self._listener: Callable[[str, float, float], None] | None = None
         self.step: int | None = None
 
     def enter(self, share: str, step: int | None = None) -> None:
         """From now on time counts for `share`; `step`: the run's steps that are done, where that has changed."""
         with self._lock:
             self._count()
-            self._share = share
+            left, self._share = self._share, share
             if step is not None:
                 self.step = step
+            if left == share:
+                return
+            seconds, self._entered = self._since - self._entered, self._since
+        if self._listener is not None and left in PHASES:
+            self._listener(left, seconds, 0.0)
+
+    def listen(self, listener: Callable[[str, float, float], None]) -> None:
+        """Tells each of PHASES when it ends: its share, its seconds, and how long ago that was.
+
+        Those that are over are told at once, one after the other as SHARES has them.
+        """
+        with self._lock:
+            self._count()
+            over = [(share, self._seconds[share]) for share in SHARES if share in PHASES and share != self._share]
+            ago = self._since - self._entered + sum(seconds for _, seconds in over)
+        for share, seconds in over:
+            ago -= seconds
+            if seconds:
+                listener(share, seconds, ago)
+        self._listener = listener
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Counts for `target` what was counted for `source`, as far as there is so much. NaN counts nothing."""
@@ -56,6 +78,8 @@ class TimeAccount:
             moved = min(seconds, self._seconds[source]) if seconds > 0 else 0.0
             self._seconds[source] -= moved
             self._seconds[target] += moved
+        if self._listener is not None and target in PHASES:
+            self._listener(target, moved, 0.0)
 
     def seconds(self) -> dict[str, float]:
         """Each share's, up to now."""

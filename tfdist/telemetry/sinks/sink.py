@@ -5,7 +5,7 @@ A gin file names them, `train.sinks = [@prometheus.Prometheus()]`. One of the us
 
 from __future__ import annotations
 
-from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample
 
 
 class Sink:
@@ -42,6 +42,9 @@ class Sink:
 
     def sample(self, sample: Sample) -> None:
         """Takes a sample of this worker's process."""
+
+    def phase(self, phase: Phase) -> None:
+        """Takes a phase of this worker that is over; those before `open` come first."""
 
     def close(self, status: str) -> None:
         """Ends, after the last fact. `status`: "done", "paused", "preempted" or "failed"."""

@@ -6,12 +6,13 @@ Invariant: the chief alone makes it, and keeps it in RUN_DIR/telemetry/run_id; a
 from __future__ import annotations
 
 import re
-import uuid
+import secrets
 
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.run_directory import RunDirectory
 
+NUM_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 _WORDS = 8  # of 16 bits, which a float64 holds exactly
 
 
@@ -24,7 +25,7 @@ def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool) -> st
       keeps: whether it is found, or left, in the directory.
     """
     found = strategy.on_chief(
-        lambda: _kept(directory) if keeps else uuid.uuid4().hex, f"{directory.path} cannot be used"
+        lambda: _kept(directory) if keeps else secrets.token_hex(NUM_BYTES), f"{directory.path} cannot be used"
     )
     digits = found or "0" * 32
     words = strategy.from_chief([int(digits[4 * i : 4 * i + 4], 16) for i in range(_WORDS)])
@@ -36,7 +37,7 @@ def _kept(directory: RunDirectory) -> str:
         text = files.read(directory.run_id).decode(errors="replace").strip()
         if re.fullmatch("[0-9a-f]{32}", text):
             return text
-    made = uuid.uuid4().hex
+    made = secrets.token_hex(NUM_BYTES)
     files.make_dirs(directory.telemetry)
     files.write_atomic(directory.run_id, f"{made}\n")
     return made

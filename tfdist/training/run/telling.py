@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tfdist.settings.checks import POSITIVE, Check, or_none
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry import time_account
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.events import EventLog
-from tfdist.telemetry.facts import RunFacts
+from tfdist.telemetry.facts import Phase, RunFacts, now
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sampler import Sampler
@@ -100,7 +103,14 @@ def open_telling(run: RunFacts, told: TellingSettings, console: Console, *, keep
         leaving.callback(events.close)
         leaving.callback(stream.close)
         leaving.callback(metrics.close)
+        if own:
+            time_account.current().listen(functools.partial(_tell_phase, stream, run.worker))
         yield Telling(events, metrics, stream)
+
+
+def _tell_phase(stream: Stream, worker: int, share: str, seconds: float, ago: float) -> None:
+    ended = now() - datetime.timedelta(seconds=ago)
+    stream.tell(Phase(worker=worker, share=share, seconds=seconds, time=ended))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,156 @@
+"""A collector receives one trace of a run, over its starts and workers, and its metrics; a bad one holds up little."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+
+import pytest
+from monitoring_support import RUN_ID, OtlpReceiver, at, facts_of_a_start, feed, otlp_receiver, run_facts
+from support import free_ports
+
+from tfdist.errors import UserError
+from tfdist.telemetry.facts import Fact
+from tfdist.telemetry.registry import METRICS
+from tfdist.telemetry.sinks import otlp
+from tfdist.telemetry.sinks.opentelemetry import OpenTelemetry
+
+
+def told(
+    receiver: OtlpReceiver, facts: list[Fact], *, worker: int = 0, start: int = 0, status: str | None = "done"
+) -> None:
+    """One start of a worker; without a status it is killed."""
+    sink = OpenTelemetry(endpoint=receiver.url)
+    sink.open(run_facts(worker=worker, start=start))
+    feed(sink, facts)
+    if status is not None:
+        sink.close(status)
+
+
+def test_all_starts_and_workers_are_in_one_trace_without_a_gap() -> None:
+    with otlp_receiver() as receiver:
+        for start in (0, 1):
+            for worker in (0, 1):
+                random.seed(7)  # as training does
+                told(receiver, facts_of_a_start(), worker=worker, start=start, status="done" if start else None)
+    assert {span["trace"] for span in receiver.spans} == {RUN_ID}
+    starts = {span["id"]: span for span in receiver.spans if span["name"] == "start"}
+    seen = [(span["tfdist.start"], span["tfdist.worker"]) for span in starts.values()]
+    assert seen == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for span in receiver.spans:
+        assert span["resource"]["service.instance.id"] == f"{RUN_ID}-{span['tfdist.worker']}"
+        if span["id"] in starts:
+            assert not span["parent"]
+        else:
+            parent = starts[span["parent"]]
+            assert (parent["tfdist.start"], parent["tfdist.worker"]) == (span["tfdist.start"], span["tfdist.worker"])
+    assert len({span["id"] for span in receiver.spans}) == len(receiver.spans)
+    assert [span["tfdist.start"] for span in receiver.spans if span["name"] == "train"] == [
+        1,
+        1,
+    ]  # the first was killed
+
+
+def test_phases_epochs_checkpoints_and_events_are_spans() -> None:
+    with otlp_receiver() as receiver:
+        told(receiver, facts_of_a_start(), status="failed")
+    spans = {span["name"]: span for span in receiver.spans}
+    lasted = {
+        name: (span["begin"] - at(0).timestamp(), span["seconds"])
+        for name, span in spans.items()
+        if name not in ("start", "train", "epoch")
+    }
+    assert lasted == {
+        "import": (0, 4),
+        "build": (4, 6),
+        "checkpoint_committed": (22, 3),
+        "evaluate": (26, 4),
+        "straggler": (31, 0),
+        "run_failed": (32, 0),
+    }
+    epochs = [span for span in receiver.spans if span["name"] == "epoch"]
+    assert [(span["tfdist.epoch"], span["begin"] - at(0).timestamp(), span["seconds"]) for span in epochs] == [
+        (1, 10, 10),
+        (2, 20, 10),
+    ]
+    assert spans["checkpoint_committed"]["tfdist.num_bytes"] == 5_000_000
+    assert spans["straggler"]["tfdist.message"] == "worker 1 holds up the others"
+    assert spans["straggler"]["tfdist.by_worker"] == "[0.1, 0.4]"
+    assert {name for name, span in spans.items() if span["failed"]} == {"run_failed", "train"}
+    assert spans["run_failed"]["said"] == "out of memory"
+    assert spans["train"]["tfdist.status"] == "failed"
+    assert spans["train"]["begin"] == at(0).timestamp()  # with what came before the sink
+    assert spans["start"]["tfdist.strategy"] == "multi_worker"
+
+
+def test_metrics_have_their_kinds_values_and_labels() -> None:
+    with otlp_receiver() as receiver:
+        told(receiver, [*facts_of_a_start(), *facts_of_a_start(begin=60)])
+    points = receiver.points()
+    assert {labels["share"]: point.as_double for labels, point in points["tfdist_time_seconds_total"]}["compute"] == 40
+    assert points["training_loss"][0][1].as_double == 0.5
+    named = {(labels["split"], labels["name"]): point.as_double for labels, point in points["tfdist_metric_value"]}
+    assert named["eval", "accuracy"] == 0.75
+    size = points["checkpoint_size_mb"][0][1]
+    assert (size.count, size.sum) == (2, 10.0)
+    assert list(size.explicit_bounds) == list(METRICS["checkpoint_size_mb"].buckets)
+    assert points["cost_usd"][0][1].as_double == 2 * 60 * 30.0 / 3600  # of two devices
+
+
+def test_a_run_that_is_not_sampled_sends_metrics_alone() -> None:
+    with otlp_receiver() as receiver:
+        sink = OpenTelemetry(endpoint=receiver.url, sample_rate=0.0)
+        sink.open(run_facts())
+        feed(sink, facts_of_a_start())
+        sink.close("done")
+    assert not receiver.spans
+    assert receiver.points()["training_loss"]
+
+
+def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc")
+    with otlp_receiver() as receiver:
+        told(receiver, facts_of_a_start())
+    assert {headers["authorization"] for headers in receiver.headers} == {"Bearer abc"}
+
+
+def test_what_a_collector_missed_it_gets_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    with otlp_receiver() as receiver, caplog.at_level(logging.WARNING):
+        sink = OpenTelemetry(endpoint=receiver.url)
+        receiver.answer = lambda: 400
+        sink.open(run_facts())
+        feed(sink, facts_of_a_start())
+        receiver.answer = lambda: 200
+        sink.close("done")
+    assert {"start", "import", "epoch", "train"} <= {span["name"] for span in receiver.spans}
+    assert not caplog.messages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hangs", "refuses"])
+def test_a_bad_collector_holds_up_a_call_for_its_time_out_and_is_told_at_the_end(kind: str) -> None:
+    with otlp_receiver() as receiver:
+        released = threading.Event()
+        receiver.answer = lambda: 200 if released.wait(60) else 500
+        sink = OpenTelemetry(endpoint=receiver.url if kind == "hangs" else f"http://127.0.0.1:{free_ports(1)[0]}")
+        began = time.monotonic()
+        sink.open(run_facts())
+        opened = time.monotonic()
+        assert opened - began < 2 * otlp.REQUEST_SECONDS  # once with the connection's retry
+        try:
+            with pytest.raises(ConnectionError, match=r"does not take traces or metrics: .*(due to timeout|refused)"):
+                sink.close("done")
+        finally:
+            released.set()
+        assert time.monotonic() - opened < 2 * otlp.REQUEST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"endpoint": "localhost:4318"}, "must be the URL"), ({"sample_rate": 2.0}, "from 0 to 1. Received: 2.0")],
+)
+def test_a_wrong_setting_is_told_at_once(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        OpenTelemetry(**wrong)

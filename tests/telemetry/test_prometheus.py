@@ -1,0 +1,152 @@
+"""Prometheus scrapes what a run tells, the shipped rules fire, and node_exporter's files are whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from monitoring_support import RUN_ID, at, facts_of_a_start, feed, run_facts
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_server import RULES, fetched, needs_prometheus, scraping
+from support import REPOSITORY, free_ports, run_command, wait_until
+
+from tfdist.errors import UserError
+from tfdist.telemetry.facts import Event, Point, Sample, now
+from tfdist.telemetry.registry import METRICS
+from tfdist.telemetry.sinks.exposed_names import exposed_name
+from tfdist.telemetry.sinks.prometheus import Prometheus
+
+DASHBOARD = REPOSITORY / "docs" / "monitoring" / "dashboard.json"
+Labels = tuple[tuple[str, str], ...]
+
+
+def samples_of(text: str) -> dict[tuple[str, Labels], float]:
+    """Each sample's value by name and labels, without those that all have."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels.pop("job_id") == RUN_ID
+            assert sample.labels.pop("worker") in ("0", "1")
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_each_worker_serves_its_metrics_on_a_port_of_its_own() -> None:
+    port = next(port for port in free_ports(8) if _is_free(port + 1))
+    sinks = [Prometheus(port=port), Prometheus(port=port)]
+    for worker, sink in enumerate(sinks):
+        sink.open(run_facts(worker=worker))
+    feed(sinks[0], [*facts_of_a_start(), *facts_of_a_start(begin=60)])
+    found = samples_of(fetched(f"http://127.0.0.1:{port}/metrics"))
+    idle = fetched(f"http://127.0.0.1:{port + 1}/metrics")
+    for sink in sinks:
+        sink.close("done")
+    assert found["training_loss", ()] == 0.5
+    assert found["learning_rate", ()] == 0.01
+    assert found["tfdist_metric_value", (("name", "accuracy"), ("split", "eval"))] == 0.75
+    assert found["tfdist_time_seconds_total", (("share", "compute"),)] == 40
+    assert found["tfdist_events_total", (("event", "straggler"), ("level", "warning"))] == 2
+    assert found["checkpoint_size_mb_sum", ()] == 10
+    assert found["checkpoint_size_mb_bucket", (("le", "10.0"),)] == 2
+    assert found["cost_usd_total", ()] == 2 * 60 * 30.0 / 3600  # of two devices
+    assert {name for name, _ in samples_of(idle)} == {"tfdist_events_total", "tfdist_events_created"}  # all 0
+    with pytest.raises(OSError):
+        fetched(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_a_text_file_goes_with_the_run_unless_that_fails(tmp_path: Path) -> None:
+    sink = Prometheus(textfile_directory=str(tmp_path))
+    sink.open(run_facts(worker=1))
+    feed(sink, facts_of_a_start())
+    assert [path.name for path in tmp_path.iterdir()] == [f"tfdist-{RUN_ID}-1.prom"]
+    file = tmp_path / f"tfdist-{RUN_ID}-1.prom"
+    assert samples_of(file.read_text())["training_loss", ()] == 0.5
+    sink.event(Event(name="training_diverged", level="error"))
+    sink.close("failed")
+    assert samples_of(file.read_text())["tfdist_loss_is_finite", ()] == 0  # for alerts
+    sink.close("done")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_taken_port_is_one_message() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"cannot listen on 127.0.0.1:{port}: .*in use.*worker k listens on port"):
+            Prometheus(port=port).open(run_facts())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, "neither a port nor a textfile_directory"),
+        ({"port": 70_000}, "from 1 to 65535. Received: 70000"),
+        ({"textfile_directory": "/nowhere/at/all"}, "a directory that exists"),
+    ],
+)
+def test_a_wrong_setting_is_told_at_once(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Prometheus(**wrong)
+
+
+def test_rules_and_dashboard_ask_for_metrics_that_exist() -> None:
+    names = {exposed_name(metric) for metric in METRICS.values()}
+    names |= {f"{name}_{suffix}" for name in names for suffix in ("sum", "count", "total")}
+    for text in (RULES.read_text(), DASHBOARD.read_text()):
+        asked = set(re.findall(r"\b(?:tfdist_[a-z_]+|\w+(?=\{job_id))", text))
+        assert asked
+        assert asked <= names
+
+
+@needs_prometheus
+def test_the_rules_are_correct_and_fire_when_they_should(tmp_path: Path) -> None:
+    run_command(["promtool", "check", "rules", RULES]).check()
+    run_command(["promtool", "test", "rules", Path(__file__).parent / "alerts.test.yml"]).check()
+
+
+@needs_prometheus
+@pytest.mark.slow
+def test_prometheus_scrapes_a_failing_run_and_its_alerts_fire(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    sink = Prometheus(port=port)
+    sink.open(run_facts())
+    feed(sink, facts_of_a_start())
+    moment = now().timestamp()
+    ago = {seconds: at(moment - at(0).timestamp() - seconds) for seconds in (9000, 8700, 1200)}
+    committed = {"num_bytes": 1, "write_seconds": 0.0}
+    for seconds in (9000, 8700):  # two checkpoints, the last one more than two hours ago
+        sink.event(Event(name="checkpoint_committed", level="info", details=committed, time=ago[seconds]))
+    sink.sample(Sample(worker=0, start=0, step=7, seconds={}, values={}, time=ago[1200]))  # no step since then
+    sink.point(Point(step=7, epoch=1, split="train", metrics={"loss": math.nan}))
+    with scraping(tmp_path, port) as prometheus:
+        wait_until(
+            lambda: prometheus.firing() == {"TfdistCheckpointOld", "TfdistHang", "TfdistLossNotFinite"}, seconds=30
+        )
+        ((labels, loss),) = prometheus.asked("training_loss")
+        assert (labels["job_id"], labels["worker"]) == (RUN_ID, "0") and math.isnan(loss)
+        assert prometheus.asked("cost_usd_total")[0][1] == 1
+        for query in dashboard_queries():
+            prometheus.asked(query)
+        sink.point(Point(step=8, epoch=1, split="train", metrics={"loss": 0.1}))
+        sink.sample(Sample(worker=0, start=0, step=8, seconds={}, values={}))
+        sink.event(Event(name="checkpoint_committed", level="info", details=committed))
+        wait_until(lambda: not prometheus.firing(), seconds=30)
+    sink.close("failed")
+
+
+def dashboard_queries() -> list[str]:
+    """What the dashboard asks, with its variables as Grafana fills them in."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [annotation["expr"] for annotation in dashboard["annotations"]["list"]]
+    filled = {"$job_id": RUN_ID, "$worker": ".*", "$__rate_interval": "1m", "$__interval": "1m"}
+    return [re.sub(r"\$\w+", lambda found: filled[found[0]], query) for query in queries]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

@@ -1,0 +1,128 @@
+"""Shows the metrics of a run to Prometheus: by HTTP, or in a file that node_exporter reads.
+
+Invariant: each series bears job_id, the run's id, and worker, the process's index; nothing is registered with the
+client's global registry. Named in a gin file, `train.sinks = [@prometheus.Prometheus()]`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from tfdist.errors import UserError, missing_extra
+from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
+from tfdist.telemetry.measures import Measures
+from tfdist.telemetry.registry import COUNTER, EVENTS, HISTOGRAM, METRICS, Metric
+from tfdist.telemetry.sinks.exposed_names import exposed_name
+from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.stream import FAILED
+
+if TYPE_CHECKING:
+    import threading
+    from wsgiref.simple_server import WSGIServer
+
+_MAX_PORT = 65535
+
+
+class Prometheus(Sink):
+    """Serves http://ADDRESS:PORT/metrics, or keeps a file of the same, or both; each worker its own.
+
+    Args:
+      port: of worker 0; worker k listens on `port` + k, so that several have room on one machine.
+      address: the interface to listen on. Whoever reaches it can read the metrics.
+      textfile_directory: where node_exporter looks (its --collector.textfile.directory). Each worker replaces
+        tfdist-JOB_ID-WORKER.prom there with every sample. At its end it removes the file, but not after a failure: what
+        a run left that failed, or was killed, lets alerts fire until it resumes or somebody removes it.
+    """
+
+    every_worker = True
+
+    def __init__(
+        self, *, port: int | None = None, address: str = "127.0.0.1", textfile_directory: str | None = None
+    ) -> None:
+        try:
+            import prometheus_client  # noqa: F401
+        except ImportError:
+            raise missing_extra("prometheus-client", "prometheus", "Metrics for Prometheus") from None
+        if port is None and textfile_directory is None:
+            raise UserError(
+                "prometheus.Prometheus has neither a port nor a textfile_directory, so that nobody could read its "
+                "metrics. Write prometheus.Prometheus.port = 9400, for example."
+            )
+        if port is not None and (not isinstance(port, int) or not 0 < port <= _MAX_PORT):
+            raise UserError(f"prometheus.Prometheus.port must be a number from 1 to {_MAX_PORT}. Received: {port!r}.")
+        if textfile_directory is not None and not os.path.isdir(textfile_directory):
+            raise UserError(
+                f"prometheus.Prometheus.textfile_directory must be a directory that exists: the one that node_exporter "
+                f"got as --collector.textfile.directory. Received: {textfile_directory!r}."
+            )
+        self._port = port
+        self._address = address
+        self._directory = textfile_directory
+        self._textfile: str | None = None
+        self._server: tuple[WSGIServer, threading.Thread] | None = None
+
+    def open(self, run: RunFacts) -> None:
+        import prometheus_client
+
+        self._measures = Measures(run)
+        self._registry = prometheus_client.CollectorRegistry()
+        self._labels = {"job_id": run.run_id, "worker": str(run.worker)}
+        self._metrics = {name: self._series(metric) for name, metric in METRICS.items()}
+        for kind in EVENTS.values():  # from 0 on, since Prometheus sees no growth in a series that begins with 1
+            self._metrics["events_total"].labels(**self._labels, event=kind.name, level=kind.level)
+        if self._directory is not None:
+            self._textfile = os.path.join(self._directory, f"tfdist-{run.run_id}-{run.worker}.prom")
+        if self._port is not None:
+            port = self._port + run.worker
+            try:
+                self._server = prometheus_client.start_http_server(port, self._address, self._registry)
+            except (OSError, OverflowError) as error:
+                raise UserError(
+                    f"Prometheus's endpoint of worker {run.worker} cannot listen on {self._address}:{port}: {error}. "
+                    "Give another prometheus.Prometheus.port (worker k listens on port + k)."
+                ) from error
+
+    def event(self, event: Event) -> None:
+        self._take(event)
+
+    def point(self, point: Point) -> None:
+        self._take(point)
+
+    def sample(self, sample: Sample) -> None:
+        self._take(sample)
+        self._write()
+
+    def close(self, status: str) -> None:
+        self._write()
+        if self._server is not None:
+            server, thread = self._server
+            server.shutdown()
+            server.server_close()
+            thread.join()
+        if self._textfile is not None and status != FAILED:
+            os.remove(self._textfile)
+
+    def _write(self) -> None:
+        import prometheus_client
+
+        if self._textfile is not None:
+            prometheus_client.write_to_textfile(self._textfile, self._registry)
+
+    def _series(self, metric: Metric) -> Any:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        named = exposed_name(metric), metric.meaning, (*self._labels, *metric.labels)
+        if metric.kind == HISTOGRAM:
+            return Histogram(*named, registry=self._registry, buckets=metric.buckets)
+        return (Counter if metric.kind == COUNTER else Gauge)(*named, registry=self._registry)
+
+    def _take(self, fact: Event | Point | Sample) -> None:
+        for found in self._measures.of(fact):
+            series: Any = self._metrics[found.metric.name].labels(**self._labels, **found.labels)
+            if found.metric.kind == COUNTER:
+                series.inc(found.value)
+            elif found.metric.kind == HISTOGRAM:
+                series.observe(found.value)
+            else:
+                series.set(found.value)
