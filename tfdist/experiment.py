@@ -14,6 +14,7 @@ from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.telemetry.stream import PAUSED
 from tfdist.training.loop.ending import Ending
 from tfdist.training.loop.learner import build_model, check_fit
 from tfdist.training.loop.outcome import Outcome
@@ -55,7 +56,8 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
     check_start_from(settings.start_from, settings.start_from_names)
     if strategy.claims_devices():
         request.wait()
-    with open_run(request, strategy, mode="train", claim=Claim.of(settings, request.settings)) as run:
+    claim = Claim.of(settings, request.settings)
+    with open_run(request, strategy, mode="train", claim=claim, to_tell=settings) as run:
         if run.place.is_finished and not request.repeats_end:
             return None
         training = assembly.assemble(run, settings, model)
@@ -68,6 +70,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
             while trained is None:  # once, unless a step fails and the run goes back
                 trained = _trained(training, rollbacks)
         if trained.outcome.paused:
+            run.stream.status = PAUSED
             _tell_paused(run, trained.outcome)
             return None
         return _conclude(training, trained)

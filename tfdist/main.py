@@ -63,6 +63,9 @@ flags.DEFINE_string(
     "run_dir", None, "local or gs://; without it runs/ and the first gin file's name", flag_values=FLAGS
 )
 flags.DEFINE_string("mode", "train", "what to do", flag_values=FLAGS)
+flags.DEFINE_enum(
+    "log", "text", ["text", "json"], "what is printed: for people, or a JSON object a line", flag_values=FLAGS
+)
 flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
 # What the uses of a trained model have of the training, where nothing else is set for them.
 TRAINED = {
@@ -165,9 +168,10 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     """
     from tfdist.config import loading
     from tfdist.storage import gcs
-    from tfdist.telemetry import heartbeat
+    from tfdist.telemetry import heartbeat, time_account
     from tfdist.telemetry.console import terminal_width
 
+    time_account.begin_with_process()
     heartbeat_path = os.environ.pop(heartbeat.VARIABLE, None)  # not for the processes that this one starts
     heartbeat.begin(heartbeat_path if given.mode != "tune" else None)
     begin_at = os.environ.pop(heartbeat.BEGIN_VARIABLE, None)
@@ -237,6 +241,9 @@ def run_mode(
     from tfdist import experiment
     from tfdist.serving import exporting, predicting
     from tfdist.storage import troubles
+    from tfdist.telemetry import time_account
+    from tfdist.telemetry.console import json_log
+    from tfdist.telemetry.console.console import open_console
     from tfdist.training.run.run import Request
     from tfdist.tuning import find_rate
     from tfdist.tuning.schedule import sweep
@@ -251,7 +258,12 @@ def run_mode(
         fork_server=fork_servers[0] if fork_servers else None,
     )
     request = Request(
-        run_dir=run_dir, config_text=loaded.operative_text, settings=loaded.settings, wait=wait, abort=end_at_once
+        run_dir=run_dir,
+        config_text=loaded.operative_text,
+        settings=loaded.settings,
+        wait=functools.partial(time_account.leave_out, wait),
+        abort=end_at_once,
+        console=json_log.open_log if given.log == "json" else open_console,
     )
     modes: dict[str, Callable[[Any], object]] = {
         "train": lambda settings: experiment.train(settings, request),

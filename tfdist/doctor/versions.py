@@ -22,6 +22,7 @@ NEEDED = {
     "absl-py": ">=2.1,<3",
     "google-crc32c": ">=1.7,<2",
     "jinja2": ">=3.1,<4",
+    "psutil": ">=5.9,<8",
     "rich": ">=14,<16",
     "tensorboard": ">=2.20,<2.22",
     "packaging": ">=24",

@@ -7,21 +7,26 @@ Invariant: every line has the keys time (ISO 8601, UTC, milliseconds), level, ev
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
 
+from tfdist.telemetry.facts import Event
 from tfdist.telemetry.json_text import to_json
 
 
-def event_line(*, level: str, event: str, worker: int | None, step: int | None, details: Mapping[str, object]) -> str:
-    """The line, of this moment; `worker` is None for what no single worker did."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def event_line(event: Event) -> str:
+    """The line."""
+    message = {} if event.message is None else {"message": event.message}
     return to_json(
         {
-            "time": now,
-            "level": level,
-            "event": event,
-            "worker": worker,
-            "step": None if step is None else int(step),
-            "details": dict(details),
+            "time": time_text(event.time),
+            "level": event.level,
+            "event": event.name,
+            "worker": event.worker,
+            "step": None if event.step is None else int(event.step),
+            "details": message | dict(event.details),
         }
     )
+
+
+def time_text(time: datetime.datetime) -> str:
+    """A moment of UTC as ISO 8601 with milliseconds."""
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,34 +1,51 @@
 """Keeps the lifecycle of a run: one JSON object an event, and a sentence on the console where there is one.
 
 Invariant: only the chief writes events.jsonl; another worker writes a file that bears its index, and only once it
-has something to tell. `experiment.py` makes one log a process and closes it last.
+has something to tell. `open_run` makes one log a process and closes it last.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
-from tfdist.telemetry.console.console import Console
-from tfdist.telemetry.console.console_text import Level
+from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.event_text import event_line
+from tfdist.telemetry.facts import Event, Level
 from tfdist.telemetry.run_directory import RunDirectory
 
 
 class EventLog:
     """Events with the keys time (ISO 8601, UTC, milliseconds), level, event, worker, step and details.
 
+    Args:
+      run: whose directory it is kept in.
+      worker: whose log this is.
+      is_chief: whether the worker writes what all share.
+      console: shows what has a message.
+      tell: takes each event, once it is written.
+
     Example:
 
         log = EventLog(run, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
-        log.info("restored", step=1200, message="Continuing at step 1,200.", checkpoint="checkpoints/1200")
+        log.info("resumed", step=1200, message="Resuming at step 1,200.", checkpoint="checkpoints/1200")
     """
 
-    def __init__(self, run: RunDirectory, *, worker: int, is_chief: bool, console: Console) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        worker: int,
+        is_chief: bool,
+        console: Console,
+        tell: Callable[[Event], None] = lambda event: None,
+    ) -> None:
         self._path = run.events if is_chief else run.worker_events(worker)
         self._worker = worker
         self._console = console
+        self._tell = tell
         self._sink: LogSink | None = None
         self._lock = threading.Lock()  # what notes a signal tells from a thread of its own
 
@@ -52,13 +69,13 @@ class EventLog:
             sink.close()
 
     def _write(
-        self, level: Level, event: str, step: int | None, message: str | None, details: dict[str, object]
+        self, level: Level, name: str, step: int | None, message: str | None, details: dict[str, object]
     ) -> None:
-        if message is not None:
-            self._console.message(message, level)
-            details = {"message": message, **details}
-        line = event_line(level=level, event=event, worker=self._worker, step=step, details=details)
+        event = Event(name=name, level=level, worker=self._worker, step=step, message=message, details=details)
+        self._console.event(event)
+        line = event_line(event)
         with self._lock:
             if self._sink is None:
                 self._sink = files.open_log(self._path)
             self._sink.write_line(line)
+        self._tell(event)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+Level = Literal["info", "warning", "error"]
 
 
 def now() -> datetime.datetime:
@@ -30,6 +32,7 @@ class RunFacts:
       settings: what is configured, by the names that gin takes, as text.
       config_text: the text of config.gin.
       start: 0 for the run's first start, and one more for each resumption.
+      price_per_device_hour: in US dollars; None: not known.
     """
 
     directory: str
@@ -42,6 +45,7 @@ class RunFacts:
     settings: Mapping[str, str]
     config_text: str
     start: int
+    price_per_device_hour: float | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -55,7 +59,7 @@ class Event:
 
     Attributes:
       name: as `registry.EVENTS` lists it.
-      level: "info", "warning" or "error".
+      level: "error" ends the run; what a "warning" is about was mended or passed over.
       worker: whose event it is; None for what no single worker did.
       step: the run's steps that were done then; None where that says nothing.
       message: what the console shows of it, if anything.
@@ -63,7 +67,7 @@ class Event:
     """
 
     name: str
-    level: str
+    level: Level
     worker: int | None = None
     step: int | None = None
     message: str | None = None

@@ -4,7 +4,8 @@ Invariant: `beat` costs some microseconds, waits for nobody and touches no Tenso
 nothing. A supervisor names a file to each worker in the variable VARIABLE of its environment; the worker keeps one
 record there, which `read` gives back. Moments are of the clock that all processes of one machine share.
 
-`main.py` begins it, the training tells it where it is, `tfdist.launch` reads it. Imports the standard library alone.
+`main.py` begins it, the training tells it where it is, `tfdist.launch` reads it. The account of the process's time is
+kept up to date on the way. Imports the standard library and that account alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from tfdist.telemetry import time_account
 
 VARIABLE = "TFDIST_HEARTBEAT"
 BEGIN_VARIABLE = "TFDIST_BEGIN_AT"  # a moment by `time.monotonic` before which a run should not continue
@@ -44,6 +47,21 @@ AGREEING = "agreeing with the others"
 FINISHING = "finishing"
 LEAVING = "leaving after an error"
 ENDED = "ended"
+_SHARE_OF = {
+    STARTING: "import",
+    CONNECTING: "connect",
+    PREPARING: "data",
+    BUILDING: "build",
+    RESTORING: "restore",
+    TRAINING: "compute",
+    BETWEEN: "callbacks",
+    EVALUATING: "evaluate",
+    SAVING: "checkpoint",
+    AGREEING: "peer_wait",
+    FINISHING: "finish",
+    LEAVING: "finish",
+    ENDED: "finish",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +176,7 @@ def wait_to_begin(moment: str | None) -> None:
 
 def beat(phase: str, step: int | None = None) -> None:
     """This process begins a turn of `phase`, with `step` steps done; None: as many as before."""
+    time_account.current().enter(_SHARE_OF[phase], step)
     if _HEARTBEAT is not None:
         _HEARTBEAT.beat(phase, step)
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
+from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.summaries import Summaries
@@ -45,12 +46,25 @@ class Metrics(Protocol):
 
 
 class MetricsLog:
-    """`Metrics` in the run directory; NaN and infinities are written as `json_text` says."""
+    """`Metrics` in the run directory; NaN and infinities are written as `json_text` says.
+
+    Args:
+      run: whose directory it is.
+      tensorboard: whether summaries are written.
+      config_text: the configuration, for TensorBoard.
+      tell: takes each point, once it is written.
+    """
 
     def __init__(
-        self, run: RunDirectory, *, tensorboard: bool = True, config_text: Callable[[], str] = lambda: ""
+        self,
+        run: RunDirectory,
+        *,
+        tensorboard: bool = True,
+        config_text: str = "",
+        tell: Callable[[Point], None] = lambda point: None,
     ) -> None:
         self._run = run
+        self._tell = tell
         self._sink: LogSink | None = None
         self._summaries = Summaries(run.tensorboard, config_text) if tensorboard else None
 
@@ -66,6 +80,9 @@ class MetricsLog:
             self._sink = files.open_log(self._run.metrics)
         head = {"step": int(step), "epoch": int(epoch), "split": split, "learning_rate": learning_rate}
         self._sink.write_line(to_json({**head, **metrics}))
+        self._tell(
+            Point(step=int(step), epoch=int(epoch), split=split, metrics=dict(metrics), learning_rate=learning_rate)
+        )
         if self._summaries is not None:
             rate = {} if learning_rate is None else {"learning_rate": learning_rate}
             self._summaries.scalars(split, int(step), {**metrics, **rate})

@@ -47,3 +47,120 @@ class EventKind:
     level: str
     meaning: str
     alert: str = ""
+
+
+_METRICS = (
+    # What is learned.
+    Metric("training_loss", GAUGE, "", "the loss of the training, as metrics.jsonl has it"),
+    Metric("learning_rate", GAUGE, "", "the learning rate of the last step"),
+    Metric("metric_value", GAUGE, "", "each metric that is a number", labels=("split", "name")),
+    Metric("loss_is_finite", GAUGE, "", "1, or 0 where the last loss was not a number or infinite"),
+    Metric("training_steps", GAUGE, "steps", "the run's steps that are done"),
+    Metric("last_step_timestamp_seconds", GAUGE, "seconds", "when steps were last seen to be done, since 1970"),
+    # Where the time goes.
+    Metric("training_duration_seconds", HISTOGRAM, "seconds", "of a start", buckets=(600, 3600, 14_400, 86_400)),
+    Metric("time_seconds_total", COUNTER, "seconds", "the process's wall clock, by what it did", labels=("share",)),
+    Metric("compute_share", GAUGE, "", "of the process's wall clock, what it computed steps for"),
+    Metric("cost_usd", COUNTER, "US dollars", "devices times hours times train.price_per_device_hour"),
+    # Checkpoints.
+    Metric(
+        "checkpoint_size_mb",
+        HISTOGRAM,
+        "megabytes",
+        "of a stored checkpoint",
+        buckets=(1, 10, 100, 1000, 10_000, 100_000),
+    ),
+    Metric(
+        "checkpoint_write_seconds",
+        HISTOGRAM,
+        "seconds",
+        "that a checkpoint took to store",
+        buckets=(0.1, 1, 10, 60, 600),
+    ),
+    Metric("last_checkpoint_timestamp_seconds", GAUGE, "seconds", "when a checkpoint was last stored, since 1970"),
+    Metric("checkpoint_interval_seconds", GAUGE, "seconds", "between the last two stored checkpoints"),
+    # What a process uses.
+    Metric("host_memory_bytes", GAUGE, "bytes", "resident memory of the process"),
+    Metric("cpu_utilization", GAUGE, "", "the process's share of the processors that it may use"),
+    Metric("device_memory_bytes", GAUGE, "bytes", "in use on the process's accelerators"),
+    Metric("device_memory_peak_bytes", GAUGE, "bytes", "the most that was in use on them"),
+    Metric("gpu_utilization", GAUGE, "", "the mean share of time in which the process's GPUs computed (NVML)"),
+    Metric("network_sent_bytes", GAUGE, "bytes", "sent by the machine since the process began"),
+    Metric("network_received_bytes", GAUGE, "bytes", "received by the machine since the process began"),
+    Metric("storage_read_bytes", GAUGE, "bytes", "that the process has read from local disks"),
+    Metric("storage_written_bytes", GAUGE, "bytes", "that the process has written to local disks"),
+    # What happened.
+    Metric("events_total", COUNTER, "", "events, by name", labels=("event", "level")),
+)
+METRICS = {metric.name: metric for metric in _METRICS}
+
+_EVENTS = (
+    # The run.
+    EventKind("run_started", "info", "a process has joined the run", "training_started"),
+    EventKind("already_finished", "info", "the run directory holds this run, and nothing is left to train"),
+    EventKind("data_opened", "info", "a data set can be read"),
+    EventKind("fewer_workers", "info", "the run resumes with fewer workers and the same global batch"),
+    EventKind("calls_of_one_step", "info", "a callback acts on batches, so each step is a call of its own"),
+    EventKind("packing_chosen", "info", "how gradients are packed was found by trying"),
+    EventKind("xla_chosen", "info", "what XLA compiles was found by trying"),
+    EventKind("stopped_early", "info", "a callback has ended the training"),
+    EventKind("run_paused", "info", "saved and left, as train.stop_after_epochs asks"),
+    EventKind("run_finished", "info", "the training is done"),
+    EventKind("run_failed", "error", "an error ends the run", "training_failed"),
+    EventKind("evaluated", "info", "--mode=evaluate has its figures"),
+    EventKind("predicted", "info", "--mode=predict has written its files"),
+    EventKind("prediction_goes_on", "info", "--mode=predict continues after what was written"),
+    EventKind("exported", "info", "--mode=export has written and compared a format"),
+    # Training.
+    EventKind("training_diverged", "error", "the loss or a gradient was not finite, and nothing was left to try"),
+    EventKind("rolled_back", "warning", "a step failed, and the run goes back to its newest checkpoint"),
+    EventKind("split", "warning", "a step found no memory, and the run goes back and cuts its batches", "cuda_oom"),
+    EventKind("batch_left_out", "info", "a step changes nothing, because its batch made it fail before"),
+    EventKind("steps_skipped", "info", "float16 gradients overflowed, and the loss scale fell", "gradient_overflow"),
+    EventKind("weightless_step", "warning", "all weights of a batch's examples are 0"),
+    EventKind("weightless_steps", "warning", "how many such batches there were"),
+    EventKind("variables_unused", "warning", "the loss does not depend on some variables"),
+    EventKind("gradient_is_zero", "warning", "no gradient has reached a group of variables for a while"),
+    EventKind("microbatch_statistics", "warning", "batch normalization sees microbatches"),
+    # Speed.
+    EventKind("input_wait", "info", "what workers waited for input in an epoch"),
+    EventKind("input_bound", "warning", "training waits for its input"),
+    EventKind("straggler", "warning", "a worker holds up the others"),
+    EventKind("workers", "info", "what each worker's steps took, at the end"),
+    EventKind("gpu_util_low", "warning", "the GPUs have computed less than a third of the time for minutes"),
+    # Checkpoints.
+    EventKind("resumed", "info", "a start continues from a checkpoint"),
+    EventKind("extended", "info", "a finished run continues to more epochs"),
+    EventKind("begun_anew", "info", "there was something to resume from, and nothing of it could be used"),
+    EventKind("weights_loaded", "info", "a new run begins with the weights of train.start_from"),
+    EventKind("partially_restored", "warning", "variables were left out that do not fit"),
+    EventKind("checkpoint_committed", "info", "a checkpoint is stored whole", "checkpoint_saved"),
+    EventKind("checkpoint_compression", "info", "which compression pays was found by trying"),
+    EventKind("checkpoint_waited", "warning", "training waited for earlier checkpoints to be written"),
+    EventKind("checkpoint_failed", "warning", "a checkpoint could not be written"),
+    EventKind("checkpoint_not_removed", "warning", "an old checkpoint could not be removed"),
+    EventKind("checkpoint_passed_over", "warning", "a checkpoint is damaged, and an older one is used"),
+    EventKind("checkpoint_leftovers_found", "info", "files of a checkpoint that was not committed are removed"),
+    EventKind("checkpoints_superseded", "info", "checkpoints after the step that a start resumed from are removed"),
+    EventKind("memory_left_alone", "warning", "the memory for checkpoints belongs to another run"),
+    EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
+    # Data.
+    EventKind("record_corrupt", "warning", "a record cannot be read, and another stands in its place"),
+    EventKind("image_corrupt", "warning", "an image cannot be read, and another stands in its place"),
+    # Processes.
+    EventKind("preemption_noticed", "warning", "a signal, or the cloud, asks the process to leave"),
+    EventKind("preempted", "warning", "a process has saved and left"),
+    EventKind("left_unsaved", "error", "a process had to leave and could not save"),
+    EventKind("worker_failed", "warning", "a worker has ended with an error; told by its supervisor"),
+    EventKind("worker_hung", "warning", "a worker does not go on; told by its supervisor"),
+    EventKind("peer_lost", "error", "the connection to another worker is gone", "nccl_timeout"),
+    EventKind("restart_backoff", "info", "the supervisor waits before it starts the workers again"),
+    EventKind("restarted", "info", "the supervisor has started the workers again"),
+    EventKind("restarts_used_up", "error", "the supervisor has restarted as often as it may"),
+    EventKind("breaker_opened", "error", "restarts brought no new step, and the supervisor gives up"),
+    EventKind("hosts_changed", "info", "an elastic run goes on with other hosts"),
+    # Telling.
+    EventKind("sink_dropped", "warning", "a sink of train.sinks failed or hung"),
+    EventKind("sampling_stopped", "warning", "what the process uses could not be stored"),
+)
+EVENTS = {event.name: event for event in _EVENTS}

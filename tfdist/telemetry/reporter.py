@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tfdist.telemetry import notices
-from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.metrics import Metrics

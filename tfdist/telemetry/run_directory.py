@@ -36,7 +36,7 @@ class RunDirectory:
                 raise UserError(
                     f"{path} is a directory; a run has a file there. Move it away, or give another --run_dir."
                 )
-        for path in (self.tensorboard, self.checkpoints, self.fitted, self.export):
+        for path in (self.telemetry, self.tensorboard, self.checkpoints, self.fitted, self.export):
             if files.exists(path) and not files.is_dir(path):
                 raise UserError(
                     f"{path} is a file; a run has a directory there. Move it away, or give another --run_dir."
@@ -81,6 +81,19 @@ class RunDirectory:
     def worker_events(self, worker: int) -> str:
         """What a worker other than the chief has to tell."""
         return files.join(self.path, f"events-worker-{worker}.jsonl")
+
+    @property
+    def telemetry(self) -> str:
+        """What each worker's process used, and what the run is known by."""
+        return files.join(self.path, "telemetry")
+
+    @property
+    def run_id(self) -> str:
+        return files.join(self.telemetry, "run_id")
+
+    def samples(self, worker: int) -> str:
+        """What a worker's process used, and where its time went."""
+        return files.join(self.telemetry, f"worker-{worker}.jsonl")
 
     @property
     def tensorboard(self) -> str:

@@ -7,7 +7,7 @@ Invariant: one writer, and so one growing file, for each of TensorBoard's runs, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,10 @@ class Summaries:
 
     Args:
       directory: nothing is there before the first summary.
-      config_text: asked for when there is one.
+      config_text: is shown beside them.
     """
 
-    def __init__(self, directory: str, config_text: Callable[[], str]) -> None:
+    def __init__(self, directory: str, config_text: str) -> None:
         self._directory = directory
         self._config_text = config_text
         self._writers: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class Summaries:
         """The configuration as TensorBoard's text, which is Markdown."""
         from tensorboard.summary.v1 import text_pb
 
-        lines = "".join(f"    {line}\n" for line in self._config_text().splitlines())
+        lines = "".join(f"    {line}\n" for line in self._config_text.splitlines())
         write_event_file(self._written_to(), f"{FIRST}.config", [text_pb("config.gin", lines)], time=time.time())
 
     def _written_to(self) -> str:

@@ -1,11 +1,16 @@
 """Where a process's wall clock went, without gaps.
 
-Invariant: the shares add up to all the time since the process began, because each moment belongs to the phase that the
+Invariant: the shares add up to all the time since the account began, because each moment belongs to the phase that the
 process is in, and `heartbeat.beat` says where one phase ends and the next begins. A call of steps is divided further,
-by what it measured of its waiting.
+by what it measured of its waiting. A process has one account; the sampler reads it from another thread.
 """
 
 from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
 
 # In the order in which a report stacks them.
 SHARES = {
@@ -22,3 +27,98 @@ SHARES = {
     "checkpoint": "stalls by checkpoints",
     "finish": "the end: exporting, closing",
 }
+FIRST = next(iter(SHARES))
+
+
+class TimeAccount:
+    """The seconds of each share since a moment of `time.monotonic`; None: now."""
+
+    def __init__(self, since: float | None = None) -> None:
+        self._lock = threading.Lock()
+        self._seconds = dict.fromkeys(SHARES, 0.0)
+        self._share = FIRST
+        self._since = time.monotonic() if since is None else since
+        self.step: int | None = None
+
+    def enter(self, share: str, step: int | None = None) -> None:
+        """From now on time counts for `share`; `step`: the run's steps that are done, where that has changed."""
+        with self._lock:
+            self._count()
+            self._share = share
+            if step is not None:
+                self.step = step
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Counts for `target` what was counted for `source`, as far as there is so much. NaN counts nothing."""
+        with self._lock:
+            self._count()
+            moved = min(seconds, self._seconds[source]) if seconds > 0 else 0.0
+            self._seconds[source] -= moved
+            self._seconds[target] += moved
+
+    def seconds(self) -> dict[str, float]:
+        """Each share's, up to now."""
+        with self._lock:
+            self._count()
+            return dict(self._seconds)
+
+    def leave_out(self, waits: Callable[[], object]) -> None:
+        """Calls it, and counts its time for nothing."""
+        with self._lock:
+            self._count()
+        waits()
+        with self._lock:
+            self._since = time.monotonic()
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        self._seconds[self._share] += now - self._since
+        self._since = now
+
+
+_account = TimeAccount()
+_is_first = True  # of what this process does
+_is_fresh = False  # begun for a run that has not begun
+
+
+def current() -> TimeAccount:
+    """This process's."""
+    return _account
+
+
+def leave_out(waits: Callable[[], object]) -> None:
+    """Calls it, and counts its time for nothing."""
+    _account.leave_out(waits)
+
+
+def begin(since: float | None = None) -> None:
+    """Begins a new one: the command's, since its process exists."""
+    global _account, _is_fresh
+    _account, _is_fresh = TimeAccount(since), True
+
+
+def begin_with_process() -> None:
+    """Begins one with the process, or, where it has done something else since, with now."""
+    global _is_first
+    import psutil
+
+    age = time.time() - psutil.Process().create_time()
+    begin(time.monotonic() - age if _is_first else None)
+    _is_first = False
+
+
+def begin_run() -> None:
+    """A run begins: with the command's account, or, in a process that does more than this run, with a new one."""
+    global _is_fresh
+    if not _is_fresh:
+        begin()
+    _is_fresh = False
+
+
+def _forget() -> None:
+    global _is_first
+    begin()
+    _is_first = True
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -8,8 +8,12 @@ itself has not made. What cannot be stored is said and kept for the next time. I
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tfdist.errors import UserError
+
+if TYPE_CHECKING:
+    from tfdist.telemetry.facts import Level
 
 
 class Journal:
@@ -21,12 +25,13 @@ class Journal:
         self._lines: list[str] = []
 
     def note(
-        self, level: str, event: str, *, worker: int | None = None, step: int | None = None, **details: object
+        self, level: Level, event: str, *, worker: int | None = None, step: int | None = None, **details: object
     ) -> None:
         """Keeps an event of this moment for `store`."""
         from tfdist.telemetry.event_text import event_line
+        from tfdist.telemetry.facts import Event
 
-        self._lines.append(event_line(level=level, event=event, worker=worker, step=step, details=details))
+        self._lines.append(event_line(Event(name=event, level=level, worker=worker, step=step, details=details)))
 
     def store(self, run_dir: str | None) -> None:
         """Adds what was noted to the events of the run directory, if there is one."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TextIO
 
+from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
-    Level,
     Plan,
     Progress,
     TimeLeft,
@@ -25,30 +25,12 @@ from tfdist.telemetry.console.console_text import (
 from tfdist.telemetry.console.epoch_throttle import EpochThrottle
 from tfdist.telemetry.console.hangup import outliving_terminal
 from tfdist.telemetry.console.terminal_width import columns_of
+from tfdist.telemetry.facts import Level
 
 PROGRESS_LINE_SECONDS = 10.0
 
 
-class Console(Protocol):
-    """What a run tells."""
-
-    def start(self, plan: Plan) -> None:
-        """The training begins, or continues."""
-
-    def update(self, progress: Progress) -> None:
-        """The training has come this far; most calls show nothing."""
-
-    def end_epoch(self, summary: EpochSummary) -> None:
-        """An epoch is over and evaluated; most of those that end within seconds are not shown."""
-
-    def message(self, text: str, level: Level = "info") -> None:
-        """A sentence; possible before `start` and after `close`, too."""
-
-    def close(self) -> None:
-        """The training is over: shows its last epoch and gives the terminal back. Closing again does nothing."""
-
-
-def open_console(*, is_chief: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Console:
+def open_console(is_chief: bool, *, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Console:
     """The console of this process: a progress bar on a terminal, lines elsewhere, silence on other workers."""
     stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
     if not is_chief:
@@ -61,7 +43,7 @@ def open_console(*, is_chief: bool, stdout: TextIO | None = None, stderr: TextIO
     return PlainConsole(stdout, stderr)
 
 
-class PlainConsole:
+class PlainConsole(Console):
     """`Console` in lines: one at the start, one an epoch, and one in ten seconds within a longer epoch.
 
     Of epochs that take less than five seconds some are left out. On a terminal a line is no wider than that.
@@ -106,27 +88,15 @@ class PlainConsole:
             self.message(epoch_line(self._plan, summary, width=columns_of(self._stdout)))
 
 
-class NullConsole:
+class NullConsole(Console):
     """`Console` of a worker that is not the chief: silent but for errors."""
 
     def __init__(self, stderr: TextIO | None = None) -> None:
         self._stderr = stderr or sys.stderr
 
-    def start(self, plan: Plan) -> None:
-        pass
-
-    def update(self, progress: Progress) -> None:
-        pass
-
-    def end_epoch(self, summary: EpochSummary) -> None:
-        pass
-
     def message(self, text: str, level: Level = "info") -> None:
         if level == "error":
             _write_line(self._stderr, text, level)
-
-    def close(self) -> None:
-        pass
 
 
 def _write_line(stream: TextIO, text: str, level: Level) -> None:

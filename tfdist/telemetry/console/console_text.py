@@ -10,11 +10,9 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-
-Level = Literal["info", "warning", "error"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
+from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
-    Level,
     Plan,
     Progress,
     TimeLeft,
@@ -28,6 +28,7 @@ from tfdist.telemetry.console.console_text import (
 )
 from tfdist.telemetry.console.epoch_throttle import EpochThrottle
 from tfdist.telemetry.console.hangup import outliving_terminal
+from tfdist.telemetry.facts import Level
 
 _REDRAWS_PER_SECOND = 5
 _BAR_WIDTH = 10
@@ -40,7 +41,7 @@ def can_move_cursor(stdout: TextIO) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-class ProgressBarConsole:
+class ProgressBarConsole(Console):
     """`Console` with rich. Between `start` and `close` other prints of this process appear above the bar."""
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,6 +1,6 @@
 """What takes the facts of a run elsewhere: to a tracker, a monitoring system, a program of the user's.
 
-A sink is named in a gin file, `train.sinks = [@prometheus.Prometheus()]`. One of the user's own is a subclass of `Sink`.
+A gin file names them, `train.sinks = [@prometheus.Prometheus()]`. One of the user's own is a subclass of `Sink`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ class Sink:
     """Takes facts, on a thread of its own.
 
     Invariant: all methods of a sink are called by one thread, in the order of the facts, never the training's. A sink
-    that raises, or does not return for a while, is dropped with one warning, and the run goes on without it. So a method
-    may wait for a network; it should give up by itself after some seconds.
+    that raises, or does not return for a while, is dropped with one warning, and the run goes on without it. So a
+    method may wait for a network; it should give up by itself after some seconds.
 
-    What a user got wrong is found by the constructor, which raises UserError, and so is a library that is not installed;
-    a sink that holds sockets, threads or clients makes them in `open`.
+    The constructor raises UserError for what a user got wrong, a library that is not installed included; sockets,
+    threads and clients are made in `open`.
 
     Example:
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.data.pipeline import failures
 from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.strategies.base import Strategy
-from tfdist.telemetry import heartbeat
+from tfdist.telemetry import heartbeat, time_account
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop.best import Watched
 from tfdist.training.loop.boundaries import Boundaries
@@ -106,6 +106,7 @@ class Loop:
         self._saves_at_begin = saves_at_begin
         self._sums = EpochSums(recent=[math.nan] * (0 if spike is None else spike.window))
         self._told_unused = False
+        self._has_called = False
         self._outcome = Outcome()
         self._wanted = Vote()
         self._stops_after_batch = False
@@ -300,6 +301,7 @@ class Loop:
         self._outcome.step += done
         self._count_weightless(int(totals.weightless))
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
+        self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
         self._outcome.train_metrics = self._sums.means() | to_python(metrics)
         if self._step.unused and not self._told_unused:
             self._told_unused = True
@@ -327,6 +329,16 @@ class Loop:
         )
         if self._recovery is not None:
             self._recovery.check()
+
+    def _account(self, seconds: float, input_seconds: float, peer_seconds: float) -> None:
+        """Divides the time of a call; the first one traces and compiles."""
+        account = time_account.current()
+        if self._has_called:
+            account.move(input_seconds, "compute", "input_wait")
+            account.move(peer_seconds, "compute", "peer_wait")
+        else:
+            account.move(seconds, "compute", "build")
+        self._has_called = True
 
     def _observe_norms(self, norms: dict[str, float]) -> None:
         if not norms or any(map(math.isnan, norms.values())):

@@ -14,16 +14,19 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfdist.data.pipeline import failures
-from tfdist.errors import NotSavedError, PeerLostError, PreemptedError
+from tfdist.errors import DivergedError, NotSavedError, PeerLostError, PreemptedError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
-from tfdist.telemetry import heartbeat, notices
-from tfdist.telemetry.console.console import Console, open_console
+from tfdist.telemetry import heartbeat, notices, time_account
+from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.events import EventLog
-from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
+from tfdist.telemetry.metrics import Metrics
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.claim import Claim, Place, take_place
 from tfdist.training.run.starts import read_starts
+from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
 
 LOST_PEER_WORDS = (
     "Socket closed",
@@ -61,7 +64,7 @@ class Request:
     settings: Callable[[], Mapping[str, str]] = dict
     wait: Callable[[], object] = lambda: None
     abort: Callable[[], NoReturn] | None = None
-    console: Callable[[bool], Console] = lambda is_chief: open_console(is_chief=is_chief)
+    console: Callable[[bool], Console] = open_console
     keeps: bool = True
     repeats_end: bool = False
     seeds: bool = True
@@ -72,6 +75,7 @@ class Run:
     """An open run.
 
     Attributes:
+      stream: passes on what the run tells.
       place: its directory: whether it held a result already, and whether it is still this run's.
       earlier_starts: of the run, by processes before this one; empty but on the chief.
       notes: what `note` was told.
@@ -84,6 +88,7 @@ class Run:
     console: Console
     events: EventLog
     metrics: Metrics
+    stream: Stream
     place: Place
     earlier_starts: Sequence[Mapping[str, Any]] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -101,7 +106,14 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | None = None) -> Iterator[Run]:
+def open_run(
+    request: Request,
+    strategy: Strategy,
+    *,
+    mode: str,
+    claim: Claim | None = None,
+    to_tell: TellingSettings | None = None,
+) -> Iterator[Run]:
     """Joins the other workers and opens the run directory.
 
     Args:
@@ -109,10 +121,12 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
       strategy: not connected yet.
       mode: "train" begins a run or continues with it; others add to what is there.
       claim: a training's.
+      to_tell: to whom what happens is told, beside the run's own files.
 
     Raises:
       UserError: the cluster or the directory cannot be used.
     """
+    time_account.begin_run()
     directory = RunDirectory(request.run_dir)
     waiting = request.console(True)
     heartbeat.tell(run_dir=directory.path)
@@ -125,13 +139,15 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
         leaving.callback(console.close)
         place = take_place(directory, strategy, claim, notify=waiting.message)
         leaving.callback(place.release)
-        events = EventLog(directory, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
-        leaving.callback(events.close)
-        metrics = MetricsLog(directory, tensorboard=request.keeps) if topology.is_chief else NullMetricsLog()
-        leaving.callback(metrics.close)
-        failures.forget()  # what earlier runs of this process left
         starts = read_starts(directory) if topology.is_chief else []
-        run = Run(request, directory, strategy, topology, console, events, metrics, place, starts)
+        to_tell = to_tell or TellingSettings()
+        facts = run_facts(request, strategy, to_tell, mode=mode, start=len(starts))
+        telling = leaving.enter_context(open_telling(facts, to_tell, console, keeps=request.keeps))
+        events, metrics, stream = telling
+        if mode == "train" and not place.is_finished:
+            leaving.enter_context(sampled(facts, telling, keeps=request.keeps))
+        failures.forget()  # what earlier runs of this process left
+        run = Run(request, directory, strategy, topology, console, events, metrics, stream, place, starts)
         try:
             if mode == "train" and not place.is_finished:
                 run.write_config()
@@ -140,8 +156,11 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
                 yield run
             heartbeat.beat(heartbeat.FINISHING)
             strategy.any_worker(False)  # nobody leaves while another still needs it
+            if stream.status == FAILED:
+                stream.status = DONE
         except PreemptedError as error:
             heartbeat.tell(left_after_saving=True)
+            stream.status = PREEMPTED
             events.warning("preempted", reason=str(error))
             raise
         except NotSavedError as error:
@@ -151,6 +170,10 @@ def open_run(request: Request, strategy: Strategy, *, mode: str, claim: Claim | 
         except BaseException as error:
             heartbeat.beat(heartbeat.LEAVING)
             told = failures.take() or failures.explained(error) or peer_lost(error, topology)
+            if isinstance(told, PeerLostError):
+                events.error("peer_lost")
+            if isinstance(error, DivergedError):
+                events.error("training_diverged", step=error.step)
             events.error(
                 "run_failed",
                 mode=mode,

@@ -41,6 +41,7 @@ from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.renaming import are_names
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.canonical import in_parts
+from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
 from tfdist.training.sharding.shards import GRADIENTS, SCATTERING, SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
@@ -92,7 +93,7 @@ WEIGHTS = Check(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainSettings(BatchSettings, LengthSettings):
+class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     """A training: what learns from what, where, and how it is kept."""
 
     NAME: ClassVar[str] = "train"

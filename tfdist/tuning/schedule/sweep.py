@@ -21,7 +21,8 @@ from tfdist.data.pipeline.pipeline import as_source
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
-from tfdist.telemetry.console.console import Console, open_console
+from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory

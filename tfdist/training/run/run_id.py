@@ -1,0 +1,42 @@
+"""What a run is known by to trackers and monitoring systems: the same for all its workers and starts.
+
+Invariant: the chief alone makes it, and keeps it in RUN_DIR/telemetry/run_id; an emptied directory gets a new one.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from tfdist.storage import files
+from tfdist.strategies.base import Strategy
+from tfdist.telemetry.run_directory import RunDirectory
+
+_WORDS = 8  # of 16 bits, which a float64 holds exactly
+
+
+def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool) -> str:
+    """The run's 32 hexadecimal digits, on every worker. A collective.
+
+    Args:
+      directory: of the run.
+      strategy: connected.
+      keeps: whether it is found, or left, in the directory.
+    """
+    found = strategy.on_chief(
+        lambda: _kept(directory) if keeps else uuid.uuid4().hex, f"{directory.path} cannot be used"
+    )
+    digits = found or "0" * 32
+    words = strategy.from_chief([int(digits[4 * i : 4 * i + 4], 16) for i in range(_WORDS)])
+    return "".join(f"{int(word):04x}" for word in words)
+
+
+def _kept(directory: RunDirectory) -> str:
+    if files.exists(directory.run_id):
+        text = files.read(directory.run_id).decode(errors="replace").strip()
+        if re.fullmatch("[0-9a-f]{32}", text):
+            return text
+    made = uuid.uuid4().hex
+    files.make_dirs(directory.telemetry)
+    files.write_atomic(directory.run_id, f"{made}\n")
+    return made

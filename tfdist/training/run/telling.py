@@ -1,0 +1,118 @@
+"""To whom a run tells what happens: its own files, the console, and the sinks that its settings name.
+
+Invariant: on leaving, all that was told is stored and has reached the sinks, or one warning says which did not take it.
+`open_run` opens it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from tfdist.settings.checks import POSITIVE, Check, or_none
+from tfdist.settings.declaration import Settings, setting
+from tfdist.strategies.base import Strategy
+from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.facts import RunFacts
+from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.telemetry.sampler import Sampler
+from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.stream import Stream
+from tfdist.training.run.run_id import run_id_of
+
+SINKS = Check(
+    "[@prometheus.Prometheus()]",
+    lambda value: isinstance(value, (list, tuple)) and all(isinstance(each, Sink) for each in value),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TellingSettings(Settings):
+    """Those of the settings of a training that say who is told."""
+
+    sinks: Sequence[Sink] = setting(
+        "take what the run tells elsewhere: to Prometheus, OpenTelemetry, MLflow, Weights & Biases, or a class of your "
+        "own",
+        SINKS,
+        (),
+        may_change=True,
+    )
+    price_per_device_hour: float | None = setting(
+        "what a device of the run costs, for the metric cost_usd", or_none(POSITIVE), None, unit="USD", may_change=True
+    )
+
+
+class Asked(Protocol):
+    """What of a `Request` is told."""
+
+    @property
+    def run_dir(self) -> str: ...
+    @property
+    def keeps(self) -> bool: ...
+    @property
+    def settings(self) -> Callable[[], Mapping[str, str]]: ...
+    @property
+    def config_text(self) -> Callable[[], str]: ...
+
+
+class Telling(NamedTuple):
+    """What a run is told by."""
+
+    events: EventLog
+    metrics: Metrics
+    stream: Stream
+
+
+def run_facts(request: Asked, strategy: Strategy, told: TellingSettings, *, mode: str, start: int) -> RunFacts:
+    """What sinks learn of the run, `start` being known to the chief alone. A collective."""
+    topology, directory = strategy.topology, RunDirectory(request.run_dir)
+    return RunFacts(
+        directory=directory.path,
+        run_id=run_id_of(directory, strategy, keeps=request.keeps),
+        mode=mode,
+        strategy=strategy.name,
+        worker=topology.worker_index,
+        num_workers=topology.num_workers,
+        num_replicas=topology.num_replicas,
+        settings=request.settings(),
+        config_text=request.config_text(),
+        start=int(strategy.from_chief([start])[0]),
+        price_per_device_hour=told.price_per_device_hour,
+    )
+
+
+@contextlib.contextmanager
+def open_telling(run: RunFacts, told: TellingSettings, console: Console, *, keeps: bool) -> Iterator[Telling]:
+    """Opens the logs of this worker, and its sinks; without `keeps` there are no summaries."""
+    console.belongs_to(run)
+    directory = RunDirectory(run.directory)
+    own = [sink for sink in told.sinks if run.is_chief or sink.every_worker]
+    stream = Stream(own, run, warn=lambda message: events.warning("sink_dropped", message=message))
+    events = EventLog(directory, worker=run.worker, is_chief=run.is_chief, console=console, tell=stream.tell)
+    metrics: Metrics = NullMetricsLog()
+    if run.is_chief:
+        metrics = MetricsLog(directory, tensorboard=keeps, config_text=run.config_text, tell=stream.tell)
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(events.close)
+        leaving.callback(stream.close)
+        leaving.callback(metrics.close)
+        yield Telling(events, metrics, stream)
+
+
+@contextlib.contextmanager
+def sampled(run: RunFacts, telling: Telling, *, keeps: bool) -> Iterator[None]:
+    """While it lasts, what this process uses is sampled, and with `keeps` stored."""
+    sampler = Sampler(
+        run,
+        RunDirectory(run.directory).samples(run.worker) if keeps else None,
+        tell=telling.stream.tell,
+        warn=lambda event, message: telling.events.warning(event, message=message),
+    )
+    try:
+        yield
+    finally:
+        sampler.close()
