@@ -1,8 +1,9 @@
-"""The MLflow sink against a real server of MLflow's."""
+"""The MLflow sink against a real server of MLflow's; and a real training told to all trackers at once."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import subprocess
 import sys
@@ -14,14 +15,35 @@ import forks
 import pytest
 from gcs.server import GcsServer
 from mlflow import MlflowClient
-from support import MARK, clean_environment, free_ports, kill_marked, wait_until
+from support import MARK, clean_environment, free_ports, kill_marked, run_python, wait_until
 from telemetry.trackers import RUN_ID, run_facts, tell, tell_in_another_process
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+from tuning.sweeps import arguments, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.sinks.mlflow import MLflow
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+BREAKS = """\
+import pathlib
+import keras
+
+class Breaks(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2 and not pathlib.Path(__file__).with_name("mended").exists():
+            raise RuntimeError("broken on purpose")
+"""
+SINKS = """\
+import breaks
+from tfdist.telemetry.sinks import mlflow
+from tfdist.telemetry.sinks import wandb
+
+train.sinks = [@mlflow.MLflow(), @wandb.Wandb()]
+train.callbacks = [@breaks.Breaks()]
+train.summaries = ['graph', 'weights']
+"""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +129,44 @@ def test_a_run_in_a_bucket_has_its_artifacts_and_one_that_was_preempted_is_kille
     assert [each.path for each in client.list_artifacts(run.info.run_id)] == ["config.gin"]
     path = client.download_artifacts(run.info.run_id, "config.gin", str(tmp_path))
     assert pathlib.Path(path).read_text() == "train.epochs = 2\n"
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_wandb_and_tensorboard(
+    server: str, tmp_path: pathlib.Path
+) -> None:
+    run = tmp_path / "run"
+    gin_file = write_experiment(tmp_path)
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    gin_file.write_text(gin_file.read_text() + SINKS)
+    command = arguments(gin_file, run, f"mlflow.MLflow.tracking_uri = {server!r}", mode="train")
+    failed = run_python(["-m", "tfdist.main", *command], env=QUIET, cwd=tmp_path)
+    assert failed.status == 2 and "broken on purpose" in failed.stderr, failed.outputs()
+    client = MlflowClient(server)
+    experiment = client.get_experiment_by_name("tfdist").experiment_id
+    (first,) = client.search_runs([experiment])
+    assert first.info.status == "FAILED" and "broken on purpose" in first.data.tags["tfdist.error"]
+
+    (tmp_path / "mended").touch()
+    run_python(["-m", "tfdist.main", *command], env=QUIET, cwd=tmp_path).check()
+    (both,) = client.search_runs([experiment])
+    assert (both.info.run_id, both.info.status, both.info.run_name) == (first.info.run_id, "FINISHED", "run")
+    assert both.data.params["train.epochs"] == "4" and both.data.tags["tfdist.start"] == "1"
+    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = {point["step"]: point["loss"] for point in told if point["split"] == "eval"}
+    history = client.get_metric_history(both.info.run_id, "eval/loss")
+    assert {each.step: each.value for each in history} == losses and len(losses) == 4
+    artifacts = {each.path for each in client.list_artifacts(both.info.run_id)}
+    assert artifacts == {"config.gin", "result.json", "events.jsonl", "export"}
+    assert len(list((run / "wandb").glob("offline-run-*/*.wandb"))) == 2
+
+    shown = EventAccumulator(str(run / "tensorboard" / "train")).Reload()
+    histograms = make_ndarray(shown.Tensors("dense/kernel")[-1].tensor_proto)
+    assert histograms.shape == (30, 3) and histograms[:, 2].sum() == 640
+    assert [event.step for event in shown.Tensors("dense/bias")] == sorted(losses)
+    assert shown.Graph().node and shown.Graph().library.function
+    (text,) = EventAccumulator(str(run / "tensorboard")).Reload().Tensors("config.gin/text_summary")
+    assert "    train.epochs = 4" in make_ndarray(text.tensor_proto).item().decode()
 
 
 def test_arguments_that_cannot_be_meant_are_refused() -> None:

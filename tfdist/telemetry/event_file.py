@@ -33,6 +33,8 @@ def write_event_file(directory: str, name: str, summaries: Sequence[Any], *, tim
     writer = RecordWriter(content)
     writer.write(Event(wall_time=time, file_version="brain.Event:2").SerializeToString())
     for summary in summaries:
-        writer.write(Event(wall_time=time, step=0, summary=summary).SerializeToString())
+        event = Event(wall_time=time, step=0)
+        event.summary.ParseFromString(summary.SerializeToString())  # it may be TensorFlow's own class
+        writer.write(event.SerializeToString())
     files.make_dirs(directory)
     files.write_atomic(files.join(directory, PREFIX + name), content.getvalue())

@@ -17,7 +17,6 @@ from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Plan
 from tfdist.tuning.schedule.history import Event
 from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, STOPPED
-from tfdist.tuning.search.space import gin_text
 
 
 class HParamsTable:
@@ -52,7 +51,8 @@ class HParamsTable:
     def _begin(self, event: Event) -> None:
         from tensorboard.plugins.hparams import api
 
-        values = {name: _shown(value) for name, value in event["values"].items()}
+        described = self._plan.space.describe()
+        values = {name: _shown(value, described.get(name, {})) for name, value in event["values"].items()}
         start = api.hparams_pb(values, trial_id=event["trial"], start_time_secs=_seconds(event))
         self._write_for_each_run(event, f"{FIRST}.start", start)
 
@@ -99,14 +99,13 @@ def _domain(about: Mapping[str, Any]) -> Any:
 
     if "low" in about:  # TensorBoard has no whole numbers
         return api.RealInterval(float(about["low"]), float(about["high"]))
-    shown = [_shown(value) for value in about["values"]]
-    is_one_kind = len({type(value) for value in shown}) == 1
-    return api.Discrete(shown if is_one_kind else [str(value) for value in shown])
+    return api.Discrete([_shown(value, about) for value in about["values"]])
 
 
-def _shown(value: Any) -> bool | int | float | str:
-    """A value as TensorBoard takes it."""
-    return value if isinstance(value, bool | int | float | str) else gin_text(value)
+def _shown(value: Any, about: Mapping[str, Any]) -> bool | int | float | str:
+    """A value as TensorBoard takes it, which wants all of a parameter's of one simple kind."""
+    kinds = {type(each) for each in about.get("values", [value])}
+    return value if len(kinds) == 1 and isinstance(value, bool | int | float | str) else str(value)
 
 
 def _seconds(event: Event) -> float:
