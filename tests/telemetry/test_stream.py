@@ -1,0 +1,157 @@
+"""Sinks get every fact in order on a thread of their own, and one that fails or hangs is dropped with one warning."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+import time
+from typing import Any
+
+import pytest
+import support
+from training.trainings import run
+
+from tfdist.telemetry import stream
+from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
+from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.stream import DONE, Stream
+
+RUN = RunFacts(
+    directory="runs/a",
+    run_id="0" * 32,
+    mode="train",
+    strategy="one_device",
+    worker=0,
+    num_workers=1,
+    num_replicas=1,
+    settings={},
+    config_text="",
+    start=0,
+)
+
+
+class Keeps(Sink):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.threads: set[str] = set()
+
+    def open(self, run: RunFacts) -> None:
+        self.told.append(run.run_id)
+
+    def event(self, event: Event) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.told.append(event.name)
+
+    def point(self, point: Point) -> None:
+        self.told.append(point.step)
+
+    def sample(self, sample: Sample) -> None:
+        self.told.append(sample.values["host_memory_bytes"])
+
+    def close(self, status: str) -> None:
+        self.told.append(status)
+
+
+class Fails(Sink):
+    def __init__(self, on: str) -> None:
+        self._on = on
+
+    def event(self, event: Event) -> None:
+        if event.name == self._on:
+            raise RuntimeError("no route")
+
+
+class Hangs(Sink):
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def event(self, event: Event) -> None:
+        self.released.wait(60)
+
+
+def event(name: str) -> Event:
+    return Event(name=name, level="info", worker=0)
+
+
+def test_a_sink_gets_all_facts_in_order_on_its_own_thread() -> None:
+    keeps, warnings = Keeps(), []
+    told = Stream([keeps], RUN, warn=warnings.append)
+    sample = Sample(worker=0, start=0, step=1, seconds={}, values={"host_memory_bytes": 3.0})
+    for fact in (event("run_started"), Point(step=7, epoch=1, split="train", metrics={}), sample):
+        told.tell(fact)
+    told.status = DONE
+    told.close()
+    assert keeps.told == ["0" * 32, "run_started", 7, 3.0, "done"]
+    assert keeps.threads == {"tfdist-Keeps"} and not warnings
+
+
+def test_a_sink_that_fails_is_dropped_and_the_others_are_not() -> None:
+    keeps, warnings = Keeps(), []
+    told = Stream([Fails("resumed"), keeps], RUN, warn=warnings.append)
+    told.tell(event("run_started"))
+    told.tell(event("resumed"))
+    support.wait_until(lambda: len(keeps.told) == 3, seconds=5)
+    support.wait_until(lambda: told.tell(event("workers")) or bool(warnings), seconds=5)
+    told.close()
+    assert warnings == ["The sink Fails was dropped, and the run goes on without it: RuntimeError: no route."]
+    assert keeps.told[:3] == ["0" * 32, "run_started", "resumed"] and keeps.told[-1] == "failed"
+
+
+def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "HANG_SECONDS", 0.2)
+    hangs, warnings = Hangs(), []
+    told = Stream([hangs], RUN, warn=warnings.append)
+    slowest = 0.0
+
+    def tells() -> bool:
+        nonlocal slowest
+        begun = time.perf_counter()
+        told.tell(event("workers"))
+        slowest = max(slowest, time.perf_counter() - begun)
+        return bool(warnings)
+
+    support.wait_until(tells, seconds=10)
+    told.close()
+    hangs.released.set()
+    assert len(warnings) == 1 and "has not returned for" in warnings[0]
+    assert slowest < 0.2  # the call itself would take a minute
+
+
+def test_the_end_waits_for_a_slow_sink_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CLOSE_SECONDS", 0.5)
+    hangs, warnings = Hangs(), []
+    told = Stream([hangs], RUN, warn=warnings.append)
+    told.tell(event("run_finished"))
+    told.close()
+    hangs.released.set()
+    assert len(warnings) == 1 and "was not done" in warnings[0]
+
+
+def test_more_facts_than_a_sink_can_take_drop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_WAITING", 5)
+    hangs, warnings = Hangs(), []
+    told = Stream([hangs], RUN, warn=warnings.append)
+    for _ in range(10):
+        told.tell(event("workers"))
+    assert len(warnings) == 1 and "5 facts wait for it" in warnings[0]
+    told.close()
+    hangs.released.set()
+
+
+@pytest.mark.slow
+def test_a_training_tells_its_sinks_and_survives_one_that_fails(tmp_path: pathlib.Path) -> None:
+    keeps = Keeps()
+    trained = run(tmp_path, sinks=[Fails("data_opened"), keeps])
+    assert trained.result is not None
+    (dropped,) = trained.events("sink_dropped")
+    assert "The sink Fails was dropped" in dropped["details"]["message"]
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    written = [name for name in (json.loads(line)["event"] for line in lines) if name != "sink_dropped"]
+    assert [each for each in keeps.told[1:-1] if isinstance(each, str) and each != "sink_dropped"] == written
+    assert keeps.told[0] == (tmp_path / "telemetry" / "run_id").read_text().strip()
+    assert keeps.told[-1] == "done"
+    steps = [each for each in keeps.told if isinstance(each, int)]
+    assert steps == [p["step"] for p in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())]

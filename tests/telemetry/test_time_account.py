@@ -1,0 +1,76 @@
+"""The shares of a process's time add up to its wall clock."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import pathlib
+import time
+
+import pytest
+import support
+
+from tfdist.telemetry import time_account
+from tfdist.telemetry.time_account import SHARES, TimeAccount
+
+DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
+
+
+def test_each_moment_belongs_to_one_share() -> None:
+    begun = time.monotonic()
+    account = TimeAccount(begun - 5.0)
+    for share in ("connect", "compute", "callbacks", "compute"):
+        account.enter(share)
+        time.sleep(0.01)
+    seconds = account.seconds()
+    assert seconds.keys() == SHARES.keys()
+    assert seconds["import"] >= 5.0 and seconds["compute"] >= 0.02
+    assert 5.0 + 0.04 <= sum(seconds.values()) <= 5.0 + time.monotonic() - begun
+
+
+def test_a_call_is_divided_by_what_it_waited_and_never_below_nothing() -> None:
+    account = TimeAccount(time.monotonic() - 2.0)
+    account.move(0.5, "import", "input_wait")
+    account.move(math.nan, "import", "peer_wait")
+    account.move(100.0, "restore", "peer_wait")
+    seconds = account.seconds()
+    assert seconds["input_wait"] == 0.5 and seconds["peer_wait"] == 0.0
+    assert seconds["import"] == pytest.approx(1.5, abs=0.1)
+
+
+def test_waiting_for_a_turn_counts_for_nothing() -> None:
+    account = TimeAccount()
+    account.leave_out(lambda: time.sleep(0.2))
+    assert sum(account.seconds().values()) < 0.2
+
+
+def test_a_fork_begins_its_own() -> None:
+    time_account.begin(time.monotonic() - 100.0)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, str(sum(time_account.current().seconds().values())).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert float(os.read(read, 100)) < 50.0
+    os.close(read)
+    os.close(write)
+    time_account.begin()
+
+
+@pytest.mark.slow
+def test_the_samples_of_a_command_account_for_its_whole_life(tmp_path: pathlib.Path) -> None:
+    begun = time.time()
+    support.run_python(["-m", "tfdist.main", f"--gin_file={DIGITS}", f"--run_dir={tmp_path}"]).check()
+    wall = time.time() - begun
+    samples = [json.loads(line) for line in (tmp_path / "telemetry" / "worker-0.jsonl").read_text().splitlines()]
+    seconds = samples[-1]["seconds"]
+    assert samples[-1]["step"] == 276
+    assert sum(seconds.values()) <= wall
+    times = [datetime.datetime.fromisoformat(sample["time"]).timestamp() for sample in samples]
+    totals = [sum(sample["seconds"].values()) for sample in samples]
+    assert totals[-1] - totals[0] == pytest.approx(times[-1] - times[0], abs=0.05)
+    assert all(seconds[share] > 0 for share in ("import", "data", "build", "compute", "evaluate", "finish"))
+    assert samples[-1]["values"]["host_memory_bytes"] > 1e8
