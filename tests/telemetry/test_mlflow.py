@@ -163,9 +163,9 @@ def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_wandb_and_ten
     shown = EventAccumulator(str(run / "tensorboard" / "train")).Reload()
     histograms = make_ndarray(shown.Tensors("dense/kernel")[-1].tensor_proto)
     assert histograms.shape == (30, 3) and histograms[:, 2].sum() == 640
-    assert [event.step for event in shown.Tensors("dense/bias")] == sorted(losses)
+    assert {event.step for event in shown.Tensors("dense/bias")} == losses.keys()
     assert shown.Graph().node and shown.Graph().library.function
-    (text,) = EventAccumulator(str(run / "tensorboard")).Reload().Tensors("config.gin/text_summary")
+    (text,) = EventAccumulator(str(run / "tensorboard")).Reload().Tensors("config.gin")
     assert "    train.epochs = 4" in make_ndarray(text.tensor_proto).item().decode()
 
 

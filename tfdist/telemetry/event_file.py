@@ -1,7 +1,7 @@
 """Event files of TensorBoard's that are written once, whole: what is known at one moment, without an open writer.
 
-Invariant: a file appears with all of its summaries or not at all, locally and on gs://. The run's configuration and the
-sessions of a sweep are kept so; what grows with a run is `metrics.py`'s.
+Invariant: a file appears with all of its summaries or not at all, locally and on gs://. The sessions of a sweep are
+kept so; what a run shows of itself is `summaries.py`'s.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.mirror import Mirror
-from tfdist.telemetry.event_file import FIRST, write_event_file
+from tfdist.telemetry.event_file import FIRST, PREFIX
 
 _FLUSH_SECONDS = 10
 
@@ -89,10 +89,17 @@ class Summaries:
 
     def _write_config(self) -> None:
         """The configuration as TensorBoard's text, which is Markdown."""
-        from tensorboard.summary.v1 import text_pb
+        import tensorflow as tf
 
-        lines = "".join(f"    {line}\n" for line in self._config_text.splitlines())
-        write_event_file(self._written_to(), f"{FIRST}.config", [text_pb("config.gin", lines)], time=time.time())
+        text = "".join(f"    {line}\n" for line in self._config_text.splitlines())
+        summary = tf.compat.v1.Summary()
+        added = summary.value.add(tag="config.gin", tensor=tf.make_tensor_proto(text, tf.string))
+        added.metadata.plugin_data.plugin_name = "text"
+        added.metadata.data_class = 2  # DATA_CLASS_TENSOR
+        event = tf.compat.v1.Event(wall_time=time.time(), summary=summary)
+        files.make_dirs(self._written_to())
+        with tf.io.TFRecordWriter(files.join(self._written_to(), f"{PREFIX}{FIRST}.config")) as writer:
+            writer.write(event.SerializeToString())
 
     def _written_to(self) -> str:
         """Where TensorFlow writes; its own gs:// has other limits and credentials than ours, so that is not used."""
