@@ -53,4 +53,4 @@ def test_tensorboard_shows_each_trial_with_its_values_metrics_and_end(
         if ends[name]["status"] == "done":
             shown = {each["name"]["tag"]: each["value"] for each in group["metricValues"]}
             assert shown[ACCURACY.removeprefix("val_")] == pytest.approx(ends[name]["objective"])
-        assert texts[f"trials/{name}/tensorboard"] == ["config.gin"]
+            assert texts[f"trials/{name}/tensorboard"] == ["config.gin"]

@@ -31,6 +31,7 @@ class HParamsTable:
         self._plan = plan
         self._tell = tell
         self._told: set[str] = set()  # what has been written, by the files' names
+        self._is_described = False
         self._is_broken = False
 
     def on_event(self, event: Event) -> None:
@@ -69,8 +70,9 @@ class HParamsTable:
         """What is varied and measured, once the metrics are known; TensorBoard finds out itself what models ask for."""
         from tensorboard.plugins.hparams import api
 
-        if self._plan.space.may_grow:
+        if self._plan.space.may_grow or self._is_described:
             return
+        self._is_described = True
         objective = self._plan.objective.name
         names = [objective, *sorted(event["metrics"].keys() - {objective})]
         splits = {name: "eval" if name.startswith(VALIDATION) else "train" for name in names}
