@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 import types
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +23,7 @@ from unittest import mock
 
 import control_members
 import numpy as np
+from emulator import BUCKET, emulator
 from measuring import HERE, Figure, interleaved, ratio
 
 from tfdist.checkpoint import catalog, restore
@@ -50,7 +50,6 @@ MOST_GROWTH = 6.0  # with four times as many members; 4 is linear
 PATIENCE_SECONDS = 600.0
 ANSWER_SECONDS = 0.0005  # of a server on the same network
 CALLS = 20
-BUCKET = "control-paths"
 ARRAYS = (np.zeros((64, 8), np.float32), np.zeros(64, np.int32))
 
 Sample = Callable[[int], Mapping[str, float]]  # with so many members: seconds, or requests, by what they were for
@@ -306,26 +305,6 @@ def hold_leases(directory: str, count: int) -> None:
     ]
     for each in held:
         each.release()
-
-
-@contextlib.contextmanager
-def emulator() -> Iterator[Callable[[], int]]:
-    """The tests' Cloud Storage, used from here on; counts the requests that it has had."""
-    command = [sys.executable, str(HERE.parent / "tests/gcs/server.py"), f"--bucket={BUCKET}"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout
-        name, _, address = server.stdout.readline().strip().partition("=")
-        os.environ[name] = address
-
-        def count() -> int:
-            with urllib.request.urlopen(f"{address}/_requests") as answer:
-                return len(json.load(answer)["requests"])
-
-        yield count
-    finally:
-        server.kill()
-        server.communicate()
 
 
 # Input and sweeps

@@ -1,42 +1,74 @@
-"""What sharded state costs and saves, and what sums in one order cost, with two workers.
+"""What sharded state costs and saves, and what sums in one order cost.
 
-A dense transformer encoder of 9.5 million weights trains with Adam in two processes, each on a core of its own with one
-thread for operations. A step with `train.sharding` is divided by one without, in the same processes, interleaved; one
-with sharded weights by one that computes blocks again, one with canonical replicas by one with as many microbatches.
-What the optimizer holds is counted, and the peak of a process is what it grows by in two steps, in processes of their
-own, in turn. Beside PyTorch's FSDP2 over gloo, on the same encoder, where tools/peers.sh has been run. Takes some ten
-minutes.
+The part `times` divides, in the same processes and interleaved, a step with `train.sharding` by one without, one with
+sharded weights by one that computes blocks again, one with canonical replicas by one with as many microbatches, and
+some by PyTorch's FSDP2 over gloo where tools/peers.sh has been run: a transformer encoder of 9.5 million weights with
+Adam, two workers with a core and one thread for operations each. The part `peak` tells what a process grows by in two
+steps of an encoder of 59 million weights (0.94 GB of weights, gradients and slots), with 2 and 4 workers, in processes
+of their own. The part `checkpoint` stores one of 113 MB from 4 workers into a store that takes 20 MB/s a stream.
 
-    python benchmarks/sharding.py [--json=FILE]
+    python benchmarks/sharding.py [--part=PART] [--json=FILE]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from emulator import emulator
 from measuring import Figure, figures_of, ratio, report
 from peer import PYTHON
+from sharding_parts import LARGE_WIDTH, STREAM_BYTES_PER_SECOND, WIDTH
 
+PARTS = ("times", "peak", "checkpoint")
 LAUNCH = ("--workers=2", "--pin_cpus")
-ROUNDS = 3
+PEAK_ROUNDS, CHECKPOINT_ROUNDS = 2, 3
 
 
-def measure() -> list[Figure]:
+def measure(parts: Sequence[str]) -> list[Figure]:
+    measures = {"times": times, "peak": peaks, "checkpoint": checkpoints}
+    return [figure for part in parts for figure in measures[part]()]
+
+
+def times() -> list[Figure]:
     figures = []
     for strategy, launch in (("multi_worker", LAUNCH), ("horovod", (*LAUNCH, "--launcher=horovod"))):
         figures += figures_of("sharding_parts", "times", strategy, launch=launch)
-    peaks: dict[str, list[float]] = {"none": [], "optimizer": [], "gradients": [], "weights": []}
-    fsdp2: list[float] = []
-    for _ in range(ROUNDS):
-        for sharding, found in peaks.items():
-            found.append(figures_of("sharding_parts", "peak", sharding, launch=LAUNCH)[0].ours)
-        if PYTHON.exists():
-            fsdp2.append(figures_of("sharding_parts", "peak_of_fsdp2")[0].ours)
-    for sharding in ("optimizer", "gradients", "weights"):
-        name = f"{sharding}: peak memory ÷ without"
-        figures.append(ratio(name, peaks[sharding], peaks["none"], None, unit="MB", at_most=True))
-    if fsdp2:
-        figures.append(ratio("weights: peak memory ÷ FSDP2", peaks["weights"], fsdp2, 1.0, unit="MB", at_most=True))
     return figures
 
 
+def peaks() -> list[Figure]:
+    figures = []
+    for workers in (2, 4):
+        found: dict[str, list[float]] = {"none": [], "optimizer": [], "gradients": [], "weights": []}
+        for _ in range(PEAK_ROUNDS):
+            for sharding, grown in found.items():
+                launch = (f"--workers={workers}",)
+                (figure,) = figures_of("sharding_parts", "peak", sharding, LARGE_WIDTH, launch=launch)
+                grown.append(figure.ours)
+        for sharding in ("optimizer", "gradients", "weights"):
+            name = f"{workers} workers, {sharding}: peak memory ÷ without"
+            goal = 1 / workers + 0.05 if sharding == "weights" else None
+            figures.append(ratio(name, found[sharding], found["none"], goal, unit="MB", at_most=True))
+    if PYTHON.exists():
+        ours, theirs = [], []
+        for _ in range(PEAK_ROUNDS):
+            ours.append(figures_of("sharding_parts", "peak", "weights", WIDTH, launch=LAUNCH)[0].ours)
+            theirs.append(figures_of("sharding_parts", "peak_of_fsdp2")[0].ours)
+        figures.append(ratio("weights: peak memory ÷ FSDP2", ours, theirs, 1.0, unit="MB", at_most=True))
+    return figures
+
+
+def checkpoints() -> list[Figure]:
+    slow = {"kind": "slow_upload", "path": "upload", "count": None, "bytes_per_second": STREAM_BYTES_PER_SECOND}
+    seconds: dict[str, list[float]] = {"all": [], "chief": []}
+    for _ in range(CHECKPOINT_ROUNDS):
+        for writers, found in seconds.items():
+            with emulator(slow):
+                (figure,) = figures_of("sharding_parts", "checkpoint", writers, launch=("--workers=4",))
+            found.append(figure.ours)
+    name = "checkpoint by all of 4 workers ÷ by the chief"
+    return [ratio(name, seconds["all"], seconds["chief"], 0.4, unit="s", at_most=True)]
+
+
 if __name__ == "__main__":
-    report(__doc__, measure)
+    report(__doc__, measure, parts=PARTS)

@@ -7,18 +7,31 @@ from typing import Any
 
 import keras
 import numpy as np
+from emulator import BUCKET
 from measuring import Figure, interleaved, peak_growth, ratio
 from peer import PYTHON, Peer
 from step_parts import sampled
 from trainings import tfdist_learner_and_training
 from workloads import NUM_CLASSES, Workload
 
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.experiment import train
 from tfdist.models.transformer import TransformerBlock
+from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.tasks.supervised import Supervised
+from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.json_text import from_json
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
 
 LAYERS, LENGTH, WIDTH, BATCH = 12, 32, 256, 16
+LARGE_WIDTH = 640  # 59 million weights
+STREAM_BYTES_PER_SECOND, MOST_FILE_BYTES = 20e6, 16 * 2**20
 ROUNDS, STEPS = 9, 3
 FSDP2 = ("fsdp2", "fsdp2_recomputed")
 PARTS = 4
@@ -30,14 +43,14 @@ def fsdp2_peer(way: str) -> Peer:
     return Peer("sharding_peer.py", way, LAYERS, LENGTH, WIDTH, BATCH, workers=2)
 
 
-def encoder() -> Workload:
+def encoder(width: int = WIDTH) -> Workload:
     def build() -> keras.Model:
-        inputs = x = keras.Input((LENGTH, WIDTH))
+        inputs = x = keras.Input((LENGTH, width))
         for index in range(LAYERS):
             x = TransformerBlock(4, causal=False, name=f"block_{index}")(x)
         return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES)(keras.layers.GlobalAveragePooling1D()(x)))
 
-    return Workload("encoder", build, (LENGTH, WIDTH), BATCH, 8 * BATCH)
+    return Workload("encoder", build, (LENGTH, width), BATCH, 8 * BATCH)
 
 
 def connected(name: str) -> Strategy:
@@ -94,11 +107,38 @@ def times(name: str) -> list[Figure]:
     return [*figures, ratio(slots, [held["optimizer"]], [held["without"]], 0.55, unit="MB", at_most=True)]
 
 
-def peak(sharding: str) -> list[Figure]:
+def peak(sharding: str, width: str) -> list[Figure]:
     """What the peak of this process grows by in two steps, in MB."""
     strategy = connected("multi_worker")
     settings = {} if sharding == "none" else {"sharding": sharding}
-    return peak_growth(sharding, lambda: tfdist_learner_and_training(strategy, encoder(), **settings)[1](2))
+    workload = encoder(int(width))
+    return peak_growth(sharding, lambda: tfdist_learner_and_training(strategy, workload, **settings)[1](2))
+
+
+def checkpoint(writers: str) -> list[Figure]:
+    """The seconds until a checkpoint is stored that these workers write into a store whose streams are slow."""
+    strategy = connected("multi_worker")
+    directory = f"gs://{BUCKET}/{writers}"
+    policy = CheckpointPolicy(
+        every_epochs=10**6, writers=writers, max_file_bytes=MOST_FILE_BYTES, compression="none"
+    )  # the one at the end alone
+    workload = encoder()
+    settings = TrainSettings(
+        model=workload.build_model,
+        train_data=lambda: ArraySource(workload.arrays()),
+        optimizer=keras.optimizers.Adam,
+        task=Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        strategy=strategy,
+        global_batch_size=BATCH,
+        steps=1,
+        checkpoint=policy,
+    )
+    train(settings, Request(run_dir=directory, console=lambda is_chief: NullConsole()))
+    if not strategy.topology.is_chief:
+        return []
+    events = [from_json(line) for line in files.read(RunDirectory(directory).events).splitlines()]
+    (seconds,) = [each["details"]["write_seconds"] for each in events if each["event"] == "checkpoint_committed"]
+    return [Figure(writers, seconds, None, (seconds, seconds), seconds, seconds, "s")]
 
 
 def peak_of_fsdp2() -> list[Figure]:

@@ -33,6 +33,7 @@ FITTING = {
     "google-crc32c": "1.7.1",
     "absl-py": "2.3.1",
     "jinja2": "3.1.6",
+    "psutil": "7.2.2",
     "rich": "14.0.0",
     "tensorboard": "2.21.0",
     "packaging": "25.0",

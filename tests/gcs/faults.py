@@ -17,7 +17,8 @@ RESET_DOWNLOAD = "reset_download"  # sends half of the answer's body, then reset
 STALL_UPLOAD = "stall_upload"  # takes half of the body, and no more for `seconds`; then resets the connection
 STALL_DOWNLOAD = "stall_download"  # sends half of the answer's body, and no more for `seconds`; then as above
 LOST_REPLY = "lost_reply"  # does what was asked, then resets the connection instead of answering
-KINDS = (STATUS, RESET_UPLOAD, RESET_DOWNLOAD, STALL_UPLOAD, STALL_DOWNLOAD, LOST_REPLY)
+SLOW_UPLOAD = "slow_upload"  # takes the body at `bytes_per_second`, and does what was asked
+KINDS = (STATUS, RESET_UPLOAD, RESET_DOWNLOAD, STALL_UPLOAD, STALL_DOWNLOAD, LOST_REPLY, SLOW_UPLOAD)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Fault:
       probability: with which each of them is met.
       status: of the answer; 412, 429, 503 or any other.
       seconds: that a stall lasts.
+      bytes_per_second: of each slow upload.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Fault:
     probability: float = 1.0
     status: int = 503
     seconds: float = 3600.0
+    bytes_per_second: float = 1e6
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

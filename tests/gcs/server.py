@@ -20,6 +20,7 @@ import socketserver
 import struct
 import sys
 import threading
+import time
 import traceback
 from urllib.parse import parse_qsl, urlsplit
 
@@ -32,6 +33,8 @@ from gcs.json_api import JsonApi
 from gcs.messages import Answer, Request, json_answer, json_error, xml_error
 from gcs.objects import ApiError, Buckets
 from gcs.xml_api import XmlApi
+
+SLOW_PIECE = 1 << 16  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,10 +223,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return b"".join(pieces)
         size = int(self.headers.get("Content-Length") or 0)
         halved = fault is not None and fault.kind in (faults.RESET_UPLOAD, faults.STALL_UPLOAD)
+        if fault is not None and fault.kind == faults.SLOW_UPLOAD:
+            return self._read_slowly(size, fault.bytes_per_second)
         body = self.rfile.read(size // 2 if halved else size)
         if not halved and len(body) < size:
             raise ConnectionResetError("the client went away")
         return body
+
+    def _read_slowly(self, size: int, bytes_per_second: float) -> bytes:
+        body, begun = bytearray(), time.monotonic()
+        while len(body) < size:
+            piece = self.rfile.read(min(SLOW_PIECE, size - len(body)))
+            if not piece:
+                raise ConnectionResetError("the client went away")
+            body += piece
+            self.server.owner.closing.wait(max(0.0, begun + len(body) / bytes_per_second - time.monotonic()))
+        return bytes(body)
 
     def _send(self, answer: Answer, fault: Fault | None) -> None:
         self.send_response(answer.status)
