@@ -10,18 +10,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
-
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
-from tfdist.storage.mirror import Mirror
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.telemetry.summaries import Summaries
 
 _OWN_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})
-_SUMMARY_FLUSH_SECONDS = 10
 
 
 class Metrics(Protocol):
@@ -31,6 +28,12 @@ class Metrics(Protocol):
         self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
     ) -> None:
         """One point, `split` being "train", "eval" or the like. Metrics are numbers or arrays of them."""
+
+    def log_histograms(self, *, step: int, values: Mapping[str, Any]) -> None:
+        """How the values of arrays are spread, for TensorBoard alone."""
+
+    def log_graph(self, graph: Any) -> None:
+        """The graph of the training step, for TensorBoard alone."""
 
     def discard_after(self, step: int) -> int | None:
         """Takes back the points behind `step`, where a resumed run starts again; the last one's step, if any is known.
@@ -48,18 +51,22 @@ class MetricsLog:
     Args:
       run: whose directory it is.
       tensorboard: whether summaries are written.
+      config_text: the configuration, for TensorBoard.
       tell: takes each point, once it is written.
     """
 
     def __init__(
-        self, run: RunDirectory, *, tensorboard: bool = True, tell: Callable[[Point], None] = lambda point: None
+        self,
+        run: RunDirectory,
+        *,
+        tensorboard: bool = True,
+        config_text: str = "",
+        tell: Callable[[Point], None] = lambda point: None,
     ) -> None:
         self._run = run
         self._tell = tell
-        self._tensorboard = tensorboard
         self._sink: LogSink | None = None
-        self._writers: dict[str, Any] = {}
-        self._mirror: Mirror | None = None
+        self._summaries = Summaries(run.tensorboard, config_text) if tensorboard else None
 
     def log(
         self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
@@ -76,9 +83,17 @@ class MetricsLog:
         self._tell(
             Point(step=int(step), epoch=int(epoch), split=split, metrics=dict(metrics), learning_rate=learning_rate)
         )
-        if self._tensorboard:
+        if self._summaries is not None:
             rate = {} if learning_rate is None else {"learning_rate": learning_rate}
-            self._summarise(int(step), split, {**metrics, **rate})
+            self._summaries.scalars(split, int(step), {**metrics, **rate})
+
+    def log_histograms(self, *, step: int, values: Mapping[str, Any]) -> None:
+        if self._summaries is not None:
+            self._summaries.histograms("train", int(step), values)
+
+    def log_graph(self, graph: Any) -> None:
+        if self._summaries is not None:
+            self._summaries.graph("train", graph)
 
     def discard_after(self, step: int) -> int | None:
         if not files.exists(self._run.metrics):
@@ -97,47 +112,13 @@ class MetricsLog:
         return int(max(gone)) if gone else None
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
-        sink, mirror = self._sink, self._mirror
-        self._sink = self._mirror = None
+        sink, self._sink = self._sink, None
         try:
             if sink is not None:
                 sink.close()
         finally:
-            if mirror is not None:
-                mirror.close()
-
-    def _summarise(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-        import tensorflow as tf
-
-        if split not in self._writers:
-            directory = files.join(self._summary_directory(), split)
-            try:
-                writer = tf.summary.create_file_writer(directory, flush_millis=_SUMMARY_FLUSH_SECONDS * 1000)
-            except tf.errors.OpError as error:
-                raise UserError(
-                    f"No summaries for TensorBoard can be written to {directory}: {error.message}"
-                ) from error
-            self._writers[split] = writer
-        summary = tf.compat.v1.Summary()
-        for name, value in metrics.items():
-            if np.ndim(value) == 0:
-                added = summary.value.add(tag=name, tensor=tf.make_tensor_proto(float(value), tf.float32))
-                added.metadata.plugin_data.plugin_name = "scalars"
-                added.metadata.data_class = 1  # DATA_CLASS_SCALAR
-        # The step is an array: TensorFlow keeps a tensor for every Python number that it is ever given, for good.
-        with self._writers[split].as_default():
-            tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=np.array(step, np.int64))
-
-    def _summary_directory(self) -> str:
-        """Where TensorFlow writes; its own gs:// has other limits and credentials than ours, so that is not used."""
-        if not files.is_remote(self._run.tensorboard):
-            return self._run.tensorboard
-        if self._mirror is None:
-            self._mirror = Mirror(self._run.tensorboard)
-        return self._mirror.local
+            if self._summaries is not None:
+                self._summaries.close()
 
 
 class NullMetricsLog:
@@ -146,6 +127,12 @@ class NullMetricsLog:
     def log(
         self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
     ) -> None:
+        pass
+
+    def log_histograms(self, *, step: int, values: Mapping[str, Any]) -> None:
+        pass
+
+    def log_graph(self, graph: Any) -> None:
         pass
 
     def discard_after(self, step: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tfdist.telemetry import notices
@@ -41,13 +41,25 @@ class WorkerTimes(Protocol):
 
 
 class Reporter:
-    """Passes on what the loop says; rates come as steps a second and go out as examples a second."""
+    """Passes on what the loop says; rates come as steps a second and go out as examples a second.
 
-    def __init__(self, *, console: Console, metrics: Metrics, events: EventLog, examples_per_step: float) -> None:
+    `summarize` is called with the step of each epoch's end.
+    """
+
+    def __init__(
+        self,
+        *,
+        console: Console,
+        metrics: Metrics,
+        events: EventLog,
+        examples_per_step: float,
+        summarize: Callable[[int], None] = lambda step: None,
+    ) -> None:
         self._console = console
         self._metrics = metrics
         self._events = events
         self._examples_per_step = examples_per_step
+        self._summarize = summarize
 
     def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: Mapping[str, Any], rate: float) -> None:
         notices.drain(self._events)
@@ -75,6 +87,7 @@ class Reporter:
         rate: float,
     ) -> None:
         notices.drain(self._events)
+        self._summarize(step)
         self._console.end_epoch(
             EpochSummary(
                 step=step,

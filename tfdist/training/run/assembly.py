@@ -43,6 +43,7 @@ from tfdist.training.loop.ending import Ending, ending_of
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_fit, check_stateful
 from tfdist.training.loop.loop import Loop
+from tfdist.training.loop.model_summaries import ModelSummaries
 from tfdist.training.loop.monitors import check_monitors
 from tfdist.training.loop.outcome import Outcome
 from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by
@@ -478,7 +479,11 @@ def run_loop(
         evaluator=evaluator,
         callbacks=hooks,
         reporter=Reporter(
-            console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
+            console=run.console,
+            metrics=run.metrics,
+            events=run.events,
+            examples_per_step=examples_per_step,
+            summarize=_summaries(training, step).epoch_end,
         ),
         boundaries=boundaries,
         pace=Pace(run.strategy, 1 if hooks.act_on_batches else training.settings.steps_per_call),
@@ -505,6 +510,12 @@ def run_loop(
     seconds = time.perf_counter() - started
     dispose(iterator)
     return outcome, seconds
+
+
+def _summaries(training: Training, step: TrainStep) -> ModelSummaries:
+    run = training.run
+    wanted = training.settings.summaries if run.topology.is_chief and run.request.keeps else ()
+    return ModelSummaries(wanted, metrics=run.metrics, strategy=run.strategy, model=training.learner.model, step=step)
 
 
 def _hooks(training: Training, num_epochs: int) -> Callbacks:

@@ -52,6 +52,7 @@ def shortened(settings: TrainSettings, request: Request) -> tuple[TrainSettings,
         eval_every_epochs=1,
         stop_after_epochs=None,
         accept_changes=False,
+        sinks=(),
     )
     return short, dataclasses.replace(request, run_dir=files.join(request.run_dir, "fast_check"), profile=None)
 

@@ -38,6 +38,8 @@ from tfdist.tasks.base import Task
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
+from tfdist.training.loop.model_summaries import KINDS as SUMMARY_KINDS
+from tfdist.training.loop.model_summaries import WEIGHTS as WEIGHT_SUMMARIES
 from tfdist.training.recovery.renaming import are_names
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.canonical import in_parts
@@ -83,6 +85,10 @@ NORMS = Check(
         if isinstance(value, str)
         else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
     ),
+)
+SUMMARIES = Check(
+    "a list of 'graph' and 'weights'",
+    lambda value: isinstance(value, (list, tuple)) and all(each in SUMMARY_KINDS for each in value),
 )
 NAMES = Check("a dict of regular expressions and what stands there, {'encoder/(.*)': 'backbone/\\\\1'}", are_names)
 START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
@@ -243,6 +249,13 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         None,
         may_change=True,
     )
+    summaries: Sequence[str] = setting(
+        "what TensorBoard shows beside the figures: 'graph', that of the training step; 'weights', histograms of all "
+        "weights after each epoch",
+        SUMMARIES,
+        (),
+        may_change=True,
+    )
     fast_check: bool = setting(
         "trains two steps, evaluates two batches, saves, exports and calls callbacks in RUN_DIR/fast_check, which goes "
         "again; the run itself is not begun",
@@ -290,6 +303,13 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
             raise UserError(
                 "train.sharding = 'weights' computes blocks again in the backward pass by itself, and gathers their "
                 "weights, which XLA cannot. Leave train.recompute and train.xla out."
+            )
+        if WEIGHT_SUMMARIES in self.summaries and (
+            self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
+        ):
+            raise UserError(
+                "train.summaries has 'weights', which train.sharding = 'weights' and train.tensor_parallel keep apart "
+                "on several replicas. Leave one of the two out."
             )
         if self.reduce_precision is not None:
             own = self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None

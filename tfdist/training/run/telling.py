@@ -98,7 +98,7 @@ def open_telling(run: RunFacts, told: TellingSettings, console: Console, *, keep
     events = EventLog(directory, worker=run.worker, is_chief=run.is_chief, console=console, tell=stream.tell)
     metrics: Metrics = NullMetricsLog()
     if run.is_chief:
-        metrics = MetricsLog(directory, tensorboard=keeps, tell=stream.tell)
+        metrics = MetricsLog(directory, tensorboard=keeps, config_text=run.config_text, tell=stream.tell)
     with contextlib.ExitStack() as leaving:
         leaving.callback(events.close)
         leaving.callback(stream.close)

@@ -162,6 +162,7 @@ class TrainStep:
         self._moving = [] if loss_scale is None else [*self._touched, *metrics.variables]
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
+        self.graph: tf.Graph | None = None  # of a call, once it is traced
         # Keras's fit traces without autograph too, so a model behaves alike under both.
         self.run = traced(self._run, reduce_retracing=True)
         self.reset_metrics = traced(lambda: strategy.run(metrics.reset))
@@ -182,6 +183,8 @@ class TrainStep:
         Returns:
           The totals, the training metrics so far, and the sum of all replicas' votes.
         """
+
+        self.graph = tf.compat.v1.get_default_graph()
 
         def proceed(totals: Totals) -> tf.Tensor:
             going = (totals.steps < num_steps) & tf.equal(totals.spiked, 0)

@@ -59,6 +59,10 @@ class Plan:
     seeds_per_trial: int
     max_failures: int
 
+    def directory(self, trial: str, seed: int) -> RunDirectory:
+        """Of a trial's run with its first seed, 0, or another."""
+        return RunDirectory(files.join(self.run_dir, "trials", f"{trial}-seed-{seed}" if seed else trial))
+
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
@@ -246,7 +250,7 @@ class Chief:
         if trial is None:
             name = f"{len(self._trials):04d}"
             runs = [
-                SeedRun(self._plan.seed + index, self._directory(name, index))
+                SeedRun(self._plan.seed + index, self._plan.directory(name, index))
                 for index in range(self._plan.seeds_per_trial)
             ]
             trial = Trial(name, values, runs, suggestion.name, rung, epochs)
@@ -268,9 +272,6 @@ class Chief:
             values = self._plan.space.decoded(suggestion.values)
             is_new, job = known is None, self._to_run(self._in_its_rung(suggestion, values, known))[0]
         self._executor.build(Next(job.run.directory, self._parameters(job), is_new))
-
-    def _directory(self, name: str, index: int) -> RunDirectory:
-        return RunDirectory(files.join(self._plan.run_dir, "trials", f"{name}-seed-{index}" if index else name))
 
     def _to_run(self, trial: Trial) -> list[_Job]:
         return [_Job(trial, run) for run in trial.runs if run.status is None]

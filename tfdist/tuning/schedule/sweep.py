@@ -36,6 +36,7 @@ from tfdist.tuning.places.devices import GPU_VARIABLE
 from tfdist.tuning.places.executor import Local
 from tfdist.tuning.places.fork_server import ForkServer
 from tfdist.tuning.places.places import Executor, Setting
+from tfdist.tuning.report.hparams import HParamsTable
 from tfdist.tuning.report.report import import_ahead, write_report
 from tfdist.tuning.report.result import write_result
 from tfdist.tuning.report.table import SweepTable, open_table
@@ -267,9 +268,14 @@ def _run(
 ) -> dict[str, Any]:
     from tfdist.tuning.search.oracles import know  # brings KerasTuner
 
-    started = time.monotonic()
+    started, hparams = time.monotonic(), HParamsTable(plan, tell)
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        table.on_event(event)
+        hparams.on_event(event)
+
     with contextlib.ExitStack() as leaving:
-        journal = Journal(plan.run_dir, table.on_event, still_ours)
+        journal = Journal(plan.run_dir, on_event, still_ours)
         leaving.callback(journal.close)
         woken, wake = open_waking(leaving)
         past = _past(plan, identity, journal, tell)

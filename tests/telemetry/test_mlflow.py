@@ -1,0 +1,176 @@
+"""The MLflow sink against a real server of MLflow's; and a real training told to all trackers at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Iterator
+
+import forks
+import pytest
+from gcs.server import GcsServer
+from mlflow import MlflowClient
+from support import MARK, clean_environment, free_ports, kill_marked, run_python, wait_until
+from telemetry.trackers import RUN_ID, run_facts, tell, tell_in_another_process
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+from tuning.sweeps import arguments, write_experiment
+
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.telemetry.sinks.mlflow import MLflow
+
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+BREAKS = """\
+import pathlib
+import keras
+
+class Breaks(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2 and not pathlib.Path(__file__).with_name("mended").exists():
+            raise RuntimeError("broken on purpose")
+"""
+SINKS = """\
+import breaks
+from tfdist.telemetry.sinks import mlflow
+from tfdist.telemetry.sinks import wandb
+
+train.sinks = [@mlflow.MLflow(), @wandb.Wandb()]
+train.callbacks = [@breaks.Breaks()]
+train.summaries = ['graph', 'weights']
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that keeps its runs in SQLite."""
+    directory = tmp_path_factory.mktemp("mlflow")
+    mark, (port,) = uuid.uuid4().hex, free_ports(1)
+    stores = [f"--backend-store-uri=sqlite:///{directory}/runs.db", f"--artifacts-destination={directory}/artifacts"]
+    process = forks.Popen(
+        [sys.executable, "-m", "mlflow", "server", *stores, f"--port={port}", "--workers=1"],
+        env=clean_environment() | QUIET | {MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=(directory / "log").open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: process.poll() is not None or _answers(address), seconds=60)
+        assert process.poll() is None, (directory / "log").read_text()
+        yield address
+    finally:
+        kill_marked(mark)
+        process.wait()
+
+
+def _answers(address: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+        return bool(answer.read() == b"OK")
+    return False
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_and_is_resumed_by_another_process_is_one_run_with_all_that_belongs_to_it(
+    server: str, tmp_path: pathlib.Path
+) -> None:
+    client, run = MlflowClient(server), tmp_path / "digits"
+    (run / "export").mkdir(parents=True)
+    (run / "config.gin").write_text("train.epochs = 2\n")
+    sink = f"MLflow(tracking_uri={server!r}, experiment='two starts')"
+    tell_in_another_process("mlflow", sink, run, range(1, 4), "failed")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "two starts"]
+    (failed,) = client.search_runs([experiment.experiment_id])
+    assert (failed.info.status, failed.data.tags["tfdist.error"]) == ("FAILED", "ValueError: no")
+    assert [each.path for each in client.list_artifacts(failed.info.run_id)] == ["config.gin"]
+
+    (run / "export" / "model.keras").write_bytes(b"model")
+    (run / "result.json").write_text('{"status": "done"}')
+    tell_in_another_process("mlflow", sink, run, range(3, 6), "done", start=1, settings={"train.epochs": "5"})
+    (resumed,) = client.search_runs([experiment.experiment_id])
+    assert (resumed.info.run_id, resumed.info.run_name, resumed.info.status) == (
+        failed.info.run_id,
+        "digits",
+        "FINISHED",
+    )
+    assert resumed.data.params["train.epochs"] == "2"  # MLflow never changes a parameter
+    assert resumed.data.params["LONG"] == 6000 * "x"
+    tags = resumed.data.tags
+    assert (tags["tfdist.run_id"], tags["tfdist.start"], tags["tfdist.status"]) == (RUN_ID, "1", "done")
+    assert "tfdist.error" not in tags and "tfdist.versions.keras" in tags
+    history = client.get_metric_history(resumed.info.run_id, "train/loss")
+    assert [(each.step, each.value) for each in history] == [(k, 1 / k) for k in (1, 2, 3, 3, 4, 5)]
+    assert resumed.data.metrics["eval/loss"] == 0.25 and resumed.data.metrics["learning_rate"] == 0.1
+    assert resumed.data.metrics["train/gradient_norm/kernel_"] == 2.0  # "$" is no character of a name there
+    assert resumed.data.metrics["system/host_memory_bytes"] == 1e9 and "train/per_class" not in resumed.data.metrics
+    copy = pathlib.Path(client.download_artifacts(resumed.info.run_id, "", str(tmp_path)))
+    found = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    assert found.pop("export/model.keras") == b"model"
+    assert {name: (run / name).read_bytes() for name in ("config.gin", "result.json")}.items() <= found.items()
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_has_its_artifacts_and_one_that_was_preempted_is_killed(
+    server: str, gcs: GcsServer, tmp_path: pathlib.Path
+) -> None:
+    files.write_atomic("gs://bucket/run/config.gin", "train.epochs = 2\n")
+    files.write_atomic("gs://bucket/run/export/model.keras", b"model")
+    sink = MLflow(tracking_uri=server, experiment="bucket", run_name="named", model=False)
+    tell(sink, run_facts("gs://bucket/run"), range(1, 2), "preempted")
+    client = MlflowClient(server)
+    (run,) = client.search_runs([client.get_experiment_by_name("bucket").experiment_id])
+    assert (run.info.status, run.info.run_name, run.data.tags["tfdist.status"]) == ("KILLED", "named", "preempted")
+    assert [each.path for each in client.list_artifacts(run.info.run_id)] == ["config.gin"]
+    path = client.download_artifacts(run.info.run_id, "config.gin", str(tmp_path))
+    assert pathlib.Path(path).read_text() == "train.epochs = 2\n"
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_wandb_and_tensorboard(
+    server: str, tmp_path: pathlib.Path
+) -> None:
+    run = tmp_path / "run"
+    gin_file = write_experiment(tmp_path)
+    (tmp_path / "breaks.py").write_text(BREAKS)
+    gin_file.write_text(gin_file.read_text() + SINKS)
+    command = arguments(gin_file, run, f"mlflow.MLflow.tracking_uri = {server!r}", mode="train")
+    failed = run_python(["-m", "tfdist.main", *command], env=QUIET, cwd=tmp_path)
+    assert failed.status == 2 and "broken on purpose" in failed.stderr, failed.outputs()
+    client = MlflowClient(server)
+    experiment = client.get_experiment_by_name("tfdist").experiment_id
+    (first,) = client.search_runs([experiment])
+    assert first.info.status == "FAILED" and "broken on purpose" in first.data.tags["tfdist.error"]
+
+    (tmp_path / "mended").touch()
+    run_python(["-m", "tfdist.main", *command], env=QUIET, cwd=tmp_path).check()
+    (both,) = client.search_runs([experiment])
+    assert (both.info.run_id, both.info.status, both.info.run_name) == (first.info.run_id, "FINISHED", "run")
+    assert both.data.params["train.epochs"] == "4" and both.data.tags["tfdist.start"] == "1"
+    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = {point["step"]: point["loss"] for point in told if point["split"] == "eval"}
+    history = client.get_metric_history(both.info.run_id, "eval/loss")
+    assert {each.step: each.value for each in history} == losses and len(losses) == 4
+    artifacts = {each.path for each in client.list_artifacts(both.info.run_id)}
+    assert artifacts == {"config.gin", "result.json", "events.jsonl", "export"}
+    assert len(list((run / "wandb").glob("offline-run-*/*.wandb"))) == 2
+
+    shown = EventAccumulator(str(run / "tensorboard" / "train")).Reload()
+    histograms = make_ndarray(shown.Tensors("dense/kernel")[-1].tensor_proto)
+    assert histograms.shape == (30, 3) and histograms[:, 2].sum() == 640
+    assert {event.step for event in shown.Tensors("dense/bias")} == losses.keys()
+    assert shown.Graph().node and shown.Graph().library.function
+    (text,) = EventAccumulator(str(run / "tensorboard")).Reload().Tensors("config.gin")
+    assert "    train.epochs = 4" in make_ndarray(text.tensor_proto).item().decode()
+
+
+def test_arguments_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(UserError, match=r"MLflow\.experiment must be a text; received 3"):
+        MLflow(experiment=3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"MLflow\.model must be True or False; received 'yes'"):
+        MLflow(model="yes")  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""What tests of trackers share: the facts of a small run, told to a sink in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from support import REPOSITORY, run_python
+
+from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
+from tfdist.telemetry.sinks.sink import Sink
+
+RUN_ID = "0123456789abcdef0123456789abcdef"
+
+
+def run_facts(directory: pathlib.Path | str, **changed: Any) -> RunFacts:
+    facts = RunFacts(
+        directory=str(directory),
+        run_id=RUN_ID,
+        mode="train",
+        strategy="one_device",
+        worker=0,
+        num_workers=1,
+        num_replicas=1,
+        settings={"train.epochs": "2", "train.model": "@tiny.linear", "LONG": "x" * 7000},
+        config_text="train.epochs = 2\n",
+        start=0,
+    )
+    return dataclasses.replace(facts, **changed)
+
+
+def point(step: int, loss: float, split: str = "train") -> Point:
+    metrics = {"loss": loss, "gradient_norm/kernel$": 2.0, "per_class": [1.0, 2.0]}
+    return Point(step=step, epoch=1, split=split, metrics=metrics, learning_rate=0.1)
+
+
+def tell(sink: Sink, run: RunFacts, steps: range, status: str) -> None:
+    """Tells a sink of a run from its beginning to its end."""
+    sink.open(run)
+    for step in steps:
+        sink.point(point(step, 1 / step))
+        values = {"host_memory_bytes": 1e9}
+        sink.sample(Sample(worker=0, start=run.start, step=step, seconds={"computing": 2.0}, values=values))
+    sink.point(point(steps[-1], 0.25, "eval"))
+    if status == "failed":
+        sink.event(Event(name="run_failed", level="error", details={"error": "ValueError: no"}))
+    sink.close(status)
+
+
+def tell_in_another_process(
+    module: str, sink: str, directory: pathlib.Path, steps: range, status: str, **changed: Any
+) -> None:
+    """`tell` by a process that has never seen the run; `sink` is the expression that makes it."""
+    program = [
+        "from telemetry.trackers import run_facts, tell",
+        f"from tfdist.telemetry.sinks.{module} import *",
+        f"tell({sink}, run_facts({str(directory)!r}, **{changed!r}), {steps!r}, {status!r})",
+    ]
+    run_python(["-c", "\n".join(program)], cwd=REPOSITORY / "tests").check()
