@@ -49,7 +49,7 @@ def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) ->
 
 
 def test_a_bucket_gets_the_same_metrics_and_summaries(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
-    log = MetricsLog(RunDirectory("gs://bucket/run"))
+    log = MetricsLog(RunDirectory("gs://bucket/run"), config_text="train.epochs = 2\n")
     log.log(step=1, epoch=1, split="train", metrics={"loss": 0.5})
     log.log(step=1, epoch=1, split="eval", metrics={"loss": 0.25})
     log.close()
@@ -59,7 +59,9 @@ def test_a_bucket_gets_the_same_metrics_and_summaries(gcs: GcsServer, tmp_path: 
     assert [point["loss"] for point in _read(tmp_path / "metrics.jsonl")] == [0.5, 0.25]
     assert _scalars(tmp_path / "tensorboard" / "train") == {"loss": [(1, 0.5)]}
     assert _scalars(tmp_path / "tensorboard" / "eval") == {"loss": [(1, 0.25)]}
-    assert files.list_names("gs://bucket/run/tensorboard") == ["eval", "train"]
+    assert files.list_names("gs://bucket/run/tensorboard") == ["eval", "events.out.tfevents.0.config", "train"]
+    (text,) = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tensors("config.gin")
+    assert make_ndarray(text.tensor_proto).item() == b"    train.epochs = 2\n"
 
 
 def _scalars(directory: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
