@@ -157,6 +157,18 @@ def convnet_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
+def deep_convnet_model() -> keras.Model:
+    """Batch normalization after batch normalization, with dropout and with penalties of both kinds."""
+    inputs = keras.Input((64,))
+    x = keras.layers.Reshape((8, 8, 1))(inputs)
+    for filters in (8, 16):
+        x = keras.layers.Conv2D(filters, 3, use_bias=False, kernel_regularizer="l2")(x)
+        x = keras.layers.BatchNormalization(momentum=0.9)(x)
+        x = keras.layers.Dropout(0.2)(keras.layers.Activation("relu")(x))
+    x = AddsLoss()(keras.layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
 def padded_words() -> tuple[np.ndarray, np.ndarray]:
     """Words of which the last ones, from none to five, are padding."""
     inputs, labels = words(64)
@@ -781,6 +793,7 @@ CANONICAL: dict[str, dict[str, Any]] = {
     for name, case in {
         "dropout": {"model": dropout_model, "optimizer": clipped_adam},
         "convolution": {"model": plain_convnet_model, "task": counting, "precision": "bfloat16"},
+        "batch_norm": {"model": deep_convnet_model, "optimizer": clipped_adam},
         "attention": {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
         "weights": {"train_data": weighted_digits, "sharding": "optimizer", "optimizer": clipped_adam},
     }.items()

@@ -162,11 +162,13 @@ def in_place(training: Training) -> Iterator[None]:
     settings, learner = training.settings, training.learner
     length = length_of(settings, training.plan)
     holders = Holders(parts(learner.optimizer), learner.model, training.task.loss_weights)
+    in_order = settings.canonical_replicas is not None
+    statistics = {"wanted": settings.synchronize_batch_norm, "pads": settings.pads, "in_parts": in_order}
     with (
-        synchronized(learner.model, training.run.strategy, wanted=settings.synchronize_batch_norm, pads=settings.pads),
+        synchronized(learner.model, training.run.strategy, **statistics),
         followed(settings.follow or {}, holders, length),
         recomputed(learner.model, settings.recompute),
-        sums_as_written(settings.canonical_replicas is not None),
+        sums_as_written(in_order),
     ):
         yield
 

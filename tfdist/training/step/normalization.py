@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
+from tfdist.training.step.lockstep import meet
 
 MOMENTS = "_moments"  # the private method of Keras's layer that is replaced; a test fails when Keras changes it
 Moments = Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor]]
@@ -43,6 +44,18 @@ _pass = _Pass()
 def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """The model's batch normalization layers, at any depth."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def followed_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """Those whose statistics `synchronized` takes: a subclass with a way of its own is not among them.
+
+    Raises:
+      RuntimeError: Keras's layer has no such method any more.
+    """
+    kerass = getattr(keras.layers.BatchNormalization, MOMENTS, None)
+    if kerass is None:
+        raise RuntimeError("This Keras takes batch statistics elsewhere: they would be each replica's own.")
+    return [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
 
 
 def is_synchronized(layer: keras.layers.BatchNormalization) -> bool:
@@ -73,25 +86,24 @@ def pass_over(shares: tf.Tensor | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool, pads: bool = False) -> Iterator[int]:
+def synchronized(
+    model: keras.Model, strategy: Strategy, *, wanted: bool, pads: bool = False, in_parts: bool = False
+) -> Iterator[int]:
     """While it lasts, batch normalization layers compute their statistics over all replicas.
 
     Those with `synchronized=True` do so whether it is `wanted` or not; a subclass that takes its statistics in a way of
-    its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all.
+    its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all. Where a replica has
+    its share `in_parts`, which are computed by `side_by_side`, that adds them and the replicas up.
     Yields how many layers that changed.
 
     Raises:
-      RuntimeError: Keras's layer has no such method any more.
+      RuntimeError: as `followed_layers`.
     """
-    kerass = getattr(keras.layers.BatchNormalization, MOMENTS, None)
-    if kerass is None:
-        raise RuntimeError("This Keras takes batch statistics elsewhere: they would be each replica's own.")
     wanted = wanted and strategy.topology.num_replicas > 1
-    layers = [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
-    changed = [layer for layer in layers if wanted or layer.synchronized or pads]
+    changed = [layer for layer in followed_layers(model) if wanted or layer.synchronized or pads or in_parts]
     for layer in changed:
-        over_replicas = wanted or layer.synchronized
-        setattr(layer, MOMENTS, _moments_of(layer, _over_replicas if over_replicas else tf.identity, pads=pads))
+        add = _over_replicas if wanted or layer.synchronized else tf.identity
+        setattr(layer, MOMENTS, _moments_of(layer, _over_parts if in_parts else add, pads=pads))
     try:
         yield len(changed)
     finally:
@@ -164,6 +176,10 @@ def global_moments(
     if weights is not None:
         distances *= weights
     return mean, tf.math.divide_no_nan(add(tf.reduce_sum(distances, axes)), divisors), counts
+
+
+def _over_parts(vector: tf.Tensor) -> tf.Tensor:
+    return tf.custom_gradient(lambda own: (meet(own), meet))(vector)  # how a part changes a sum is the same for all
 
 
 def _over_replicas(vector: tf.Tensor) -> tf.Tensor:
