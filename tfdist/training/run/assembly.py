@@ -123,7 +123,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables)
     if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
         plan = accumulation.made_up(run, learner, plan)
-    _note_microbatches(run, learner.model, plan)
+        _note_microbatches(run, learner.model, plan)
     return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
 
 

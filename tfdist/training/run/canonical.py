@@ -72,8 +72,8 @@ def check_canonical(model: keras.Model, task: Task, strategy: Strategy, parts: i
     kept = [variable.path for variable in moving_variables(model) if id(variable) not in known]
     if kept:
         raise UserError(
-            f"{SETTING} = {parts} is for models whose layers keep nothing of a batch but Keras's BatchNormalization, and "
-            f"{kept[0]!r} may be moved along by each part. Take such a layer out."
+            f"{SETTING} = {parts} is for models whose layers keep nothing of a batch, but for Keras's "
+            f"BatchNormalization, and {kept[0]!r} may be moved along by each part. Take such a layer out."
         )
     if isinstance(task, InTurns):
         raise UserError(f"{SETTING} = {parts} is for one objective, and the task has several, in turn.")

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.ordered_sum import ordered_sum
+from tfdist.strategies.ordered_sum import ordered_sum_of_short
 from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
 from tfdist.training.sharding.shards import Shards
@@ -179,11 +179,11 @@ class LocalGradients:
             yield parts[place], found[place][0]
 
     def _sum(self, vectors: list[tf.Tensor]) -> tf.Tensor:
-        """The sum of what the microbatches of all replicas have, as `_as_tree` and `ordered_sum` add."""
+        """The sum of what the microbatches of all replicas have, as `_as_tree` and then `ordered_sum` add."""
         while len(vectors) > 1:
             half = len(vectors) // 2
             vectors = [a + b for a, b in zip(vectors[:half], vectors[half:], strict=True)]
-        return ordered_sum(self._strategy, vectors)[0]
+        return ordered_sum_of_short(self._strategy, vectors[0])
 
     def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None, *, counts: bool) -> LocalSums:
         sums = self._counted(part, self._pass(part), counts=counts)

@@ -95,7 +95,11 @@ class _Side(threading.Thread, Generic[T]):
 
     def meet(self, value: tf.Tensor) -> tf.Tensor:
         if tf.compat.v1.get_default_graph() is not self._graph:
-            raise UserError("")
+            raise UserError(
+                "train.canonical_replicas takes batch statistics over all parts of a batch, and a layer wants them "
+                "within a loop or a branch (an RNN's cell, tf.while_loop, tf.cond), out of reach of the other parts'. "
+                "Use LayerNormalization there."
+            )
         self._given.put(value)
         merged = self._merged.get()
         if merged is None:
