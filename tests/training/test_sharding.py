@@ -82,7 +82,7 @@ def test_a_run_goes_on_with_any_number_of_replicas(tmp_path: pathlib.Path, moves
 def test_canonical_replicas_give_the_same_bits_though_kills_change_their_number(tmp_path: pathlib.Path) -> None:
     moving, still = tmp_path / "moving", tmp_path / "still"
     for count, strategy in enumerate(("mirrored4", "multi_worker", "one_device"), start=1):
-        assert started(moving, strategy, "canonical", 4, "killed").returncode
+        assert started(moving, strategy, "canonical", 4, "killed").status
         assert list_checkpoints(str(moving / "checkpoints"))[-1].step == 4 * count
     trained(moving, "mirrored4", "canonical", 4)
     trained(still, "one_device", "canonical", 4)

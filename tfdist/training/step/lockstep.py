@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def side_by_side(functions: Sequence[Callable[[], T]], merge: Callable[[list[tf.Tensor]], tf.Tensor]) -> list[T]:
-    """What the functions return. While a function, and no graph, is traced by `tf.function`; in replica context.
+    """What the functions return. Called while `tf.function` traces, in replica context.
 
     Args:
       functions: come to the same number of `meet`s.

@@ -46,18 +46,6 @@ def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalizatio
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
-def followed_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """Those whose statistics `synchronized` takes: a subclass with a way of its own is not among them.
-
-    Raises:
-      RuntimeError: Keras's layer has no such method any more.
-    """
-    kerass = getattr(keras.layers.BatchNormalization, MOMENTS, None)
-    if kerass is None:
-        raise RuntimeError("This Keras takes batch statistics elsewhere: they would be each replica's own.")
-    return [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
-
-
 def is_synchronized(layer: keras.layers.BatchNormalization) -> bool:
     """Whether the layer's statistics are taken over all replicas."""
     return layer.synchronized or MOMENTS in vars(layer)
@@ -92,15 +80,19 @@ def synchronized(
     """While it lasts, batch normalization layers compute their statistics over all replicas.
 
     Those with `synchronized=True` do so whether it is `wanted` or not; a subclass that takes its statistics in a way of
-    its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all. Where a replica has
-    its share `in_parts`, which are computed by `side_by_side`, that adds them and the replicas up.
+    its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all. With `in_parts` a
+    replica's share of a batch comes in parts, computed `side_by_side`, and statistics are those of all.
     Yields how many layers that changed.
 
     Raises:
-      RuntimeError: as `followed_layers`.
+      RuntimeError: Keras's layer has no such method any more.
     """
+    kerass = getattr(keras.layers.BatchNormalization, MOMENTS, None)
+    if kerass is None:
+        raise RuntimeError("This Keras takes batch statistics elsewhere: they would be each replica's own.")
     wanted = wanted and strategy.topology.num_replicas > 1
-    changed = [layer for layer in followed_layers(model) if wanted or layer.synchronized or pads or in_parts]
+    layers = [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
+    changed = [layer for layer in layers if wanted or layer.synchronized or pads or in_parts]
     for layer in changed:
         add = _over_replicas if wanted or layer.synchronized else tf.identity
         setattr(layer, MOMENTS, _moments_of(layer, _over_parts if in_parts else add, pads=pads))
@@ -179,7 +171,7 @@ def global_moments(
 
 
 def _over_parts(vector: tf.Tensor) -> tf.Tensor:
-    return tf.custom_gradient(lambda own: (meet(own), meet))(vector)  # how a part changes a sum is the same for all
+    return tf.custom_gradient(lambda own: (meet(own), meet))(vector)  # the gradient of a sum is the sum of gradients
 
 
 def _over_replicas(vector: tf.Tensor) -> tf.Tensor:
