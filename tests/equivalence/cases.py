@@ -157,6 +157,18 @@ def convnet_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
+def deep_convnet_model(dropout: float = 0.2) -> keras.Model:
+    """Batch normalization after batch normalization, and losses that depend on weights and on examples."""
+    inputs = keras.Input((64,))
+    x = keras.layers.Reshape((8, 8, 1))(inputs)
+    for filters in (8, 16):
+        x = keras.layers.Conv2D(filters, 3, use_bias=False, kernel_regularizer="l2")(x)
+        x = keras.layers.BatchNormalization(momentum=0.9)(x)
+        x = keras.layers.Dropout(dropout)(keras.layers.Activation("relu")(x))
+    x = AddsLoss()(keras.layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
 def padded_words() -> tuple[np.ndarray, np.ndarray]:
     """Words of which the last ones, from none to five, are padding."""
     inputs, labels = words(64)
@@ -719,6 +731,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 # Compared with themselves on the same strategy, with the optimizer's state at one replica and at all.
+DEEP_CONVNET: dict[str, Any] = {
+    "model": lambda: deep_convnet_model(dropout=0.0),
+    "optimizer": sgd,
+    "train_data": digits,
+    "epochs": 2,
+}
 UNSHARDED: dict[str, dict[str, Any]] = {
     "dropout": SHORT | {"model": dropout_model, "optimizer": clipped_adam},
     "plainly_accumulating_optimizer": SHORT
@@ -731,6 +749,7 @@ UNSHARDED: dict[str, dict[str, Any]] = {
     "attention_averaged": SHORT
     | {"model": attentive_model, "optimizer": lambda: keras.optimizers.SGD(0.01, use_ema=True), "eval_data": digits},
     "bfloat16": SHORT | {"precision": "bfloat16", "optimizer": clipped_adam},
+    "deep_convnet": SHORT | DEEP_CONVNET,
 }
 PLAIN = ("dropout", "plainly_accumulating_optimizer", "bfloat16")
 SHARDED_CASES = {
@@ -781,6 +800,7 @@ CANONICAL: dict[str, dict[str, Any]] = {
     for name, case in {
         "dropout": {"model": dropout_model, "optimizer": clipped_adam},
         "convolution": {"model": plain_convnet_model, "task": counting, "precision": "bfloat16"},
+        "deep_convnet": DEEP_CONVNET | {"canonical_replicas": 4},
         "attention": {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
         "weights": {"train_data": weighted_digits, "sharding": "optimizer", "optimizer": clipped_adam},
     }.items()

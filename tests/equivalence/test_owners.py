@@ -16,6 +16,7 @@ GRADIENTS_TOLERANCE = 1e-6  # they are added up in another order
 WITH_FOUR_REPLICAS = (
     *("optimizer_adam_clipped", "optimizer_batch_norm", "optimizer_large_embedding", "gradients_adam_clipped"),
     *("gradients_accumulation", "weights_attention", "tensors_blocks", "canonical_dropout", "canonical_attention"),
+    "canonical_deep_convnet",
 )
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     def compared_with(strategy: str, case: str) -> list[Run]:
-        return [("one_device", case) if case in CANONICAL else (strategy, case.partition("_")[2])]
+        if case in CANONICAL and strategy != "one_device":
+            return [("one_device", case)]
+        return [(strategy, case.partition("_")[2])]
 
     return runs_of(request, tmp_path_factory, compared_with)
 
@@ -56,3 +59,10 @@ def test_canonical_replicas_give_one_devices_bits(runs: Runs, strategy: str, cas
         assert ours.tobytes() == theirs.tobytes()
     losses = [[p["loss"] for p in runs.points(each, case)] for each in (strategy, "one_device")]
     assert losses[0] == losses[1] and losses[0][0] - losses[0][-1] > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["canonical_deep_convnet"])
+def test_canonical_replicas_normalize_by_the_statistics_of_whole_batches(runs: Runs, case: str) -> None:
+    plain = case.removeprefix("canonical_")
+    for ours, theirs in zip(runs.weights("one_device", case), runs.weights("one_device", plain), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)

@@ -1,14 +1,16 @@
 """Trains with the optimizer's state spread over the replicas, up to an epoch, and may die while it saves.
 
-    python -m training.sharded DIRECTORY STRATEGY SHARDING EPOCHS [dies]
+    python -m training.sharded DIRECTORY STRATEGY SHARDING EPOCHS [dies | killed]
 
 STRATEGY: as in equivalence/cases.py, or mirrored3. SHARDING: as the setting, tensors, none, or canonical. EPOCHS: of
 four, after which the run is left to be resumed. dies: in three starts a worker is killed while it saves: one before its
 part is noted, the chief while it has its own part and not all others, and the chief once the checkpoint is committed.
+killed: the chief is, once it has committed two checkpoints.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import signal
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from equivalence.cases import BASE, STRATEGIES, clipped_adam, digits, dropout_model
+from equivalence.cases import BASE, STRATEGIES, clipped_adam, deep_convnet_model, digits
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write import writer_thread
@@ -59,9 +61,22 @@ def die_while_saving(directory: pathlib.Path) -> None:
     writer_thread._committed = killing("committed", writer_thread._committed)
 
 
+def die_once_two_are_committed() -> None:
+    committed, count = writer_thread._committed, itertools.count(1)
+
+    def call(*args: Any) -> Any:
+        if next(count) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return committed(*args)
+
+    writer_thread._committed = call
+
+
 def main(directory: str, strategy_name: str, sharding: str, epochs: str, dies: str = "") -> None:
     strategy = Mirrored(num_cpu_devices=3) if strategy_name == "mirrored3" else STRATEGIES[strategy_name]()
-    if dies:
+    if dies == "killed":
+        die_once_two_are_committed()
+    elif dies:
         die_while_saving(pathlib.Path(directory))
     settings = BASE | {
         "optimizer": clipped_adam,
@@ -69,7 +84,7 @@ def main(directory: str, strategy_name: str, sharding: str, epochs: str, dies: s
         "eval_data": None,
         "epochs": EPOCHS,
         "stop_after_epochs": int(epochs) if int(epochs) < EPOCHS else None,
-        "model": dropout_model if sharding == "canonical" else block_model,
+        "model": deep_convnet_model if sharding == "canonical" else block_model,
         "sharding": sharding if sharding in SHARDINGS else "gradients" if sharding == "tensors" else None,
         "tensor_parallel": ["block"] if sharding == "tensors" else None,
         "canonical_replicas": 4 if sharding == "canonical" else None,

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import support
-from equivalence.cases import dense_model, digits
+from equivalence.cases import counting_model, digits
 from gcs.server import GcsServer
 from training.trainings import run
 
@@ -27,15 +27,21 @@ from tfdist.training.sharding.shards import Shards
 from tfdist.training.sharding.tensor_parallel import chosen
 
 PATHS = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
-WORKERS = ["-m", "tfdist.launch", "--workers=2", "--max_restarts=5", "--backoff_seconds=0.1"]
+WORKERS = ["-m", "tfdist.launch", "--workers=2", "--backoff_seconds=0.1"]
 
 
 def trained(directory: pathlib.Path | str, strategy: str, sharding: str, epochs: int, *more: str) -> None:
+    started(directory, strategy, sharding, epochs, *more, restarts=5).check()
+
+
+def started(
+    directory: pathlib.Path | str, strategy: str, sharding: str, epochs: int, *more: str, restarts: int = 0
+) -> support.Finished:
     program = ["-m", "training.sharded"]
     if strategy in ("multi_worker", "horovod"):
         launcher = ["--launcher=horovod"] if strategy == "horovod" else []
-        program = [*WORKERS, *launcher, "--module=training.sharded", "--"]
-    support.run_python([*program, directory, strategy, sharding, str(epochs), *more], env=PATHS, timeout=400).check()
+        program = [*WORKERS, f"--max_restarts={restarts}", *launcher, "--module=training.sharded", "--"]
+    return support.run_python([*program, directory, strategy, sharding, str(epochs), *more], env=PATHS, timeout=400)
 
 
 def weights(directory: pathlib.Path) -> list[np.ndarray]:
@@ -73,10 +79,12 @@ def test_a_run_goes_on_with_any_number_of_replicas(tmp_path: pathlib.Path, moves
 
 
 @pytest.mark.slow
-def test_canonical_replicas_give_the_same_bits_though_their_number_changes(tmp_path: pathlib.Path) -> None:
+def test_canonical_replicas_give_the_same_bits_though_kills_change_their_number(tmp_path: pathlib.Path) -> None:
     moving, still = tmp_path / "moving", tmp_path / "still"
-    for epochs, strategy in enumerate(("mirrored4", "multi_worker", "one_device", "mirrored4"), start=1):
-        trained(moving, strategy, "canonical", epochs)
+    for count, strategy in enumerate(("mirrored4", "multi_worker", "one_device"), start=1):
+        assert started(moving, strategy, "canonical", 4, "killed").status
+        assert list_checkpoints(str(moving / "checkpoints"))[-1].step == 4 * count
+    trained(moving, "mirrored4", "canonical", 4)
     trained(still, "one_device", "canonical", 4)
     assert [w.tobytes() for w in weights(moving)] == [w.tobytes() for w in weights(still)]
 
@@ -150,9 +158,13 @@ def test_each_replica_holds_its_share() -> None:
                 "canonical_replicas": 4,
                 "deterministic": True,
                 "drop_remainder": True,
-                "model": lambda: dense_model(batch_norm=True),
+                "model": counting_model,
             },
-            "is moved along by each. Use LayerNormalization",
+            "may be moved along by each part. Take such a layer out",
+        ),
+        (
+            {"canonical_replicas": 4, "deterministic": True, "synchronize_batch_norm": False},
+            "takes batch statistics over whole batches; leave train.synchronize_batch_norm",
         ),
         ({"tensor_parallel": ["dense"]}, "train.tensor_parallel is for train.sharding = 'gradients'"),
         ({"tensor_parallel": "dense"}, "train.tensor_parallel is 'dense'; write a list of patterns"),

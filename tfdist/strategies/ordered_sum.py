@@ -32,13 +32,23 @@ def ordered_sum(strategy: Strategy, tensors: Sequence[tf.Tensor]) -> list[tf.Ten
     return [found[i] for i in range(len(tensors))]
 
 
+def ordered_sum_of_short(strategy: Strategy, vector: tf.Tensor) -> tf.Tensor:
+    """The same of one vector so short that it is quicker sent to all at once than in two collectives."""
+    return _tree(strategy.all_gather(vector, name="short"), strategy.topology.num_replicas)
+
+
 def _of_one_type(strategy: Strategy, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     count, kind = strategy.topology.num_replicas, tensors[0].dtype.name
     parts = strategy.all_to_all(as_rows(tensors, count), name=f"parts.{kind}")
+    return of_rows(strategy.all_gather(_tree(parts, count), name=f"sums.{kind}"), tensors)
+
+
+def _tree(rows: tf.Tensor, count: int) -> tf.Tensor:
+    """The sum of so many rows."""
     while count > 1:
-        lower, upper = tf.split(parts, 2)
-        parts, count = lower + upper, count // 2
-    return of_rows(strategy.all_gather(parts[0], name=f"sums.{kind}"), tensors)
+        lower, upper = tf.split(rows, 2)
+        rows, count = lower + upper, count // 2
+    return rows[0]
 
 
 def packs(sizes: Sequence[int], most: int) -> list[list[int]]:

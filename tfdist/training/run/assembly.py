@@ -125,7 +125,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables)
     if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
         plan = accumulation.made_up(run, learner, plan)
-    _note_microbatches(run, learner.model, plan)
+        _note_microbatches(run, learner.model, plan)
     return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
 
 
@@ -164,11 +164,13 @@ def in_place(training: Training) -> Iterator[None]:
     settings, learner = training.settings, training.learner
     length = length_of(settings, training.plan)
     holders = Holders(parts(learner.optimizer), learner.model, training.task.loss_weights)
+    in_order = settings.canonical_replicas is not None
+    statistics = {"wanted": settings.synchronize_batch_norm, "pads": settings.pads, "in_parts": in_order}
     with (
-        synchronized(learner.model, training.run.strategy, wanted=settings.synchronize_batch_norm, pads=settings.pads),
+        synchronized(learner.model, training.run.strategy, **statistics),
         followed(settings.follow or {}, holders, length),
         recomputed(learner.model, settings.recompute),
-        sums_as_written(settings.canonical_replicas is not None),
+        sums_as_written(in_order),
     ):
         yield
 

@@ -15,6 +15,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.tasks.in_turns import InTurns
 from tfdist.training.step.layer_state import moving_variables
+from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.step.randomness import seed_generators
 
 SETTING = "train.canonical_replicas"
@@ -66,12 +67,14 @@ def sums_as_written(wanted: bool) -> Iterator[None]:
 
 def check_canonical(model: keras.Model, task: Task, strategy: Strategy, parts: int) -> None:
     """Raises UserError where the bits would depend on the number of replicas."""
-    seeds = {id(generator.state) for generator in seed_generators(model)}
-    kept = [variable.path for variable in moving_variables(model) if id(variable) not in seeds]
+    layers = [layer for layer in batch_norm_layers(model) if type(layer) is keras.layers.BatchNormalization]
+    statistics = [variable for layer in layers for variable in layer.non_trainable_variables]
+    known = {id(variable) for variable in (*statistics, *(generator.state for generator in seed_generators(model)))}
+    kept = [variable.path for variable in moving_variables(model) if id(variable) not in known]
     if kept:
         raise UserError(
-            f"{SETTING} = {parts} is for models whose layers keep nothing of a batch, and {kept[0]!r} is moved along "
-            "by each. Use LayerNormalization or GroupNormalization in place of BatchNormalization."
+            f"{SETTING} = {parts} is for models whose layers keep nothing of a batch, but for Keras's "
+            f"BatchNormalization, and {kept[0]!r} may be moved along by each part. Take such a layer out."
         )
     if isinstance(task, InTurns):
         raise UserError(f"{SETTING} = {parts} is for one objective, and the task has several, in turn.")

@@ -73,7 +73,9 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             partial=settings.partial_restore,
             tell=_Warnings(tell),
         )
-    _tell_notes(tell, built, task.inputs(batches["training"]), training)
+    _tell_notes(
+        tell, built, task.inputs(batches["training"]), training, in_parts=settings.canonical_replicas is not None
+    )
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
     if settings.recompute is not None:
@@ -160,10 +162,10 @@ def _opened(data: Callable[[], Any], scratch: str) -> Source:
     return source
 
 
-def _tell_notes(tell: Tell, model: keras.Model, inputs: Any, plan: BatchPlan) -> None:
-    """Says what makes the training depend on how its batches are cut."""
+def _tell_notes(tell: Tell, model: keras.Model, inputs: Any, plan: BatchPlan, *, in_parts: bool) -> None:
+    """Says what makes the training depend on how its batches are cut, other than `in_parts` of canonical replicas."""
     note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
-    if note is not None:
+    if note is not None and not in_parts:
         tell(f"note: {note}")
     try:
         dependent = batch_dependent_layers(model, inputs)

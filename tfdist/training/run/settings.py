@@ -330,6 +330,11 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                 raise UserError(
                     "train.canonical_replicas says how many parts a batch has; leave train.num_microbatches out."
                 )
+            if self.renew_batch_statistics or not self.synchronize_batch_norm:
+                raise UserError(
+                    "train.canonical_replicas takes batch statistics over whole batches; leave "
+                    "train.synchronize_batch_norm and train.renew_batch_statistics out."
+                )
             if self.sharding in SCATTERING:
                 raise UserError(
                     f"train.sharding = {self.sharding!r} adds up in an order of its own; with train.canonical_replicas "

@@ -9,8 +9,9 @@ for one (synchronized batch normalization, losses of a whole batch).
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -18,12 +19,14 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.ordered_sum import ordered_sum_of_short
 from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
 from tfdist.training.sharding.shards import Shards
-from tfdist.training.step.layer_state import layer_losses
+from tfdist.training.step.layer_state import layer_losses, map_penalized, moving_variables
+from tfdist.training.step.lockstep import side_by_side
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.normalization import pass_over
+from tfdist.training.step.normalization import batch_norm_layers, pass_over
 from tfdist.training.step.precision import LossScale, factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
 
@@ -32,6 +35,7 @@ SPARSE_FROM_ELEMENTS = 2**20
 MEAN = "mean"
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+Pass: TypeAlias = "tuple[dict[str, list[Gradient]], Objective]"  # gradients as in `LocalSums`
 
 
 class LocalSums(NamedTuple):
@@ -95,6 +99,7 @@ class LocalGradients:
         even: bool = False,
         shards: Shards | None = None,
     ) -> None:
+        self._strategy = strategy
         self._model = model
         self._task = task
         self._metrics = metrics
@@ -102,6 +107,7 @@ class LocalGradients:
         self._num_microbatches = num_microbatches
         self.name = name
         self._in_order = in_order
+        self._meet = in_order and any(layer.trainable for layer in batch_norm_layers(model))
         self._shards = shards
         self._num_replicas = strategy.topology.num_replicas
         self._in_stages = bool(strategy.stages)
@@ -130,34 +136,70 @@ class LocalGradients:
 
     def _as_tree(self, batch: dict[str, Any], *, counts: bool) -> LocalSums:
         """The same, the upper half of the microbatches added to the lower half, and so on."""
-        generators = seed_generators(self._model)
-        seeds = [tf.identity(generator.state.value) for generator in generators]
         held: list[tuple[int, LocalSums]] = []
-        for i in _halved(range(self._num_microbatches)):
-            before = [*held[-1][1].divisors.values()] if held else []
-            with tf.control_dependencies(before):
-                part = _microbatch(batch, i, self._num_microbatches, even=False)
-                for generator, seed in zip(generators, seeds, strict=True):
-                    generator.state.assign(seed)
-            with drawing_for(i, self._num_replicas):
-                sums = self._on_microbatch(part, previous=None, counts=counts)
-            level = 0
+        for part, found in self._side_by_side(batch) if self._meet else self._in_turn(batch):
+            sums, level = self._counted(part, found, counts=counts), 0
             while held and held[-1][0] == level:
                 sums, level = _added(held.pop()[1], sums), level + 1
             held.append((level, _dense(sums)))
         ((_, sums),) = held
         return sums
 
+    def _in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Pass]]:
+        """Microbatches and the passes over them, as `_halved` has them, one after the other."""
+        generators = seed_generators(self._model)
+        seeds = [tf.identity(generator.state.value) for generator in generators]
+        before: list[tf.Tensor] = []
+        for i in _halved(range(self._num_microbatches)):
+            with tf.control_dependencies(before):
+                part = _microbatch(batch, i, self._num_microbatches, even=False)
+                for generator, seed in zip(generators, seeds, strict=True):
+                    generator.state.assign(seed)
+            with drawing_for(i, self._num_replicas):
+                found = self._pass(part)
+            before = [*found[1].divisors.values()]
+            yield part, found
+
+    def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Pass]]:
+        """The same, computed together, as layers need statistics of all; these are moved along once."""
+        places = range(self._num_microbatches)
+        parts = [_microbatch(batch, i, self._num_microbatches, even=False) for i in places]
+        moving = moving_variables(self._model)
+
+        def over(place: int) -> tuple[Pass, list[Any]]:
+            scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
+            with scope, drawing_for(place, self._num_replicas):
+                return self._pass(parts[place]), [scope.get_current_value(variable) for variable in moving]
+
+        found = side_by_side([functools.partial(over, place) for place in places], self._sum)
+        for variable, value in zip(moving, found[0][1], strict=True):
+            if value is not None:
+                variable.assign(value)
+        for place in _halved(places):
+            yield parts[place], found[place][0]
+
+    def _sum(self, vectors: list[tf.Tensor]) -> tf.Tensor:
+        """The sum of what the microbatches of all replicas have, as `_as_tree` and then `ordered_sum` add."""
+        while len(vectors) > 1:
+            half = len(vectors) // 2
+            vectors = [a + b for a, b in zip(vectors[:half], vectors[half:], strict=True)]
+        return ordered_sum_of_short(self._strategy, vectors[0])
+
     def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None, *, counts: bool) -> LocalSums:
-        gradients, objective = self._pass(part)
-        if counts:
-            self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("shares"))
-        sums = LocalSums(gradients, objective.divisors, objective.shown, objective.term_sums, objective.weight)
+        sums = self._counted(part, self._pass(part), counts=counts)
         return sums if previous is None else _added(previous, sums)
 
-    def _differentiate(self, part: dict[str, Any]) -> tuple[dict[str, list[Gradient]], Objective]:
+    def _counted(self, part: dict[str, Any], found: Pass, *, counts: bool) -> LocalSums:
+        gradients, objective = found
+        if counts:
+            self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("shares"))
+        return LocalSums(gradients, objective.divisors, objective.shown, objective.term_sums, objective.weight)
+
+    def _differentiate(self, part: dict[str, Any]) -> Pass:
         with tf.GradientTape(persistent=True) as tape, pieces(self._shards, self.variables) as own:
             tape.watch(list(own.values()))
+            if self._meet:
+                map_penalized(self._model)
             objective = forward(self._model, self._task, part, **self._parts)
             numerators = objective.numerators
             if self._is_scaled:

@@ -31,6 +31,13 @@ def layer_losses(model: keras.Model) -> tuple[list[Any], list[Any]]:
     return losses[: len(losses) - num_penalties], losses[len(losses) - num_penalties :]
 
 
+def map_penalized(model: keras.Model) -> None:
+    """Gives the penalties of weights, within a `keras.StatelessScope`, the weights, of which that knows none."""
+    for variable in model.trainable_variables:
+        if variable.regularizer is not None:
+            variable.assign(variable.value)
+
+
 def separate_losses(model: keras.Model) -> None:
     """Keeps `add_loss` and activity regularizers of each replica apart.
 
@@ -40,6 +47,7 @@ def separate_losses(model: keras.Model) -> None:
     for layer in model._flatten_layers():
         if not isinstance(layer._losses, ThreadLosses):
             object.__setattr__(layer, "_losses", ThreadLosses())
+            object.__setattr__(layer, "_loss_ids", ThreadIds())
 
 
 class ThreadLosses(threading.local):
@@ -65,3 +73,13 @@ class ThreadLosses(threading.local):
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return list, ()  # a copy of the layer has a list again
+
+
+class ThreadIds(ThreadLosses):
+    """The same for the set of which losses are a layer's, where `keras.StatelessScope` holds them."""
+
+    def add(self, identity: int) -> None:
+        self._held.append(identity)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return set, ()

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
+from tfdist.training.step.lockstep import meet
 
 MOMENTS = "_moments"  # the private method of Keras's layer that is replaced; a test fails when Keras changes it
 Moments = Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor]]
@@ -73,11 +74,14 @@ def pass_over(shares: tf.Tensor | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool, pads: bool = False) -> Iterator[int]:
+def synchronized(
+    model: keras.Model, strategy: Strategy, *, wanted: bool, pads: bool = False, in_parts: bool = False
+) -> Iterator[int]:
     """While it lasts, batch normalization layers compute their statistics over all replicas.
 
     Those with `synchronized=True` do so whether it is `wanted` or not; a subclass that takes its statistics in a way of
-    its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all.
+    its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all. With `in_parts` a
+    replica's share of a batch comes in parts, computed `side_by_side`, and statistics are those of all.
     Yields how many layers that changed.
 
     Raises:
@@ -88,10 +92,10 @@ def synchronized(model: keras.Model, strategy: Strategy, *, wanted: bool, pads: 
         raise RuntimeError("This Keras takes batch statistics elsewhere: they would be each replica's own.")
     wanted = wanted and strategy.topology.num_replicas > 1
     layers = [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
-    changed = [layer for layer in layers if wanted or layer.synchronized or pads]
+    changed = [layer for layer in layers if wanted or layer.synchronized or pads or in_parts]
     for layer in changed:
-        over_replicas = wanted or layer.synchronized
-        setattr(layer, MOMENTS, _moments_of(layer, _over_replicas if over_replicas else tf.identity, pads=pads))
+        add = _over_replicas if wanted or layer.synchronized else tf.identity
+        setattr(layer, MOMENTS, _moments_of(layer, _over_parts if in_parts else add, pads=pads))
     try:
         yield len(changed)
     finally:
@@ -164,6 +168,10 @@ def global_moments(
     if weights is not None:
         distances *= weights
     return mean, tf.math.divide_no_nan(add(tf.reduce_sum(distances, axes)), divisors), counts
+
+
+def _over_parts(vector: tf.Tensor) -> tf.Tensor:
+    return tf.custom_gradient(lambda own: (meet(own), meet))(vector)  # the gradient of a sum is the sum of gradients
 
 
 def _over_replicas(vector: tf.Tensor) -> tf.Tensor:
