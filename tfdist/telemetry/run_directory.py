@@ -78,9 +78,18 @@ class RunDirectory:
     def events(self) -> str:
         return files.join(self.path, "events.jsonl")
 
-    def worker_events(self, worker: int) -> str:
-        """What a worker other than the chief has to tell."""
+    def worker_events(self, worker: int | str) -> str:
+        """What a worker other than the chief has to tell; "*" makes a pattern for those of all."""
         return files.join(self.path, f"events-worker-{worker}.jsonl")
+
+    @property
+    def telemetry(self) -> str:
+        """What each worker's process has used, sampled while it runs."""
+        return files.join(self.path, "telemetry")
+
+    def samples(self, worker: int | str) -> str:
+        """A worker's samples; "*" makes a pattern for those of all."""
+        return files.join(self.telemetry, f"worker-{worker}.jsonl")
 
     @property
     def tensorboard(self) -> str:
@@ -140,5 +149,5 @@ class RunDirectory:
 
     @property
     def report(self) -> str:
-        """The plots and the page that show the sweep."""
+        """The page that shows the run, or the sweep, and a sweep's plots."""
         return files.join(self.path, "report")

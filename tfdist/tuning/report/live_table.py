@@ -24,7 +24,7 @@ from tfdist.tuning.report.table_text import (
     sweep_line,
     trial_line,
 )
-from tfdist.tuning.report.words import duration_text, values_text
+from tfdist.report.words import duration_text, values_text
 from tfdist.tuning.schedule.history import RUNNING, Event, Sweep, Trial
 
 _REDRAWS_PER_SECOND = 5

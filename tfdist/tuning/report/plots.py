@@ -21,7 +21,7 @@ from tfdist.tuning.report.plot_theme import (
     png,
     say_instead,
 )
-from tfdist.tuning.report.words import short_names, shorten
+from tfdist.report.words import short_names, shorten
 from tfdist.tuning.schedule.history import Sweep, Trial
 
 if TYPE_CHECKING:
