@@ -91,7 +91,7 @@ def _processes(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
     for sample in samples:
         processes = found.setdefault(sample.worker, [])
         before = processes[-1][-1] if processes else None
-        is_another = before is None or sample.start != before.start or _age(sample) < _age(before)
+        is_another = before is None or sample.start != before.start or _began(sample) >= before.time
         processes.append([sample]) if is_another else processes[-1].append(sample)
     return {worker: found[worker] for worker in sorted(found)}
 
@@ -101,7 +101,7 @@ def _intervals(process: Sequence[Sample], starts: Sequence[Mapping[str, Any]]) -
     known = [sample.step for sample in process if sample.step is not None]
     step = int(starts[start]["step"]) if start < len(starts) else min(known, default=0)
     kept = min((int(each["step"]) for each in starts[start + 1 :]), default=None)
-    begin, before = process[0].time - datetime.timedelta(seconds=_age(process[0])), dict[str, float]()
+    begin, before = _began(process[0]), dict[str, float]()
     for sample in process:
         here = step if sample.step is None else sample.step
         spent = {share: value - before.get(share, 0.0) for share, value in sample.seconds.items()}
@@ -117,9 +117,9 @@ def _counted(first: int, last: int, kept: int) -> float:
     return min(max((kept - first) / (last - first), 0.0), 1.0) if last > first else float(kept > first)
 
 
-def _age(sample: Sample) -> float:
-    """Of the process, in seconds."""
-    return sum(sample.seconds.values())
+def _began(sample: Sample) -> datetime.datetime:
+    """When its process began."""
+    return sample.time - datetime.timedelta(seconds=sum(sample.seconds.values()))
 
 
 def _place(share: str) -> int:
