@@ -87,9 +87,14 @@ def test_a_trained_run_is_shown_with_its_starts_metrics_norms_and_settings(train
 def test_the_story_of_a_run_can_be_read_from_its_page(eventful: pathlib.Path) -> None:
     page, run = page_of(eventful), read_run(str(eventful))
     assert {"Where the time went", "Memory and utilization"} <= set(titles(page))
-    for told in ("worker 1 holds up the others", "worker 1 was killed", "lost: steps done again", "lost: between starts"):
+    for told in (
+        "worker 1 holds up the others",
+        "worker 1 was killed",
+        "lost: steps done again",
+        "lost: between starts",
+    ):
         assert told in page
-    of_workers = run.accounts()
+    of_workers = run.accounts
     assert of_workers[0].seconds["peer_wait"] > 20 and "peer_wait" not in of_workers[1].seconds
     assert run.goodput is not None and f"Goodput {run.goodput:.1%}" in page
     assert "<dt>steps done again</dt><dd>500</dd>" in page
@@ -119,7 +124,9 @@ def test_a_run_in_a_bucket_gets_its_page_there(gcs: GcsServer, eventful: pathlib
 def test_200_000_points_are_a_small_page_with_every_spike(tmp_path: pathlib.Path) -> None:
     run = WrittenRun(tmp_path)
     run.start(0.0)
-    lines = [{"step": step, "epoch": 1, "split": "train", "loss": 1 / step, "mae": step % 7} for step in range(1, 200_001)]
+    lines = [
+        {"step": step, "epoch": 1, "split": "train", "loss": 1 / step, "mae": step % 7} for step in range(1, 200_001)
+    ]
     lines[123_456]["loss"] = 77.0
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     page_of(tmp_path)
@@ -168,6 +175,7 @@ def test_runs_are_called_by_what_tells_their_paths_apart() -> None:
     assert run_names(["runs/a", "runs/b/c"]) == ["a", "b/c"]
     assert run_names(["gs://bucket/sweep-1/run", "gs://bucket/sweep-2/run"]) == ["sweep-1/run", "sweep-2/run"]
     assert run_names(["runs/a"]) == ["runs/a"]
+    assert run_names(["runs/a", "runs/a"]) == ["runs/a", "runs/a"]
 
 
 @pytest.mark.slow

@@ -51,7 +51,11 @@ def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: p
     ],
 )
 def test_wrong_arguments_are_one_message(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    told: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2

@@ -45,7 +45,9 @@ class WrittenRun:
     def point(self, step: int, split: str = "train", **metrics: float | str) -> None:
         self._add("metrics.jsonl", {"step": step, "epoch": 1, "split": split, "learning_rate": 1e-3, **metrics})
 
-    def sample(self, at: float, step: int | None, seconds: Mapping[str, float], *, worker: int = 0, **values: float) -> None:
+    def sample(
+        self, at: float, step: int | None, seconds: Mapping[str, float], *, worker: int = 0, **values: float
+    ) -> None:
         line = {"time": moment(at), "worker": worker, "start": len(self.starts) - 1, "step": step}
         self._add(f"telemetry/worker-{worker}.jsonl", line | {"seconds": dict(seconds), "values": values})
 
@@ -58,7 +60,12 @@ class WrittenRun:
         while at + 10.0 <= end:
             is_slow = bool(slow) and slow[0] <= at < slow[1]
             waits = 4.5 if is_slow and worker == 0 else 0.0
-            for share, spent in {"compute": 9.0 - waits, "peer_wait": waits, "input_wait": 0.6, "checkpoint": 0.4}.items():
+            for share, spent in {
+                "compute": 9.0 - waits,
+                "peer_wait": waits,
+                "input_wait": 0.6,
+                "checkpoint": 0.4,
+            }.items():
                 seconds[share] += spent
             step += 10 * rate / (2 if is_slow else 1)
             at += 10.0
@@ -96,7 +103,9 @@ def eventful_run(path: pathlib.Path) -> WrittenRun:
         if end < 640:
             message = "worker 1 was killed (signal 9)"
             run.event(end + 2, "worker_failed", level="warning", step=last, message=message)
-    run.event(432, "straggler", level="warning", step=2700, message="worker 1 holds up the others: a step takes it 200 ms")
+    run.event(
+        432, "straggler", level="warning", step=2700, message="worker 1 holds up the others: a step takes it 200 ms"
+    )
     run.event(640, "run_finished", step=4500, message="done: 4,500 steps")
     for step in range(10, 4501, 10):
         run.point(step, loss=2.0 / (1 + step / 300), accuracy=1 - 1 / (1 + step / 400))

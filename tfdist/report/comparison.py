@@ -7,7 +7,7 @@ setting counts as different only where one of the runs states it: half a run has
 from __future__ import annotations
 
 import datetime
-import os.path
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -38,11 +38,9 @@ def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Sec
 
 def run_names(paths: Sequence[str]) -> list[str]:
     """The paths without what they have in common."""
-    if len(paths) < 2:
-        return list(paths)
-    common = os.path.commonpath(paths) if all("://" not in path for path in paths) else os.path.commonprefix(paths)
-    cut = common if "://" not in common else common[: common.rfind("/")]
-    return [path.removeprefix(cut).lstrip("/") or path for path in paths]
+    parts = [path.split("/") for path in paths]
+    same = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False))))
+    return ["/".join(each[same:]) or path for each, path in zip(parts, paths, strict=True)]
 
 
 def metric_names(runs: Sequence[Run]) -> list[str]:
@@ -96,6 +94,8 @@ def _ablation(runs: Sequence[Run]) -> Section:
     text = "No setting differs, but for the seed." if not differ else f"{count_text(len(differ), 'setting')} differ."
     if len(groups) < len(runs):
         text += " Runs that differ in the seed alone are one row: mean ± standard deviation."
+    if any(not run.result for run in runs):
+        text += " Of runs that are not done the newest metrics count."
     table = Table(title="Ablation", names=(*(short[name] for name in differ), "runs", *metrics), rows=rows)
     return Section(title="What differs", text=text, tables=[table])
 
@@ -116,10 +116,14 @@ def _curves(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
 def _time_shares(runs: Sequence[Run], names: Sequence[str]) -> Section:
     rows = {}
     for run, name in zip(runs, names, strict=True):
-        account = total(run.accounts().values())
+        account = total(run.accounts.values())
         if account.goodput is not None:
             rows[name] = account.seconds
-    legend = [(color, share.replace("_", " ")) for share, color in SHARE_COLORS.items() if any(share in r for r in rows.values())]
+    legend = [
+        (color, share.replace("_", " "))
+        for share, color in SHARE_COLORS.items()
+        if any(share in r for r in rows.values())
+    ]
     plots = [Plot(title="Worker-seconds", figure=draw_bars(rows, SHARE_COLORS), legend=legend)] if rows else []
     return Section(title="Where the time went", plots=plots, is_wide=True)
 

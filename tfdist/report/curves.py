@@ -7,6 +7,7 @@ stretch among them, so that no spike is lost.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -42,7 +43,7 @@ class Curve:
         lowest, highest = np.where(is_number, self.values, np.inf), np.where(is_number, self.values, -np.inf)
         edges = np.linspace(0, count, most // 2 + 1).astype(int)
         kept = {0, count - 1}
-        for first, last in zip(edges[:-1], edges[1:], strict=True):
+        for first, last in itertools.pairwise(edges):
             kept |= {int(first + lowest[first:last].argmin()), int(first + highest[first:last].argmax())}
         places = sorted(kept)
         return Curve(self.steps[places], self.values[places])

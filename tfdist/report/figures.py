@@ -1,7 +1,7 @@
 """Figures that Bokeh draws: curves, stacked bars and marks, over steps or over time.
 
-Invariant: all colors can be read on light and on dark paper, since the page takes the reader's; a figure takes the width
-of its place, and does not keep a finger from scrolling the page. `run_sections.py` and `comparison.py` fill them.
+Invariant: all colors can be read on light and on dark, since the page takes the reader's preference; a figure takes the
+width of its place, and does not keep a finger from scrolling the page. `run_sections.py` and `comparison.py` fill them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,16 @@ from tfdist.errors import missing_extra
 from tfdist.report.curves import Curve
 
 try:
-    from bokeh.models import BasicTickFormatter, BoxZoomTool, ColumnDataSource, FixedTicker, HoverTool, NumeralTickFormatter, Range1d, Span
+    from bokeh.models import (
+        BasicTickFormatter,
+        BoxZoomTool,
+        ColumnDataSource,
+        FixedTicker,
+        HoverTool,
+        NumeralTickFormatter,
+        Range1d,
+        Span,
+    )
     from bokeh.palettes import Category10_10
     from bokeh.plotting import figure as new_bokeh_figure
 except ImportError:
@@ -84,7 +93,9 @@ def draw_curves(axis: Axis, curves: Mapping[str, Curve | None], *, most: int, y_
     """
     made = axis.figure()
     made.yaxis.formatter = NumeralTickFormatter(format=y_format) if y_format else BasicTickFormatter(power_limit_low=-6)
-    largest = max((np.nanmax(np.abs(curve.values), initial=0.0) for curve in curves.values() if curve is not None), default=0.0)
+    largest = max(
+        (np.nanmax(np.abs(curve.values), initial=0.0) for curve in curves.values() if curve is not None), default=0.0
+    )
     made.y_range.default_span = float(largest) or FULL  # of a line that is level
     for place, (name, curve) in enumerate(curves.items()):
         if curve is None:
@@ -95,7 +106,7 @@ def draw_curves(axis: Axis, curves: Mapping[str, Curve | None], *, most: int, y_
         if len(shown.steps) == 1:
             line = made.scatter("x", "y", source=source, color=color_of(place), size=7)
         at = "@x{%F %T}" if axis.kind == TIME else "@x{0,0}"
-        value = f"@y{{{y_format}}}" if y_format else "@y{0.[0000]}"
+        value = f"@y{{{y_format}}}" if y_format else "@y"
         made.add_tools(
             HoverTool(
                 renderers=[line],
@@ -131,7 +142,12 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]
             continue
         ends = {name: left[name] + value for name, value in own.items()}
         source = ColumnDataSource(
-            {"name": list(own), "left": [left[name] for name in own], "right": list(ends.values()), "s": list(own.values())}
+            {
+                "name": list(own),
+                "left": [left[name] for name in own],
+                "right": list(ends.values()),
+                "s": list(own.values()),
+            }
         )
         bar = made.hbar(y="name", left="left", right="right", height=0.75, source=source, color=color)
         made.add_tools(HoverTool(renderers=[bar], tooltips=f"@name: {_plain(share)} @s{{0,0.0}} s", visible=False))
@@ -139,7 +155,9 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]
     return made
 
 
-def draw_shares(axis: Axis, spans: Sequence[tuple[float, float, Mapping[str, float]]], colors: Mapping[str, str]) -> Any:
+def draw_shares(
+    axis: Axis, spans: Sequence[tuple[float, float, Mapping[str, float]]], colors: Mapping[str, str]
+) -> Any:
     """What each span of time went into, as parts of its height; `spans` are begin, end (milliseconds) and seconds."""
     made = axis.figure(height=150, y_range=Range1d(0, FULL))
     made.yaxis.formatter = NumeralTickFormatter(format="0%")
@@ -155,7 +173,12 @@ def draw_shares(axis: Axis, spans: Sequence[tuple[float, float, Mapping[str, flo
         if rows:
             columns = zip(("left", "right", "bottom", "top"), np.array(rows).T, strict=True)
             quads = made.quad(
-                left="left", right="right", bottom="bottom", top="top", source=ColumnDataSource(dict(columns)), color=color
+                left="left",
+                right="right",
+                bottom="bottom",
+                top="top",
+                source=ColumnDataSource(dict(columns)),
+                color=color,
             )
             made.add_tools(HoverTool(renderers=[quads], tooltips=_plain(share), visible=False))
     return made

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from tfdist.errors import UserError
 from tfdist.report.curves import Curve, read_curves
 from tfdist.storage import files
 from tfdist.telemetry.facts import Event, Sample
-from tfdist.telemetry.goodput import Account, accounts, total
+from tfdist.telemetry.goodput import Account, Interval, intervals, total
 from tfdist.telemetry.json_text import from_json
 from tfdist.telemetry.records import Unreadable, read_events, read_samples
 from tfdist.telemetry.run_directory import RunDirectory
@@ -122,14 +123,20 @@ class Run:
             newest |= _numbers(self.result.get("train_metrics"), "") | _numbers(self.result.get("eval_metrics"), "val_")
         return newest
 
+    @functools.cached_property
+    def intervals(self) -> dict[int, list[Interval]]:
+        """What each worker did, sample by sample."""
+        return intervals(self.samples, self.starts)
+
+    @functools.cached_property
     def accounts(self) -> dict[int, Account]:
         """Where each worker's wall clock went."""
-        return accounts(self.samples, self.starts)
+        return {worker: total(own) for worker, own in self.intervals.items()}
 
     @property
     def goodput(self) -> float | None:
         """None where nothing was sampled."""
-        return total(self.accounts().values()).goodput
+        return total(self.accounts.values()).goodput
 
 
 def is_metric(name: str) -> bool:

@@ -28,7 +28,7 @@ from tfdist.report.run_data import BEGIN, ENDS, Run, is_metric
 from tfdist.report.words import count_text, duration_text
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.telemetry.facts import Event, Sample
-from tfdist.telemetry.goodput import ALL_SHARES, Interval, intervals, total
+from tfdist.telemetry.goodput import ALL_SHARES, Interval, total
 
 TRAIN = "train"
 MOST_POINTS, ALL_POINTS, LEAST_POINTS = 2000, 60_000, 100  # of a curve; of a page
@@ -183,7 +183,9 @@ def _event_table(events: Sequence[Event]) -> Table:
         ]
         for event in newest
     ]
-    title = f"The newest {len(newest)} of {len(events)} events" if len(newest) < len(events) else f"{len(events)} events"
+    title = (
+        f"The newest {len(newest)} of {len(events)} events" if len(newest) < len(events) else f"{len(events)} events"
+    )
     return Table(title=title, names=("time", "event", "worker", "step", "what"), rows=rows, is_folded=True)
 
 
@@ -196,16 +198,16 @@ def _throughput(run: Run, axis: Axis) -> list[Plot]:
         known = [(milliseconds(s.time), float(s.step)) for s in process if s.step is not None]
         rates.append(_rates(known, per=float(examples or 1)))
     curve = _joined(rates)
-    return [] if curve is None else [curves_plot(f"Throughput, {unit} a second", axis, {unit: curve}, 1, y_format="0,0")]
+    return (
+        [] if curve is None else [curves_plot(f"Throughput, {unit} a second", axis, {unit: curve}, 1, y_format="0,0")]
+    )
 
 
 def _over_time(run: Run, axis: Axis) -> list[Plot]:
-    of_workers = intervals(run.samples, run.starts)
+    of_workers = run.intervals
     plots = []
     for worker, own in list(of_workers.items())[:MOST_WORKERS]:
-        spans = [
-            (milliseconds(part[0].begin), milliseconds(part[-1].end), total(part).seconds) for part in _parts(own)
-        ]
+        spans = [(milliseconds(part[0].begin), milliseconds(part[-1].end), total(part).seconds) for part in _parts(own)]
         name = f"Worker {worker}" if len(of_workers) > 1 else "Where the time went"
         legend = _share_legend(total(own).seconds) if worker == min(of_workers) else []
         plots.append(Plot(title=name, figure=draw_shares(axis, spans, SHARE_COLORS), legend=legend))
@@ -226,7 +228,7 @@ def _share_legend(seconds: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _account(run: Run) -> Section:
-    of_workers = run.accounts()
+    of_workers = run.accounts
     whole = total(of_workers.values())
     if whole.goodput is None:
         return Section(title="Where the time went")

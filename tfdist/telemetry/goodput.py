@@ -1,8 +1,8 @@
 """Goodput: which part of a run's wall clock, over all of its starts, went into steps that counted.
 
 Invariant: a worker's intervals follow one another without a gap, and its account adds up to its wall clock, from the
-beginning of its first process to its last sample. Steps that a later start did again count for nothing, and neither does
-the time in which no process of the worker ran, of which a killed process's time after its last sample is part. Pure
+beginning of its first process to its last sample. Steps that a later start did again count for nothing, and so does the
+time in which no process of the worker ran; a killed process's time after its last sample is part of that. Pure
 functions; the report and the training use them.
 """
 

@@ -13,11 +13,12 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.telemetry.console.console_text import number_text
-from tfdist.tuning.report.importance import Importance
 from tfdist.report.page import page_text
 from tfdist.report.words import count_text, duration_text, gin_text, short_names, value_text
+from tfdist.telemetry.console.console_text import number_text
+from tfdist.tuning.report.importance import Importance
 from tfdist.tuning.schedule.history import Sweep, Trial
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
