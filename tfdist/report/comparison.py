@@ -91,7 +91,7 @@ def _ablation(runs: Sequence[Run]) -> Section:
         for values, group in groups.items()
     ]
     short = short_names(differ)
-    text = "No setting differs, but for the seed." if not differ else f"{count_text(len(differ), 'setting')} differ."
+    text = "No setting differs, but for the seed." if not differ else f"Settings that differ: {len(differ)}."
     if len(groups) < len(runs):
         text += " Runs that differ in the seed alone are one row: mean ± standard deviation."
     if any(not run.result for run in runs):

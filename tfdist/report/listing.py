@@ -62,9 +62,9 @@ def table_of(directory: str, now: datetime.datetime) -> Table:
 
 
 def metrics_text(run: Run) -> str:
-    """`val_loss 0.1234  val_accuracy 0.9512`; no line ends between a name and its value."""
+    """`val_loss=0.1234  val_accuracy=0.9512`; no line ends between a name and its value."""
     ordered: Sequence[str] = sorted(run.metrics, key=lambda name: not name.startswith("val_"))
-    return "  ".join(f"{name}\N{NO-BREAK SPACE}{number_text(run.metrics[name])}" for name in ordered[:MOST_METRICS])
+    return "  ".join(f"{name}={number_text(run.metrics[name])}" for name in ordered[:MOST_METRICS])
 
 
 def age_text(age: datetime.timedelta) -> str:

@@ -25,7 +25,7 @@ DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"
 # The status that an event gives to a run, until it is started again.
 ENDS = {"run_failed": "failed", "preempted": "preempted", "left_unsaved": "left unsaved", "run_paused": "paused"}
 SILENCE_SECONDS = 90.0  # samples come every ten seconds, and on gs:// half a minute later
-BEGIN = "run_started"
+BEGIN, FINISHED = "run_started", "run_finished"  # an evaluation may come later
 _STATEMENT = re.compile(r"(\S+) = ")
 
 
@@ -92,8 +92,9 @@ class Run:
 
     @property
     def wall_seconds(self) -> float | None:
-        """From its beginning to its last word, the time between its starts included."""
-        began, last = self.began, self.last_word
+        """From its beginning to its end, or else its last word, the time between its starts included."""
+        finished = [event.time for event in self.events if event.name == FINISHED and self.result]
+        began, last = self.began, finished[-1] if finished else self.last_word
         return None if began is None or last is None else (last - began).total_seconds()
 
     @property

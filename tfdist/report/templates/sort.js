@@ -1,4 +1,4 @@
-// A press on a column's name sorts by it; blanks stay at the end whichever way.
+/* A press on a column's name sorts by it; blanks stay at the end whichever way. */
 document.querySelectorAll("thead button").forEach(button => button.addEventListener("click", () => {
   const head = button.parentElement, column = head.cellIndex, body = head.closest("table").tBodies[0];
   const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
