@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from tfdist.report.curves import Curve
-from tfdist.report.figures import STEPS, Axis, color_of, draw_bars
+from tfdist.report.figures import STEPS, Axis, color_of, curves_plot, draw_bars
 from tfdist.report.page import Cell, Plot, Section, Table
 from tfdist.report.run_data import Run, is_metric
-from tfdist.report.run_sections import SHARE_COLORS, curves_plot
-from tfdist.report.words import count_text, duration_text, short_names
+from tfdist.report.sample_sections import SHARE_COLORS, share_legend
+from tfdist.report.words import duration_text, short_names
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.telemetry.goodput import total
 
@@ -119,11 +119,7 @@ def _time_shares(runs: Sequence[Run], names: Sequence[str]) -> Section:
         account = total(run.accounts.values())
         if account.goodput is not None:
             rows[name] = account.seconds
-    legend = [
-        (color, share.replace("_", " "))
-        for share, color in SHARE_COLORS.items()
-        if any(share in r for r in rows.values())
-    ]
+    legend = share_legend({share: 1.0 for seconds in rows.values() for share in seconds})
     plots = [Plot(title="Worker-seconds", figure=draw_bars(rows, SHARE_COLORS), legend=legend)] if rows else []
     return Section(title="Where the time went", plots=plots, is_wide=True)
 

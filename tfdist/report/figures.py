@@ -14,6 +14,8 @@ import numpy as np
 
 from tfdist.errors import missing_extra
 from tfdist.report.curves import Curve
+from tfdist.report.page import Plot
+from tfdist.report.words import count_text
 
 try:
     from bokeh.models import (
@@ -35,6 +37,7 @@ INK, GRID = "#7a8490", "#8a94a033"
 STEPS, TIME = "step", "time"
 FULL = 1.0
 HEIGHT = 260
+MOST_POINTS, ALL_POINTS, LEAST_POINTS = 2000, 60_000, 100  # of a curve; of a page
 
 
 def color_of(place: int) -> str:
@@ -118,6 +121,25 @@ def draw_curves(axis: Axis, curves: Mapping[str, Curve | None], *, most: int, y_
             )
         )
     return made
+
+
+def curves_plot(
+    title: str, axis: Axis, curves: Mapping[str, Curve | None], num_curves: int, *, y_format: str = ""
+) -> Plot:
+    """The curves in one figure, in the colors of their places; None takes a color and has no curve."""
+    missing = 0 if axis.kind == TIME else sum(c.num_not_finite for c in curves.values() if c is not None)
+    named = [(color_of(place), name) for place, (name, curve) in enumerate(curves.items()) if curve is not None]
+    return Plot(
+        title=title,
+        figure=draw_curves(axis, curves, most=points_of(num_curves), y_format=y_format),
+        legend=named if len(curves) > 1 else [],
+        note=f"{count_text(missing, 'point')} not finite" if missing else "",
+    )
+
+
+def points_of(num_curves: int) -> int:
+    """How many points a curve may have, so that the page stays small."""
+    return max(min(MOST_POINTS, ALL_POINTS // max(num_curves, 1)), LEAST_POINTS)
 
 
 def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]) -> Any:

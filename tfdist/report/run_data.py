@@ -24,7 +24,8 @@ from tfdist.telemetry.run_directory import RunDirectory
 DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"
 # The status that an event gives to a run, until it is started again.
 ENDS = {"run_failed": "failed", "preempted": "preempted", "left_unsaved": "left unsaved", "run_paused": "paused"}
-SILENCE_SECONDS = 90.0  # samples come every ten seconds, and on gs:// half a minute later
+# Samples are stored every ten seconds, half a minute later on gs://, and of a long run every 360th of its time.
+SILENCE_SECONDS, SILENCE_SHARE = 90.0, 1 / 200
 BEGIN, FINISHED = "run_started", "run_finished"  # an evaluation may come later
 _STATEMENT = re.compile(r"(\S+) = ")
 
@@ -72,9 +73,10 @@ class Run:
                 return ENDS[event.name]
             if event.name == BEGIN:
                 break
-        last = self.last_word
-        is_heard = last is not None and (now - last).total_seconds() < SILENCE_SECONDS
-        return RUNNING if is_heard else UNFINISHED
+        last, seconds = self.last_word, self.wall_seconds
+        if last is None or seconds is None:
+            return UNFINISHED
+        return RUNNING if (now - last).total_seconds() < SILENCE_SECONDS + seconds * SILENCE_SHARE else UNFINISHED
 
     def is_over(self, now: datetime.datetime) -> bool:
         """Whether the run has said that it ended."""
