@@ -1,7 +1,7 @@
 """What the samples of a run's processes show: throughput, where the time went, what was used.
 
-Invariant: each worker has a figure or a line of its own, up to MOST_WORKERS of them; the account says how many more there are.
-`run_sections.py` puts them on the page.
+Invariant: each worker has a figure or a line of its own, up to MOST_WORKERS of them; the account says how many more
+there are. `run_sections.py` puts them on the page.
 """
 
 from __future__ import annotations
