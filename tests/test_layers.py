@@ -16,8 +16,10 @@ COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "recipes", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
     "": {"checkpoint", "keras_fit"},  # the package itself, whose names are imported when they are first used
-    "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler"} | MATERIAL,
+    "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler", "report"}
+    | MATERIAL,
     "main": {"config", "experiment", "serving", "tuning", "training", "launch.horovod.elastic_worker", "xla_cache"}
+    | {"report"}
     | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "requirements", "errors"},
@@ -25,7 +27,7 @@ MAY_IMPORT = {
     "config": {"tuning", "training"} | MATERIAL,
     "experiment": {"tuning", "training"} | MATERIAL,
     "serving": {"training", "tuning"} | MATERIAL,
-    "tuning": {"training", "launch"} | MATERIAL,
+    "tuning": {"training", "launch", "report"} | MATERIAL,
     "tpu_compiler": {"training", "tuning"} | MATERIAL,
     "training": MATERIAL,
     "data": COMPUTING,
@@ -33,6 +35,7 @@ MAY_IMPORT = {
     "recipes": COMPUTING,
     "checkpoint": COMPUTING,
     "strategies": FOUNDATION,
+    "report": {"telemetry", "storage", "errors"},
     "telemetry": {"storage", "requirements", "errors"},  # what is told is stored
     "storage": {"errors"},
     "settings": {"errors"},

@@ -19,10 +19,10 @@ from support import run_python
 from sweep_journals import Journal, asha_sweep, ended
 
 from tfdist.errors import UserError
+from tfdist.report.words import gin_text, short_names, value_text
 from tfdist.storage import files
 from tfdist.tuning.report.plot_theme import DARK, LIGHT, objective_limits
 from tfdist.tuning.report.report import trial_address, write_report
-from tfdist.tuning.report.words import gin_text, short_names, value_text
 from tfdist.tuning.schedule.history import read_sweep
 
 _PLOTS = ("curves.png", "importance.png", "objective.png", "parallel.png")

@@ -78,8 +78,8 @@ class RunDirectory:
     def events(self) -> str:
         return files.join(self.path, "events.jsonl")
 
-    def worker_events(self, worker: int) -> str:
-        """What a worker other than the chief has to tell."""
+    def worker_events(self, worker: int | str) -> str:
+        """What a worker other than the chief has to tell; "*" makes a pattern for those of all."""
         return files.join(self.path, f"events-worker-{worker}.jsonl")
 
     @property
@@ -91,8 +91,8 @@ class RunDirectory:
     def run_id(self) -> str:
         return files.join(self.telemetry, "run_id")
 
-    def samples(self, worker: int) -> str:
-        """What a worker's process used, and where its time went."""
+    def samples(self, worker: int | str) -> str:
+        """What a worker's process used, and where its time went; "*" makes a pattern for those of all."""
         return files.join(self.telemetry, f"worker-{worker}.jsonl")
 
     @property
@@ -161,5 +161,5 @@ class RunDirectory:
 
     @property
     def report(self) -> str:
-        """The plots and the page that show the sweep."""
+        """The page that shows the run, or the sweep, and a sweep's plots."""
         return files.join(self.path, "report")

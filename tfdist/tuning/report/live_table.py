@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tfdist.report.words import duration_text, values_text
 from tfdist.tuning.report.table_text import (
     Watch,
     end_line,
@@ -24,7 +25,6 @@ from tfdist.tuning.report.table_text import (
     sweep_line,
     trial_line,
 )
-from tfdist.tuning.report.words import duration_text, values_text
 from tfdist.tuning.schedule.history import RUNNING, Event, Sweep, Trial
 
 _REDRAWS_PER_SECOND = 5

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfdist.report.words import short_names, shorten, value_text
 from tfdist.tuning.report.importance import unit_value
 from tfdist.tuning.report.plot_theme import Theme, as_it_is, new_figure, objective_limits, png, say_instead
-from tfdist.tuning.report.words import short_names, shorten, value_text
 from tfdist.tuning.schedule.history import Parameter, Sweep, Trial
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tfdist.report.words import short_names, shorten
 from tfdist.tuning.report.importance import Importance
 from tfdist.tuning.report.plot_theme import (
     Theme,
@@ -21,7 +22,6 @@ from tfdist.tuning.report.plot_theme import (
     png,
     say_instead,
 )
-from tfdist.tuning.report.words import short_names, shorten
 from tfdist.tuning.schedule.history import Sweep, Trial
 
 if TYPE_CHECKING:

@@ -13,62 +13,11 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfdist.report.page import page_text
+from tfdist.report.words import count_text, duration_text, gin_text, short_names, value_text
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.tuning.report.importance import Importance
-from tfdist.tuning.report.words import count_text, duration_text, gin_text, short_names, value_text
 from tfdist.tuning.schedule.history import Sweep, Trial
-
-_STYLE = """
-:root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--faint:#59626d;--line:#dfe3e8;--head:#f3f5f7;--best:#e9e4f5}
-@media(prefers-color-scheme:dark){:root{--paper:#14181d;--ink:#e8ecf0;--faint:#a3adb8;--line:#333a43;--head:#1d232a;
---best:#3a3714}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:1.25rem;max-width:64rem;background:var(--paper);color:var(--ink);
-font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
-h1{font-size:1.5rem;line-height:1.25;margin:0 0 .25rem;overflow-wrap:anywhere}
-h2{font-size:1.15rem;margin:2.25rem 0 .5rem}
-p{margin:.25rem 0 .75rem;overflow-wrap:anywhere}.faint{color:var(--faint)}
-dl{display:flex;flex-wrap:wrap;gap:.5rem 2rem;margin:1rem 0}dt{color:var(--faint);font-size:.85rem}
-dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums}
-pre{margin:0;padding:.75rem 1rem;background:var(--head);border:1px solid var(--line);border-radius:6px;
-white-space:pre-wrap;overflow-wrap:anywhere;
-font:14px/1.5 ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
-.scroll{overflow-x:auto;-webkit-overflow-scrolling:touch}.scroll:focus-visible{outline:2px solid var(--faint)}
-img{display:block;width:100%;height:auto}
-table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;min-width:100%}
-th,td{padding:.35rem .6rem;border-bottom:1px solid var(--line);text-align:left;white-space:nowrap}
-td.number,th.number{text-align:right}td.text{white-space:normal;min-width:14rem}
-thead th{background:var(--head);padding:0}
-thead button{all:unset;box-sizing:border-box;width:100%;padding:.45rem .6rem;cursor:pointer;font-weight:600}
-thead button:focus-visible{outline:2px solid var(--ink);outline-offset:-2px}
-thead th[aria-sort=ascending] button::after{content:" ▲"}thead th[aria-sort=descending] button::after{content:" ▼"}
-a{color:inherit}tr.best td{background:var(--best);font-weight:600}
-@media(max-width:40rem){table,tbody,tr,td{display:block}thead tr{display:flex;flex-wrap:wrap}
-thead th{white-space:normal;overflow-wrap:anywhere;flex:1 0 auto;max-width:100%}thead button{padding:.25rem .5rem}
-tbody tr{padding:.5rem 0;border-bottom:1px solid var(--line)}
-td,td.number,td.text{display:flex;justify-content:space-between;gap:1rem;border:0;padding:.1rem .6rem;min-width:0;
-white-space:normal;overflow-wrap:anywhere;text-align:right}
-td.number{white-space:nowrap}td.text:empty{display:none}
-td::before{content:attr(data-name);color:var(--faint);font-weight:400;text-align:left;white-space:normal}}
-"""
-
-# Blanks stay at the end whichever way a column is sorted.
-_SCRIPT = """
-document.querySelectorAll("thead button").forEach(button => button.addEventListener("click", () => {
-  const head = button.parentElement, column = head.cellIndex, body = head.closest("table").tBodies[0];
-  const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-  const key = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
-  const compare = (a, b) => {
-    const x = key(a), y = key(b);
-    if (x === "" || y === "") return (x === "") - (y === "");
-    return sign * (isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y);
-  };
-  [...body.rows].sort(compare).forEach(row => body.append(row));
-  head.parentElement.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
-  head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
-}));
-"""
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,19 +38,13 @@ def build_page(sweep: Sweep, importance: Importance, pictures: Sequence[Picture]
     """The whole page as HTML; `link` gives the address of a trial's run directory by its name."""
     title = f"Sweep for the {'highest' if sweep.direction == 'max' else 'lowest'} {sweep.objective}"
     parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><main>",
-        f"<h1>{html.escape(title)}</h1>",
         _figures(sweep),
         _best(sweep),
         *(_picture(picture) for picture in pictures),
         _trials(sweep, link),
         _unreadable(sweep),
-        f"</main><script>{_SCRIPT}</script></body></html>\n",
     ]
-    return "\n".join(part for part in parts if part)
+    return page_text(title, "\n".join(part for part in parts if part))
 
 
 def importance_text(importance: Importance) -> str:

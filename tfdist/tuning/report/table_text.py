@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tfdist.report.words import count_text, duration_text, values_text
 from tfdist.telemetry.console.console_text import number_text
-from tfdist.tuning.report.words import count_text, duration_text, values_text
 from tfdist.tuning.schedule.history import RUNNING, Event, History, Sweep, Trial
 
 

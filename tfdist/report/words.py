@@ -1,4 +1,4 @@
-"""Names, values and durations of a sweep in few signs, and values as gin text.
+"""Names, values and durations in few signs, and values as gin text.
 
 Invariant: one line each, without control characters, whatever a user's choice holds. Table, plots and page share these.
 """

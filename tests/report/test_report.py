@@ -1,0 +1,211 @@
+"""The page of a run, and of several: whole at any moment of the run, small, and true to the files."""
+
+from __future__ import annotations
+
+import html
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from gcs.server import GcsServer
+from report.written_runs import BEGAN, WrittenRun, eventful_run
+from support import REPOSITORY, clean_environment, run_python, wait_until
+
+from tfdist.report.comparison import differing, run_names
+from tfdist.report.curves import Curve
+from tfdist.report.report import draw, write_comparison
+from tfdist.report.run_data import read_run
+from tfdist.storage import files
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WIDTHS = (390, 1280)
+DIGITS = [
+    *("-m", "tfdist.main", "--gin_file=tfdist:experiments/digits.gin"),
+    *("--gin_param=from tfdist.checkpoint import policy", "--gin_param=train.checkpoint = @policy.CheckpointPolicy()"),
+    *("--gin_param=policy.CheckpointPolicy.every_epochs = 2", "--gin_param=train.log_norms = 'layers'"),
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The digits, trained in two starts: the first one was killed."""
+    run_dir = tmp_path_factory.mktemp("runs") / "digits"
+    command = [sys.executable, *DIGITS, f"--run_dir={run_dir}", "--gin_param=train.epochs = 1000"]
+    with open(run_dir.with_name("log"), "w") as log:
+        process = subprocess.Popen(command, env=clean_environment(), cwd=REPOSITORY, stdout=log, stderr=log)
+    try:
+        events = run_dir / "events.jsonl"
+        wait_until(lambda: events.exists() and events.read_text().count("checkpoint_committed") > 2, seconds=60)
+    finally:
+        process.kill()
+        process.wait()
+    epochs = json.loads((run_dir / "metrics.jsonl").read_text().split("\n")[-2])["epoch"] + 5
+    run_python([*DIGITS, f"--run_dir={run_dir}", f"--gin_param=train.epochs = {epochs}"], cwd=REPOSITORY).check()
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def eventful(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Two workers, killed twice and held up once."""
+    return eventful_run(tmp_path_factory.mktemp("eventful") / "run").path
+
+
+def page_of(run_dir: pathlib.Path | str) -> str:
+    """The text of the page, once it is seen to ask for nothing."""
+    path = draw(str(run_dir))
+    assert path == f"{run_dir}/report/index.html"
+    text = files.read(path).decode()
+    markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r"<(link|img|iframe)|\b(src|href)=|url\(", markup)
+    assert "default-src 'none'" in markup
+    return html.unescape(markup)
+
+
+def titles(page: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+@pytest.mark.slow
+def test_a_trained_run_is_shown_with_its_starts_metrics_norms_and_settings(trained: pathlib.Path) -> None:
+    page, run = page_of(trained), read_run(str(trained))
+    assert len(run.starts) == 2
+    assert {"Curves", "Gradients and updates", "What happened", "Configuration", "Environment"} <= set(titles(page))
+    result = json.loads((trained / "result.json").read_text())
+    assert f"<dt>status</dt><dd>done</dd></div><div><dt>steps</dt><dd>{result['steps']:,}" in page
+    assert run.metrics["val_accuracy"] == result["eval_metrics"]["accuracy"]
+    for shown in ("Norm of the gradient, before clipping", "learning rate", "keras.optimizers.Adam.beta_1", "resumed"):
+        assert shown in page
+    assert run.given["train.log_norms"] == "'layers'" and run.defaults["train.precision"] == "'float32'"
+
+
+@pytest.mark.slow
+def test_the_story_of_a_run_can_be_read_from_its_page(eventful: pathlib.Path) -> None:
+    page, run = page_of(eventful), read_run(str(eventful))
+    assert {"Where the time went", "Memory and utilization"} <= set(titles(page))
+    for told in (
+        "worker 1 holds up the others",
+        "worker 1 was killed",
+        "lost: steps done again",
+        "lost: between starts",
+    ):
+        assert told in page
+    of_workers = run.accounts
+    assert of_workers[0].seconds["peer_wait"] > 20 and "peer_wait" not in of_workers[1].seconds
+    assert run.goodput is not None and f"Goodput {run.goodput:.1%}" in page
+    assert "<dt>steps done again</dt><dd>500</dd>" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", ["run.json", "events.jsonl", "metrics.jsonl"])
+def test_any_part_of_a_run_has_a_page(tmp_path: pathlib.Path, eventful: pathlib.Path, left: str) -> None:
+    shutil.copy(eventful / left, tmp_path)
+    if left != "run.json":
+        half = (tmp_path / left).read_bytes()[:-20]
+        (tmp_path / left).write_bytes(half[: len(half) // 2] + b"\nno JSON\n" + half[len(half) // 2 :])
+    page, run = page_of(tmp_path), read_run(str(tmp_path))
+    assert run.status(run.last_word or BEGAN) == ("running" if left == "events.jsonl" else "unfinished")
+    assert run.unreadable == {"run.json": 0}.get(left, 3)  # the halves of the cut line, and what stands between them
+    assert ("could not be read" in page) == (left != "run.json")
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_gets_its_page_there(gcs: GcsServer, eventful: pathlib.Path) -> None:
+    for path in files.list_tree(str(eventful)):
+        files.write_atomic(f"gs://bucket/run/{path}", (eventful / path).read_bytes())
+    assert "Where the time went" in titles(page_of("gs://bucket/run"))
+
+
+@pytest.mark.slow
+def test_200_000_points_are_a_small_page_with_every_spike(tmp_path: pathlib.Path) -> None:
+    run = WrittenRun(tmp_path)
+    run.start(0.0)
+    lines = [
+        {"step": step, "epoch": 1, "split": "train", "loss": 1 / step, "mae": step % 7} for step in range(1, 200_001)
+    ]
+    lines[123_456]["loss"] = 77.0
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    page_of(tmp_path)
+    assert (tmp_path / "report" / "index.html").stat().st_size < 5e6
+    shown = read_run(str(tmp_path)).curves["loss", "train"].thinned(2000)
+    assert len(shown.steps) <= 2002 and shown.steps[np.argmax(shown.values)] == 123_457
+
+
+def test_thinning_keeps_ends_extremes_and_gaps() -> None:
+    values = np.sin(np.arange(10_000) / 50)
+    values[5000], values[7000], values[8000:8100] = 9.0, -9.0, np.nan
+    shown = Curve(np.arange(10_000), values).thinned(500)
+    assert shown.steps[0] == 0 and shown.steps[-1] == 9999 and np.all(np.diff(shown.steps) > 0)
+    assert {5000, 7000} <= set(shown.steps) and np.isnan(shown.values).any()
+
+
+def runs_of(tmp_path: pathlib.Path) -> list[str]:
+    """Two rates with two seeds each."""
+    paths = []
+    for rate in (0.1, 0.2):
+        for seed in (0, 1):
+            run = WrittenRun(tmp_path / f"rate {rate} seed {seed}", settings={"train.rate": rate, "train.seed": seed})
+            run.start(0.0)
+            run.process(0.0, 60.0, first=0)
+            run.point(10, loss=1.0)
+            run.result(train_metrics={"loss": rate + seed / 10}, eval_metrics={"accuracy": 0.5})
+            paths.append(str(run.path))
+    return paths
+
+
+@pytest.mark.slow
+def test_several_runs_are_compared_by_what_differs_with_the_spread_over_seeds(tmp_path: pathlib.Path) -> None:
+    runs = [read_run(path) for path in runs_of(tmp_path)]
+    assert differing(runs) == ["train.rate", "train.seed"]
+    page = html.unescape(pathlib.Path(write_comparison(runs, str(tmp_path / "report.html"))).read_text())
+    assert titles(page) == ["Runs", "What differs", "Curves", "Where the time went"]
+    rows = re.findall(r"<tr>(.*?)</tr>", page.split("What differs")[1], flags=re.DOTALL)
+    cells = [re.findall(r"<td[^>]*><span>(.*?)</span></td>", row) for row in rows[1:3]]
+    assert cells == [
+        ["0.1", "2", "0.1500 ± 0.0707", "0.5000 ± 0.0000"],
+        ["0.2", "2", "0.2500 ± 0.0707", "0.5000 ± 0.0000"],
+    ]
+
+
+def test_runs_are_called_by_what_tells_their_paths_apart() -> None:
+    assert run_names(["runs/a", "runs/b/c"]) == ["a", "b/c"]
+    assert run_names(["gs://bucket/sweep-1/run", "gs://bucket/sweep-2/run"]) == ["sweep-1/run", "sweep-2/run"]
+    assert run_names(["runs/a"]) == ["runs/a"]
+    assert run_names(["runs/a", "runs/a"]) == ["runs/a", "runs/a"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_browser_opens_the_page_without_an_error_and_without_scrolling_sideways(
+    tmp_path: pathlib.Path, eventful: pathlib.Path, width: int
+) -> None:
+    assert CHROMIUM is not None
+    page_of(eventful)
+    tells = "<script>setTimeout(() => parent.postMessage(document.documentElement.scrollWidth, '*'), 3000)</script>"
+    page = (eventful / "report" / "index.html").read_text().replace("</body>", f"{tells}</body>")
+    (tmp_path / "page.html").write_text(page)
+    frame = tmp_path / "frame.html"  # a window is never as narrow as a phone
+    frame.write_text(
+        f"<body><iframe src='page.html' width={width} height=2000 frameborder=0></iframe>"
+        "<script>onmessage = event => document.body.dataset.width = event.data</script></body>"
+    )
+    quiet = "--disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
+    done = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", *quiet.split(), "--disable-sync", "--enable-logging=stderr"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--hide-scrollbars", "--virtual-time-budget=10000"),
+            *("--window-size=1400,2000", "--dump-dom", frame.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    told = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "[bokeh" not in line]
+    assert not told, "\n".join(told)
+    assert re.search(rf'data-width="{width}"', done.stdout)
+    assert "document idle" in done.stderr  # every figure is drawn

@@ -1,0 +1,95 @@
+"""`python -m tfdist.report`: what it writes, what it lists, and what it says of wrong arguments."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+from report.written_runs import WrittenRun, eventful_run
+from support import clean_environment, run_python, wait_until
+
+from tfdist.commands.report import main
+
+
+def test_one_run_and_several_each_get_their_page(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        WrittenRun(tmp_path / name).start(0.0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["a"]) == main(["a", "b"]) == main(["a", "b", "--output=both.html"]) == 0
+    assert capsys.readouterr().out.split() == ["a/report/index.html", "report.html", "both.html"]
+    assert "2 runs" in (tmp_path / "both.html").read_text()
+
+
+def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eventful_run(tmp_path / "done")
+    failed = WrittenRun(tmp_path / "sweep" / "trials" / "0001")
+    failed.start(0.0)
+    failed.event(5.0, "run_failed", level="error")
+    assert main(["--list", str(tmp_path)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "run status strategy steps goodput age metrics"
+    assert any(line.startswith("done done multi_worker 4,500 67%") for line in lines)
+    assert any(line.startswith("sweep/trials/0001 failed multi_worker 0") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "No run given. Write, for example: python -m tfdist.report runs/digits"),
+        (["nowhere"], "'nowhere' holds no run: there is no run.json"),
+        (["--list", "nowhere"], "There is no directory 'nowhere'"),
+        (["--list", "."], "There is no run in '.' or below"),
+        (["--list", "a", "b"], "--list takes one directory; received 'a b'"),
+        (["a", "--output=x.html"], "--output is for several runs"),
+        (["a", "--wach"], "Unknown command line flag 'wach'"),
+        (["s3://bucket/run"], "it takes local paths and gs://BUCKET/DIRECTORY"),
+    ],
+)
+def test_wrong_arguments_are_one_message(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and told in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_page_follows_a_run_until_it_ends(tmp_path: pathlib.Path) -> None:
+    run = WrittenRun(tmp_path / "run")
+    run.start(0.0)
+    page = run.path / "report" / "index.html"
+    command = [sys.executable, "-m", "tfdist.report", "--watch", str(run.path)]
+    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.DEVNULL)
+    try:
+        wait_until(page.exists, seconds=30)
+        assert 'http-equiv="refresh"' in page.read_text()
+        run.point(10, loss=0.5)
+        wait_until(lambda: "<dt>steps</dt><dd>10</dd>" in page.read_text(), seconds=30)
+        run.result(steps=10)
+        wait_until(lambda: process.poll() == 0, seconds=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert 'http-equiv="refresh"' not in page.read_text()
+
+
+@pytest.mark.slow
+def test_help_and_lists_need_neither_tensorflow_nor_bokeh(tmp_path: pathlib.Path) -> None:
+    WrittenRun(tmp_path / "a").start(time.time())
+    program = (
+        "import sys\nfrom tfdist.commands.report import main\n"
+        f"assert main(['--list', {str(tmp_path)!r}]) == 0\n"
+        "import tfdist.report.report\n"
+        "assert not {'tensorflow', 'bokeh', 'keras'} & set(sys.modules)"
+    )
+    run_python(["-c", program]).check()

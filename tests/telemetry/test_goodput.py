@@ -1,0 +1,91 @@
+"""Goodput: every second of a worker is in its account once, and only steps that counted count."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import random
+
+import pytest
+
+from tfdist.telemetry.facts import Sample
+from tfdist.telemetry.goodput import DOWN, REDONE, accounts, goodput, intervals, total
+
+BEGAN = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
+
+
+def sample(at: float, step: int | None, *, start: int = 0, worker: int = 0, **seconds: float) -> Sample:
+    time = BEGAN + datetime.timedelta(seconds=at)
+    return Sample(worker=worker, start=start, step=step, seconds=seconds, values={}, time=time)
+
+
+def starts(*steps: int) -> list[dict[str, int]]:
+    return [{"step": step, "lost_steps": 0} for step in steps]
+
+
+def test_nothing_is_known_without_samples() -> None:
+    assert accounts([], starts(0)) == {}
+    assert goodput([], []) is None
+
+
+def test_one_start_keeps_its_shares_and_its_goodput_is_what_it_computed() -> None:
+    told = [sample(10, 100, build=6, compute=4), sample(20, 300, build=6, compute=14)]
+    (account,) = accounts(told, starts(0)).values()
+    assert account.seconds == {"build": 6, "compute": 14}
+    assert account.goodput == pytest.approx(0.7)
+
+
+def test_steps_done_again_and_the_time_between_starts_are_lost() -> None:
+    told = [
+        sample(10, 100, compute=10),
+        sample(20, 300, compute=20),  # of whose 200 steps the next start keeps 50
+        sample(40, 250, start=1, build=5, compute=5),
+    ]
+    (account,) = accounts(told, starts(0, 150)).values()
+    assert account.seconds == pytest.approx({"build": 5, "compute": 10 + 2.5 + 5, REDONE: 7.5, DOWN: 10})
+    assert account.wall_seconds == pytest.approx(40)
+    assert goodput(told, starts(0, 150)) == pytest.approx(17.5 / 40)
+
+
+def test_what_a_later_start_goes_back_behind_is_lost_of_all_starts_before() -> None:
+    told = [sample(10, 100, compute=10), sample(20, 200, start=1, compute=10), sample(30, 150, start=2, compute=10)]
+    (account,) = accounts(told, starts(0, 100, 50)).values()
+    assert account.seconds == pytest.approx({"compute": 15, REDONE: 15})
+
+
+def test_a_process_that_ended_before_its_first_step_leaves_its_number_to_the_next() -> None:
+    told = [sample(10, None, connect=10), sample(30, 40, connect=2, compute=8)]
+    (account,) = accounts(told, starts(0)).values()
+    assert account.seconds == pytest.approx({"connect": 12, "compute": 8, DOWN: 10})
+
+
+def test_workers_have_accounts_of_their_own_and_one_together() -> None:
+    told = [sample(10, 10, compute=10), sample(10, 10, worker=1, compute=4, peer_wait=6)]
+    found = accounts(told, starts(0))
+    assert found[1].goodput == pytest.approx(0.4)
+    assert total(found.values()).seconds == {"compute": 14, "peer_wait": 6}
+    assert goodput(told, starts(0)) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_intervals_have_no_gaps_and_add_up_to_the_wall_clock(seed: int) -> None:
+    dice = random.Random(seed)
+    told, resumed, now, step = [], [0], 0.0, 0
+    for start in range(4):
+        spent = {"build": 0.0, "compute": 0.0, "evaluate": 0.0}
+        for _ in range(dice.randint(1, 5)):
+            more = {share: dice.random() * 10 for share in spent}
+            spent = {share: spent[share] + more[share] for share in spent}
+            now += sum(more.values())
+            step += dice.randint(0, 50)
+            told.append(sample(now, step, start=start, **spent))
+        now += dice.random() * 30
+        step = dice.randint(0, step)
+        resumed.append(step)
+    own = intervals(told, starts(*resumed[:4]))[0]
+    for before, after in itertools.pairwise(own):
+        assert abs((after.begin - before.end).total_seconds()) < 1e-3
+    for each in own:
+        assert sum(each.seconds.values()) == pytest.approx((each.end - each.begin).total_seconds(), abs=1e-4)
+    wall = (told[-1].time - BEGAN).total_seconds()
+    assert total(own).wall_seconds == pytest.approx(wall, abs=1e-3)

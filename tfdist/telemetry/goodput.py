@@ -1,0 +1,127 @@
+"""Goodput: which part of a run's wall clock, over all of its starts, went into steps that counted.
+
+Invariant: a worker's intervals follow one another without a gap, and its account adds up to its wall clock, from the
+beginning of its first process to its last sample. Steps that a later start did again count for nothing, and so does the
+time in which no process of the worker ran; a killed process's time after its last sample is part of that. Pure
+functions; the report and the training use them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tfdist.telemetry.facts import Sample
+from tfdist.telemetry.time_account import SHARES
+
+COMPUTE = "compute"
+REDONE, DOWN = "lost: steps done again", "lost: between starts"
+# In the order in which a report stacks them; behind a process's own, what only the whole run can tell.
+ALL_SHARES = {**SHARES, REDONE: "computed, and again by a later start", DOWN: "no process of this worker ran"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """Seconds by the names of ALL_SHARES, those that are zero left out."""
+
+    seconds: Mapping[str, float]
+
+    @property
+    def wall_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def goodput(self) -> float | None:
+        """Between 0 and 1; None where there was no time."""
+        return self.seconds.get(COMPUTE, 0.0) / self.wall_seconds if self.wall_seconds > 0 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """Some seconds of a worker, and the shares of ALL_SHARES that they went into."""
+
+    begin: datetime.datetime
+    end: datetime.datetime
+    seconds: Mapping[str, float]
+
+
+def intervals(samples: Iterable[Sample], starts: Sequence[Mapping[str, Any]]) -> dict[int, list[Interval]]:
+    """What each worker did, sample by sample, and between its processes.
+
+    Args:
+      samples: of all workers and starts, each worker's by time.
+      starts: of run.json: the `step` that each resumed from.
+    """
+    found = {}
+    for worker, processes in _processes(samples).items():
+        found[worker] = own = list[Interval]()
+        for process in processes:
+            of_process = list(_intervals(process, starts))
+            if own and own[-1].end < of_process[0].begin:
+                begin, end = own[-1].end, of_process[0].begin
+                own.append(Interval(begin, end, {DOWN: (end - begin).total_seconds()}))
+            own += of_process
+    return found
+
+
+def accounts(samples: Iterable[Sample], starts: Sequence[Mapping[str, Any]]) -> dict[int, Account]:
+    """The account of each worker."""
+    return {worker: total(own) for worker, own in intervals(samples, starts).items()}
+
+
+def total(parts: Iterable[Account | Interval]) -> Account:
+    """The account of intervals, or of several workers together, in worker-seconds."""
+    seconds: dict[str, float] = {}
+    for part in parts:
+        for share, value in part.seconds.items():
+            seconds[share] = seconds.get(share, 0.0) + value
+    return Account({share: seconds[share] for share in sorted(seconds, key=_place) if seconds[share] > 0})
+
+
+def goodput(samples: Iterable[Sample], starts: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of the whole run, all its workers together; None where nothing was sampled."""
+    return total(accounts(samples, starts).values()).goodput
+
+
+def _processes(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
+    """Each worker's samples by process. A start that failed early may leave its number to the next."""
+    found: dict[int, list[list[Sample]]] = {}
+    for sample in samples:
+        processes = found.setdefault(sample.worker, [])
+        before = processes[-1][-1] if processes else None
+        is_another = before is None or sample.start != before.start or _began(sample) >= before.time
+        processes.append([sample]) if is_another else processes[-1].append(sample)
+    return {worker: found[worker] for worker in sorted(found)}
+
+
+def _intervals(process: Sequence[Sample], starts: Sequence[Mapping[str, Any]]) -> Iterator[Interval]:
+    start = process[0].start
+    known = [sample.step for sample in process if sample.step is not None]
+    step = int(starts[start]["step"]) if start < len(starts) else min(known, default=0)
+    kept = min((int(each["step"]) for each in starts[start + 1 :]), default=None)
+    begin, before = _began(process[0]), dict[str, float]()
+    for sample in process:
+        here = step if sample.step is None else sample.step
+        spent = {share: value - before.get(share, 0.0) for share, value in sample.seconds.items()}
+        counted = 1.0 if kept is None else _counted(step, here, kept)
+        computed = spent.get(COMPUTE, 0.0)
+        split = {COMPUTE: computed * counted, REDONE: computed * (1 - counted)}
+        yield Interval(begin, sample.time, spent | split)
+        begin, step, before = sample.time, here, dict(sample.seconds)
+
+
+def _counted(first: int, last: int, kept: int) -> float:
+    """The part of the steps from `first` to `last` that lies before `kept`, from where they were done again."""
+    return min(max((kept - first) / (last - first), 0.0), 1.0) if last > first else float(kept > first)
+
+
+def _began(sample: Sample) -> datetime.datetime:
+    """When its process began."""
+    return sample.time - datetime.timedelta(seconds=sum(sample.seconds.values()))
+
+
+def _place(share: str) -> int:
+    """Where a share stands among all; one that this release does not know stands last."""
+    return list(ALL_SHARES).index(share) if share in ALL_SHARES else len(ALL_SHARES)
