@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tfdist.errors import DivergedError, OutOfMemoryError, UnreadableError
 from tfdist.storage import files
+from tfdist.telemetry import time_account
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
@@ -31,6 +32,7 @@ from tfdist.training.run.hardware import describe_hardware
 from tfdist.training.run.run import Request, Run, open_run
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
 from tfdist.training.run.starts import read_starts
+from tfdist.training.run.telling import goodput_so_far
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import set_precision
 from tfdist.tuning.search import hypermodel
@@ -161,6 +163,7 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
             "epochs, should they be asked for, would begin from there.",
         )
     examples = plan.num_examples_until(outcome.step)
+    starts = read_starts(run.directory) if run.topology.is_chief else ()
     result = RunResult(
         status="done",
         end_reason=ending.reason,
@@ -177,7 +180,9 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
         eval_metrics=outcome.eval_metrics,
         best=outcome.best,
         resumed_from_step=resumed_from_step,
-        starts=read_starts(run.directory) if run.topology.is_chief else (),
+        starts=starts,
+        goodput=goodput_so_far(run.facts, starts),
+        seconds=time_account.current().seconds(),
         checkpoint_step=checkpoint_step,
         wall_seconds=seconds,
         examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,

@@ -91,6 +91,7 @@ INHERITED = {
     }
     for mode in USES
 }
+DRAWN_FROM_SECONDS = 60.0  # a report takes some two
 ELASTIC_MODES = ("train", "evaluate", "predict")  # those in which the workers of a horovodrun do something together
 
 
@@ -291,7 +292,7 @@ def run_mode(
         profile=profiled_steps(given),
     )
     modes: dict[str, Callable[[Any], object]] = {
-        "train": lambda settings: experiment.train(settings, request),
+        "train": lambda settings: train(settings, request),
         "evaluate": lambda settings: experiment.evaluate(settings, request),
         "predict": lambda settings: predicting.predict(settings, request),
         "export": lambda settings: exporting.export(settings, request),
@@ -320,6 +321,25 @@ def run_mode(
         if users is None:
             raise
         raise users from error
+
+
+def train(settings: Any, request: Any) -> None:
+    """Trains, and draws the report of a run that was long enough for its page to cost nothing beside it."""
+    from tfdist import experiment
+    from tfdist.report import report
+    from tfdist.telemetry import time_account
+
+    result = experiment.train(settings, request)
+    wall_seconds = sum(time_account.current().seconds().values())
+    if result is None or wall_seconds < DRAWN_FROM_SECONDS or not settings.strategy.topology.is_chief:
+        return
+    try:
+        path = report.draw(request.run_dir)
+    except Exception as error:  # of any class: the run itself is done, and its result stands
+        print(f"warning: the report could not be drawn: {type(error).__name__}: {error}", file=sys.stderr)
+    else:
+        if path is not None:
+            request.console(True).message(f"report: {path}")
 
 
 def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:

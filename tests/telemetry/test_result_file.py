@@ -57,6 +57,8 @@ def _result() -> RunResult:
         best={"metric": "val_accuracy", "value": 0.97, "epoch": 9, "step": 207},
         resumed_from_step=None,
         starts=[{"time": "2026-11-21T14:47:13.000+00:00", "step": 0, "lost_steps": 0}],
+        goodput=0.75,
+        seconds={"compute": 9.375},
         checkpoint_step=230,
         wall_seconds=12.5,
         examples_per_second=1150.0,

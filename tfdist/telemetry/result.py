@@ -41,6 +41,8 @@ class RunResult:
       resumed_from_step: None for a start that began the run.
       starts: each start of the run with its `time`, the `step` that it resumed from, and `lost_steps`: at least so many
         had been done after that step before, and were done again.
+      goodput: the part of the chief's wall clock, over all starts, that went into computing steps that counted.
+      seconds: where the wall clock of this process of the chief went, by `time_account.SHARES`.
       checkpoint_step: of the newest checkpoint; None where there is none.
       wall_seconds, examples_per_second: of this process.
       hardware: of the chief's process, see `training/run/hardware.py`.
@@ -64,6 +66,8 @@ class RunResult:
     best: Mapping[str, Any] | None
     resumed_from_step: int | None
     starts: Sequence[Mapping[str, Any]]
+    goodput: float | None
+    seconds: Mapping[str, float]
     checkpoint_step: int | None
     wall_seconds: float
     examples_per_second: float

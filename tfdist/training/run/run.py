@@ -21,6 +21,7 @@ from tfdist.telemetry import heartbeat, notices, time_account
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.metrics import Metrics
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
@@ -78,6 +79,7 @@ class Run:
     """An open run.
 
     Attributes:
+      facts: what sinks know of it.
       stream: passes on what the run tells.
       place: its directory: whether it held a result already, and whether it is still this run's.
       earlier_starts: of the run, by processes before this one; empty but on the chief.
@@ -91,6 +93,7 @@ class Run:
     console: Console
     events: EventLog
     metrics: Metrics
+    facts: RunFacts
     stream: Stream
     place: Place
     earlier_starts: Sequence[Mapping[str, Any]] = ()
@@ -150,7 +153,7 @@ def open_run(
         if mode == "train" and not place.is_finished:
             leaving.enter_context(sampled(facts, telling, keeps=request.keeps))
         failures.forget()  # what earlier runs of this process left
-        run = Run(request, directory, strategy, topology, console, events, metrics, stream, place, starts)
+        run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, starts)
         try:
             if mode == "train" and not place.is_finished:
                 run.write_config()

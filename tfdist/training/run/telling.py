@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tfdist.settings.checks import POSITIVE, Check, or_none
 from tfdist.settings.declaration import Settings, setting
@@ -19,8 +19,10 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry import time_account
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.events import EventLog
-from tfdist.telemetry.facts import Phase, RunFacts, now
+from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
+from tfdist.telemetry.goodput import goodput
 from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
+from tfdist.telemetry.records import Unreadable, read_samples
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sampler import Sampler
 from tfdist.telemetry.sinks.sink import Sink
@@ -86,6 +88,14 @@ def run_facts(request: Asked, strategy: Strategy, told: TellingSettings, *, mode
         start=int(strategy.from_chief([start])[0]),
         price_per_device_hour=told.price_per_device_hour,
     )
+
+
+def goodput_so_far(run: RunFacts, starts: Sequence[Mapping[str, Any]]) -> float | None:
+    """This worker's goodput over all starts of the run, as `goodput.goodput` has it, up to now."""
+    told = [each for each in read_samples(RunDirectory(run.directory), Unreadable()) if each.worker == run.worker]
+    account = time_account.current()
+    here = Sample(worker=run.worker, start=run.start, step=account.step, seconds=account.seconds(), values={})
+    return goodput([*told, here], starts)
 
 
 @contextlib.contextmanager
