@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def eventful(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Two workers, killed twice and held up once."""
-    return eventful_run(tmp_path_factory.mktemp("eventful") / "run").path
+    return eventful_run(tmp_path_factory.mktemp("eventful") / "run [1]*").path
 
 
 def page_of(run_dir: pathlib.Path | str) -> str:

@@ -181,8 +181,7 @@ def read_run(run_dir: str) -> Run:
 def versions(run_dir: str) -> list[tuple[str, int, int]]:
     """The files that `read_run` reads, with what changes when their content does."""
     place = RunDirectory(run_dir)
-    paths = [place.config, place.result, place.starts, place.metrics, place.events]
-    paths += [*files.glob(place.worker_events("*")), *files.glob(place.samples("*"))]
+    paths = [place.config, place.result, place.starts, place.metrics, *place.all_events(), *place.all_samples()]
     found = [files.stat(path) for path in paths if files.exists(path)]
     return [(each.path, each.num_bytes, each.changed_nanoseconds) for each in found]
 

@@ -46,13 +46,12 @@ def read_lines(path: str, unreadable: Unreadable) -> Iterator[dict[str, Any]]:
 
 def read_events(run: RunDirectory, unreadable: Unreadable) -> list[Event]:
     """The events of all workers, by time."""
-    paths = [run.events, *files.glob(run.worker_events("*"))]
-    return sorted(_made(_event, paths, unreadable), key=lambda event: event.time)
+    return sorted(_made(_event, run.all_events(), unreadable), key=lambda event: event.time)
 
 
 def read_samples(run: RunDirectory, unreadable: Unreadable) -> list[Sample]:
     """The samples of all workers, by time."""
-    return sorted(_made(_sample, files.glob(run.samples("*")), unreadable), key=lambda sample: sample.time)
+    return sorted(_made(_sample, run.all_samples(), unreadable), key=lambda sample: sample.time)
 
 
 def _made(make: Callable[[dict[str, Any]], Made], paths: list[str], unreadable: Unreadable) -> Iterator[Made]:

@@ -78,9 +78,13 @@ class RunDirectory:
     def events(self) -> str:
         return files.join(self.path, "events.jsonl")
 
-    def worker_events(self, worker: int | str) -> str:
-        """What a worker other than the chief has to tell; "*" makes a pattern for those of all."""
+    def worker_events(self, worker: int) -> str:
+        """What a worker other than the chief has to tell."""
         return files.join(self.path, f"events-worker-{worker}.jsonl")
+
+    def all_events(self) -> list[str]:
+        """The files of the events of all workers, the chief's first."""
+        return [self.events, *_of_workers(self.path, "events-worker-")]
 
     @property
     def telemetry(self) -> str:
@@ -94,6 +98,10 @@ class RunDirectory:
     def samples(self, worker: int | str) -> str:
         """What a worker's process used, and where its time went; "*" makes a pattern for those of all."""
         return files.join(self.telemetry, f"worker-{worker}.jsonl")
+
+    def all_samples(self) -> list[str]:
+        """The files of the samples of all workers."""
+        return _of_workers(self.telemetry, "worker-")
 
     @property
     def tensorboard(self) -> str:
@@ -163,3 +171,8 @@ class RunDirectory:
     def report(self) -> str:
         """The page that shows the run, or the sweep, and a sweep's plots."""
         return files.join(self.path, "report")
+
+
+def _of_workers(directory: str, beginning: str) -> list[str]:
+    names = [name for name in files.list_names(directory) if name.startswith(beginning) and name.endswith(".jsonl")]
+    return [files.join(directory, name) for name in names]
