@@ -95,8 +95,8 @@ class RunDirectory:
     def run_id(self) -> str:
         return files.join(self.telemetry, "run_id")
 
-    def samples(self, worker: int | str) -> str:
-        """What a worker's process used, and where its time went; "*" makes a pattern for those of all."""
+    def samples(self, worker: int) -> str:
+        """What a worker's process used, and where its time went."""
         return files.join(self.telemetry, f"worker-{worker}.jsonl")
 
     def all_samples(self) -> list[str]:
