@@ -46,7 +46,7 @@ def table_of(directory: str, now: datetime.datetime) -> Table:
         table.add_column(name, overflow="fold")
     for name in ("steps", "goodput", "age"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("metrics", overflow="fold", min_width=24)
+    table.add_column("metrics", overflow="fold")
     for run in runs:
         status, goodput = run.status(now), run.goodput
         table.add_row(
