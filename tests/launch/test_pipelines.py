@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,17 @@ def printed(kind: str, *options: str, arguments: list[str] = DIGITS, run_dir: st
     return command.printed([f"--print={kind}", *options, "--", *arguments, f"--run_dir={run_dir}"])
 
 
+def write_program(directory: Path, text: str) -> str:
+    """Writes what stands for Python on the machines of a pipeline, and returns the flag that names it."""
+    program = directory / "program"
+    program.write_text(text)
+    program.chmod(0o755)
+    return f"--python={program}"
+
+
 def write_stub(directory: Path, *statuses: int) -> str:
-    stub = directory / "stub"
-    stub.write_text(STUB)
-    stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
     (directory / "statuses").write_text("".join(f"{status}\n" for status in statuses))
-    return f"--python={stub}"
+    return write_program(directory, STUB)
 
 
 def run_pipeline(directory: Path, *options: str) -> support.Finished:
@@ -71,8 +76,8 @@ def run_pipeline(directory: Path, *options: str) -> support.Finished:
 
 @pytest.mark.slow
 def test_the_steps_of_a_kfp_pipeline_end_with_what_the_command_ends_with(tmp_path: Path) -> None:
-    python = support.REPOSITORY / ".venv" / "bin" / "python"
-    options = [f"--python={python}", f"--env=PYTHONPATH={support.REPOSITORY}", f"--prepare=touch {tmp_path}/prepared"]
+    python = write_program(tmp_path, f'#!/bin/bash\nexec "{sys.executable}" "$@"\n')  # kfp replaces the word python3
+    options = [python, f"--env=PYTHONPATH={support.REPOSITORY}", f"--prepare=touch {tmp_path}/prepared"]
     finished = run_pipeline(tmp_path, *options).check()
     run_dir = tmp_path / "run"
     alone = [*DIGITS, f"--run_dir={tmp_path / 'alone'}"]
@@ -139,6 +144,19 @@ def test_a_pipeline_compiles_with_retries_and_one_cached_step(tmp_path: Path) ->
     assert container["resources"]["accelerator"]["resourceCount"] == "2"
 
 
+@pytest.fixture(scope="module")
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("airflow")
+    (home / "dags").mkdir()
+    run_airflow(home, "db", "migrate").check()
+    return home
+
+
+def run_airflow(home: Path, *words: str) -> support.Finished:
+    variables = {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "PYTHONPATH": None}
+    return support.run_command([python_with(AIRFLOW).with_name("airflow"), *words], env=variables)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("statuses", "is_done", "ran"),
@@ -148,16 +166,12 @@ def test_a_pipeline_compiles_with_retries_and_one_cached_step(tmp_path: Path) ->
     ],
 )
 def test_airflow_runs_the_tasks_and_repeats_a_training_only_where_that_can_help(
-    tmp_path: Path, statuses: list[int], is_done: bool, ran: list[str]
+    airflow_home: Path, tmp_path: Path, statuses: list[int], is_done: bool, ran: list[str]
 ) -> None:
-    airflow = python_with(AIRFLOW).with_name("airflow")
     options = [write_stub(tmp_path, *statuses), f"--working_dir={tmp_path}", f"--prepare=touch {tmp_path}/prepared"]
     text = printed("airflow", "--at_least=accuracy=0.8", *options, run_dir="runs/digits")
-    (tmp_path / "dags").mkdir()
-    (tmp_path / "dags" / "digits.py").write_text(re.sub(r"seconds=30", "seconds=0", text))
-    home = {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "PYTHONPATH": None}
-    support.run_command([airflow, "db", "migrate"], env=home).check()
-    finished = support.run_command([airflow, "dags", "test", "digits"], env=home)
+    (airflow_home / "dags" / "digits.py").write_text(text.replace("seconds=30", "seconds=0"))
+    finished = run_airflow(airflow_home, "dags", "test", "digits")
     assert (tmp_path / "ran").read_text().split() == ran, finished.outputs()
     assert (tmp_path / "prepared").exists()
     assert ("successful" if is_done else "failed") in re.findall("Marking run .* (successful|failed)", finished.stdout)
