@@ -21,7 +21,12 @@ RUN = support.REPOSITORY / "tools" / "run_program.py"
 def test_a_packed_step_trains_under_jax_as_it_does_under_tensorflow(tmp_path: Path) -> None:
     program = tmp_path / "step.npz"
     support.run_python([CHECK, f"--program={program}"], timeout=300).check()
-    command = [str(toolchain.python_with_jax(print)), str(RUN), str(program), f"--json={tmp_path / 'found.json'}"]
+    command = [
+        str(toolchain.python_with(toolchain.PACKAGES, name="tpu-compiler", tell=print)),
+        str(RUN),
+        str(program),
+        f"--json={tmp_path / 'found.json'}",
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, env=environment | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -46,8 +46,8 @@ SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 
 Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
 was up.
 
-With --print=slurm, kubernetes, tpu_vm, horovod, kuberay or ray_slurm nothing is run: what that scheduler runs is
-printed. Its flags are others: --print=slurm --help lists them.
+With --print=slurm, kubernetes, tpu_vm, horovod, kuberay, ray_slurm, kfp, vertex or airflow nothing is run: what that
+scheduler runs is printed. Its flags are others: --print=slurm --help lists them.
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("workers", None, "how many processes", lower_bound=1, flag_values=FLAGS)

@@ -11,7 +11,7 @@ import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
     Raises:
       UserError: the environment cannot be made.
     """
-    python = python_with_jax(tell)
+    python = python_with(PACKAGES, name="tpu-compiler", tell=tell)
     command = [str(python), "-I", str(SCRIPT)]
     with subprocess.Popen(
         command,
@@ -67,29 +67,29 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
             process.kill()
 
 
-def python_with_jax(tell: Callable[[str], None]) -> Path:
-    """The Python of the environment, which is made where there is none yet.
+def python_with(packages: Sequence[str], *, name: str, tell: Callable[[str], None]) -> Path:
+    """The Python of an environment that has these packages alone, which is made where there is none yet.
 
     Raises:
       UserError: it cannot be made.
     """
     cache = Path(environment.cache_directory())
-    name = "-".join(["tpu-compiler", f"cp{sys.version_info.major}{sys.version_info.minor}", *PACKAGES])
-    place = cache / name.replace("==", "")
+    words = [name, f"cp{sys.version_info.major}{sys.version_info.minor}", *packages]
+    place = cache / "-".join(words).replace("==", "")
     python = place / "bin" / "python"
     cache.mkdir(parents=True, exist_ok=True)
     with open(place.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / WHOLE).exists():
-            tell(f"Installing {', '.join(PACKAGES)} into {place} (once)")
-            _run([sys.executable, "-m", "venv", "--clear", str(place)])
-            _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES])
+            tell(f"Installing {', '.join(packages)} into {place} (once)")
+            _run(name, [sys.executable, "-m", "venv", "--clear", str(place)])
+            _run(name, [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
             (place / WHOLE).touch()
     return python
 
 
-def _run(command: list[str]) -> None:
+def _run(name: str, command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise UserError(f"The TPU compiler's environment cannot be made: {' '.join(command[:6])} … says: {last}")
+        raise UserError(f"The environment {name} cannot be made: {' '.join(command[:6])} … says: {last}")

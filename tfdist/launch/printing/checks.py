@@ -95,3 +95,8 @@ def volume(text: str) -> tuple[str, str]:
     if not found:
         raise ValueError(f"must be CLAIM:/PATH; received {text!r}")
     return found[1], found[2].rstrip("/")
+
+
+def seconds(duration: str) -> int:
+    """How long a duration that was checked is."""
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]

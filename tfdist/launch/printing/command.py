@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tfdist import command_line
 from tfdist.command_line import flags, split_at_dashes
 from tfdist.errors import UserError, suggest
-from tfdist.launch.printing import horovod, kuberay, kubernetes, ray_slurm, slurm, tpu_vm
+from tfdist.launch.printing import airflow, horovod, kubeflow, kuberay, kubernetes, ray_slurm, slurm, tpu_vm, vertex
 
 SCHEDULERS = {
     "slurm": slurm,
@@ -21,6 +21,9 @@ SCHEDULERS = {
     "horovod": horovod,
     "kuberay": kuberay,
     "ray_slurm": ray_slurm,
+    "kfp": kubeflow,
+    "vertex": vertex,
+    "airflow": airflow,
 }
 EXAMPLE = (
     "python -m tfdist.launch --print=slurm --workers=2 --time=24:00:00 -- "

@@ -102,9 +102,27 @@ def read_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     )
 
 
+def refuse(options: flags.FlagValues, *names: str, why: str) -> None:
+    """Raises UserError where one of these flags is given."""
+    for name in names:
+        if options[name].present:
+            raise UserError(f"{why}: leave --{name} out.")
+
+
 def for_doctor(arguments: Sequence[str]) -> list[str]:
     """Those of tfdist.main's arguments that the doctor takes too."""
     return [f"{flag}={value}" for flag in DOCTORS_FLAGS for value in values_of(flag, arguments)]
+
+
+def without(flag: str, arguments: Sequence[str]) -> list[str]:
+    """The arguments without a flag, however it is written."""
+    kept: list[str] = []
+    is_value = False
+    for argument in arguments:
+        if not is_value and argument != flag and not argument.startswith(f"{flag}="):
+            kept.append(argument)
+        is_value = not is_value and argument == flag
+    return kept
 
 
 def values_of(flag: str, arguments: Sequence[str]) -> list[str]:

@@ -70,7 +70,7 @@ def values_of_pods(options: flags.FlagValues, job: Job) -> dict[str, Any]:
     return {
         "options": options,
         "job": job,
-        "seconds": _seconds(options.time) if options.time else None,
+        "seconds": checks.seconds(options.time) if options.time else None,
         "resources": _resources(options, job),
         "selector": _node_selector(options),
         "tolerations": _tolerations(options, job),
@@ -148,7 +148,3 @@ def _tolerations(options: flags.FlagValues, job: Job) -> list[str]:
         *(["google.com/tpu"] if options.accelerator in accelerators.SLICES else []),
         *(["cloud.google.com/gke-spot"] if options.spot else []),
     ]
-
-
-def _seconds(duration: str) -> int:
-    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]

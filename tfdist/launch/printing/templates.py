@@ -38,7 +38,7 @@ def fill(name: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"quote": shlex.quote, "shell": shell, "text": _yaml_text}
+    environment.filters |= {"quote": shlex.quote, "shell": shell, "text": _yaml_text, "python": _json_text}
     return environment.get_template(f"{name}.jinja").render(STATUSES | values)
 
 
@@ -56,4 +56,9 @@ def _yaml_text(text: str) -> str:
     """A text as YAML reads it back, whatever is in it."""
     if '"' in text and "'" not in text and text.isprintable():
         return f"'{text}'"
-    return json.dumps(text, ensure_ascii=False)  # JSON is YAML
+    return _json_text(text)
+
+
+def _json_text(value: Any) -> str:
+    """A text, or a list or dict of texts, as JSON, which is YAML and Python as well."""
+    return json.dumps(value, ensure_ascii=False)
