@@ -19,7 +19,6 @@ def find(given: Given) -> Found:
     if isinstance(arrays, np.ndarray):
         target = given.target or asked("target", "Which .npy file holds what is to be predicted?")
         x, y, inputs = arrays, _loaded(target), None
-        files = {"x_file": str(Path(given.file).resolve()), "y_file": str(Path(target).resolve())}
     else:
         target = target_among(given.target, arrays.files, given.file)
         others = [name for name in arrays.files if name != target]
@@ -29,7 +28,6 @@ def find(given: Given) -> Found:
             )
         inputs = others[0]
         x, y = arrays[inputs], arrays[target]
-        files = {"x_file": str(Path(given.file).resolve()), "y_file": None}
     if not isinstance(y, np.ndarray) or y.ndim != 1 or len(x) != len(y) or x.ndim < 2 or x.dtype.kind not in "biuf":
         raise UserError(
             f"The inputs are numbers [n, …] and the target is [n]; received {x.dtype}{x.shape} and "
@@ -42,7 +40,12 @@ def find(given: Given) -> Found:
         target=Path(target).stem if inputs is None else target,
         classes=classes,
         num_training=int((~is_test(len(y))).sum()),
-        values=files | {"x_name": inputs, "y_name": target},
+        values={
+            "x_file": str(Path(given.file).resolve()),
+            "y_file": str(Path(target).resolve()) if inputs is None else None,
+            "x_name": inputs,
+            "y_name": target,
+        },
     )
 
 

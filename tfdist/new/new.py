@@ -27,6 +27,7 @@ Writes an experiment for your data into DIR, which must be new or empty: a modul
 for training and for a sweep, a test, and a README. What no flag tells and the file does not show is asked for.
 """
 BEST_SHOWN = 5
+MOST_TRIALS = 10_000  # of a search, which its minutes end
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
     "file",
@@ -71,7 +72,10 @@ def run(arguments: Sequence[str]) -> int:
     write(directory, found)
     if found.note:
         print(found.note)
-    print(f"{directory}: predicts {found.target} from {found.told}; {directory / 'README.md'} has the commands")
+    print(
+        f"{directory}: predicts {found.target} from {found.told}; {directory / 'README.md'} has the commands",
+        flush=True,
+    )
     return EXIT_DONE if values.search_minutes is None else search(directory, values.search_minutes)
 
 
@@ -95,7 +99,7 @@ def look_at(given: Given) -> Found:
 def search(directory: Path, minutes: float) -> int:
     """Runs the sweep, trains with the best values and exports that model; the first exit status that is not 0."""
     sweep, best = directory / "runs/sweep", directory / "runs/best"
-    budget = ["--gin_param=tune.max_trials = None", f"--gin_param=tune.max_seconds = {60 * minutes!r}"]
+    budget = [f"--gin_param=tune.max_trials = {MOST_TRIALS}", f"--gin_param=tune.max_seconds = {60 * minutes!r}"]
     commands = (
         [f"--gin_file={directory / 'sweep.gin'}", "--mode=tune", f"--run_dir={sweep}", *budget],
         [f"--gin_file={sweep / 'best.gin'}", f"--run_dir={best}"],
@@ -119,8 +123,7 @@ def leaderboard(sweep: Path) -> str:
     trials = [trial for trial in read_sweep(str(sweep)).trials if trial.objective is not None]
     trials.sort(key=lambda trial: trial.objective or 0.0, reverse=result["direction"] == "max")
     lines = [f"{result['objective']} of the best of {count_text(len(trials), 'trial')}:"]
-    lines += [
-        f"  {trial.objective:<8.4g} trial {trial.name}  {count_text(trial.epochs, 'epoch')}  {values_text(trial.values)}"
-        for trial in trials[:BEST_SHOWN]
-    ]
+    for trial in trials[:BEST_SHOWN]:
+        epochs = count_text(trial.epochs, "epoch")
+        lines.append(f"  {trial.objective:<8.4g} trial {trial.name}  {epochs}  {values_text(trial.values)}")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ def find(given: Given) -> Found:
     image, label = info.supervised_keys or (None, None)
     shape = info.features[image].shape if image else ()
     num_classes = getattr(info.features[label], "num_classes", None) if label else None
-    if len(shape) != 3 or None in shape or not num_classes:
+    if not label or len(shape) != 3 or None in shape or not num_classes:
         raise UserError(
             f"The data set {name!r} does not have images of one size and their classes; it has {info.features}. Write "
             "an experiment by hand, with tfds_source.load_tfds: docs/data.md."

@@ -23,12 +23,7 @@ LOADERS = {
     "arrays": "load_arrays",
     "tfds": "load_images",
 }
-FILES = {  # by template
-    "train.gin": "train.gin",
-    "sweep.gin": "sweep.gin",
-    "test_experiment.py": "test_experiment.py",
-    "README.md": "README.md",
-}
+FILES = ("train.gin", "sweep.gin", "test_experiment.py", "README.md")
 
 
 def write(directory: Path, found: Found) -> None:
@@ -44,8 +39,8 @@ def write(directory: Path, found: Found) -> None:
         keep_trailing_newline=True,
     )
     environment.filters |= {"set_to": _assignment, "literal": _flat}
-    values = _settings(found) | found.values
-    for template, name in {f"{found.kind}.py": "experiment.py", **FILES}.items():
+    values = {**_settings(found), **found.values}
+    for template, name in [(f"{found.kind}.py", "experiment.py"), *zip(FILES, FILES, strict=True)]:
         text = environment.get_template(f"{template}.jinja").render(values)
         (directory / name).write_text(text, encoding="utf-8")
 
