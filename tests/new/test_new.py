@@ -31,9 +31,13 @@ def write_table(folder: Path) -> Path:
 
 
 def write_numbers(folder: Path) -> Path:
+    import pyarrow
+    from pyarrow import parquet
     from sklearn.datasets import load_diabetes
 
-    load_diabetes(as_frame=True).frame.to_parquet(folder / "patients.parquet")
+    patients = load_diabetes()
+    columns = dict(zip(patients.feature_names, patients.data.T, strict=True)) | {"target": patients.target}
+    parquet.write_table(pyarrow.table(columns), folder / "patients.parquet")
     return folder / "patients.parquet"
 
 

@@ -28,7 +28,7 @@ def find(given: Given) -> Found:
             )
         inputs = others[0]
         x, y = arrays[inputs], arrays[target]
-    if not isinstance(y, np.ndarray) or y.ndim != 1 or len(x) != len(y) or x.ndim < 2 or x.dtype.kind not in "biuf":
+    if not isinstance(y, np.ndarray) or y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or x.dtype.kind not in "biuf":
         raise UserError(
             f"The inputs are numbers [n, …] and the target is [n]; received {x.dtype}{x.shape} and "
             f"{getattr(y, 'dtype', '')}{getattr(y, 'shape', ' an archive')}. Write one value a row into the target."

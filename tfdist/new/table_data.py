@@ -32,15 +32,17 @@ def find(given: Given) -> Found:
     table = open_table(file_version(given.file))
     names = [name for name, kind in table.kinds.items() if kind in (*NUMERIC, STRING)]
     target = target_among(given.target, names, given.file)
+    if not table.num_rows:
+        raise UserError(f"{given.file} has no rows below the names of its columns. Write a table with some.")
     groups = [table.read_group(group, names, table.kinds) for group in range(len(table.group_sizes))]
     rows = pyarrow.concat_tables(groups)
     rows = rows.filter(compute.is_valid(rows[target]))
+    classes = classes_of(target, rows[target].to_numpy(), given.predict)
     test = is_test(len(rows))
     parts = {"train": rows.filter(pyarrow.array(~test)), "test": rows.filter(pyarrow.array(test))}
     columns = _columns(table, parts["train"], target)
     inputs = [*columns["numbers"], *columns["categories"]]
     written = _written_names([*inputs, target], given.file)
-    classes = classes_of(target, rows[target].to_numpy(), given.predict)
 
     def write_data(directory: Path) -> None:
         from pyarrow import parquet

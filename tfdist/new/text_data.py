@@ -19,6 +19,7 @@ def find(given: Given) -> Found:
     given.without_target()
     lines = open_lines(file_version(given.file), separator="\t", split="whitespace")
     labels = np.array(lines.names)[lines.labels] if len(lines) else np.array([])
+    classes = classes_of("label", labels, None)
     test = is_test(len(lines))
     words = {word for text in lines.read(0, len(lines)) for word in text.lower().split()}
     length = int(np.ceil(np.quantile(lines.lengths, 0.98) / 8)) * 8
@@ -34,7 +35,7 @@ def find(given: Given) -> Found:
         kind="text",
         told=f"{len(lines):,} lines of text",
         target="label",
-        classes=classes_of("label", labels, None),
+        classes=classes,
         num_training=int((~test).sum()),
         values={"length": min(length, MOST_TOKENS), "num_words": min(len(words) + 2, MOST_WORDS)},
         write_data=write_data,

@@ -40,7 +40,7 @@ def write(directory: Path, found: Found) -> None:
     )
     environment.filters |= {"set_to": _assignment, "literal": _flat}
     values = {**_settings(found), **found.values}
-    for template, name in [(f"{found.kind}.py", "experiment.py"), *zip(FILES, FILES, strict=True)]:
+    for name, template in {"experiment.py": f"{found.kind}.py", **dict(zip(FILES, FILES, strict=True))}.items():
         text = environment.get_template(f"{template}.jinja").render(values)
         (directory / name).write_text(text, encoding="utf-8")
 
