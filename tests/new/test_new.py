@@ -122,7 +122,7 @@ def test_a_search_trains_and_exports_the_best_and_shows_the_others(tmp_path: Pat
     own = tmp_path / "own"
     command = ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.2"]
     told = run_python(command).check().stdout
-    assert "val_accuracy of the best of" in told and "trial 0000" in told
+    assert "val_loss of the best of" in told and "trial 0000" in told
     assert (own / "runs/best/export/saved_model").is_dir()
     assert (own / "runs/sweep/report/index.html").is_file()
 

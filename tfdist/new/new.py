@@ -6,7 +6,6 @@ exit status 2.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -119,10 +118,10 @@ def leaderboard(sweep: Path) -> str:
     from tfdist.tuning.report.words import count_text, values_text
     from tfdist.tuning.schedule.history import read_sweep
 
-    result = json.loads((sweep / "result.json").read_text())
-    trials = [trial for trial in read_sweep(str(sweep)).trials if trial.objective is not None]
-    trials.sort(key=lambda trial: trial.objective or 0.0, reverse=result["direction"] == "max")
-    lines = [f"{result['objective']} of the best of {count_text(len(trials), 'trial')}:"]
+    found = read_sweep(str(sweep))
+    trials = [trial for trial in found.trials if trial.objective is not None]
+    trials.sort(key=lambda trial: trial.objective or 0.0, reverse=found.direction == "max")
+    lines = [f"{found.objective} of the best of {count_text(len(trials), 'trial')}:"]
     for trial in trials[:BEST_SHOWN]:
         epochs = count_text(trial.epochs, "epoch")
         lines.append(f"  {trial.objective:<8.4g} trial {trial.name}  {epochs}  {values_text(trial.values)}")
