@@ -16,8 +16,9 @@ COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "recipes", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
     "": {"checkpoint", "keras_fit"},  # the package itself, whose names are imported when they are first used
-    "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler", "report"}
+    "commands": {"main", "new", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler", "report"}
     | MATERIAL,
+    "new": {"main", "tuning"} | MATERIAL,
     "main": {"config", "experiment", "serving", "tuning", "training", "launch.horovod.elastic_worker", "xla_cache"}
     | {"report"}
     | MATERIAL,

@@ -1,4 +1,4 @@
-"""A small transformer over tokens: a language model of either kind."""
+"""Small transformers over tokens: a language model of either kind, and a classifier of texts."""
 
 from __future__ import annotations
 
@@ -41,9 +41,50 @@ def build_transformer(
     return keras.Model(inputs, logits, name="transformer")
 
 
+def build_encoder(
+    *,
+    vocabulary_size: int,
+    length: int,
+    num_classes: int,
+    width: int = 64,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    dropout: float = 0.0,
+) -> keras.Model:
+    """A classifier of texts by the mean over the places of the last block. Padding, token 0, counts for nothing.
+
+    Args:
+      vocabulary_size: tokens are 0 … vocabulary_size - 1.
+      length: tokens of a text, padded.
+      num_classes: the length of the output.
+      width: of the vectors between the blocks.
+      num_layers: blocks.
+      num_heads: of the attention; they share the width.
+      dropout: the share left out in training, of attention and of each block's outputs.
+
+    Returns:
+      An uncompiled model from int32 [n, length] to logits float32 [n, num_classes].
+    """
+    inputs = keras.Input((length,), dtype="int32")
+    x = keras.layers.Embedding(vocabulary_size, width, mask_zero=True, name="tokens")(inputs)
+    x = Places(name="places")(x)
+    for index in range(num_layers):
+        x = TransformerBlock(num_heads, causal=False, dropout=dropout, name=f"block_{index}")(x)
+    x = keras.layers.LayerNormalization(name="last_norm")(x)
+    is_token = keras.ops.expand_dims(keras.ops.cast(keras.ops.not_equal(inputs, 0), x.dtype), -1)
+    # At least one: of a text of signs alone nothing is left.
+    x = keras.ops.sum(x * is_token, axis=1) / keras.ops.maximum(keras.ops.sum(is_token, axis=1), 1)
+    logits = keras.layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    return keras.Model(inputs, logits, name="encoder")
+
+
 @keras.saving.register_keras_serializable("tfdist")
 class Places(keras.layers.Layer):
     """Adds a learned vector for each place of a sequence, [n, length, width]."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
         self.vectors = self.add_weight(shape=input_shape[1:], initializer="random_normal", name="vectors")
@@ -64,6 +105,7 @@ class TransformerBlock(keras.layers.Layer):
 
     def __init__(self, num_heads: int, *, causal: bool, dropout: float = 0.0, **settings: Any) -> None:
         super().__init__(**settings)
+        self.supports_masking = True
         self._settings = {"num_heads": num_heads, "causal": causal, "dropout": dropout}
         self.attention_norm = keras.layers.LayerNormalization(dtype=self.dtype_policy)
         self.norm = keras.layers.LayerNormalization(dtype=self.dtype_policy)

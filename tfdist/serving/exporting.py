@@ -120,9 +120,9 @@ def _examples(source: Source, task: InputsAlone, count: int) -> Any:
 
 
 def _by_name(nest: Any) -> Arrays:
-    """The inputs by the names that exports know them by."""
+    """The inputs by the names that exports know them by, in the order in which `tf.nest` goes through them."""
     if isinstance(nest, Mapping):
-        return dict(nest)
+        return dict(sorted(nest.items()))
     flat = tf.nest.flatten(nest)
     return {"inputs" if len(flat) == 1 else f"inputs_{i}": each for i, each in enumerate(flat)}
 

@@ -41,6 +41,7 @@ from tfdist.storage import files as storage
 PARQUET_SUFFIXES = (".parquet", ".pq")
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
 CSV_BLOCK_ROWS = 1024
+NULL_VALUES = ("", "NA", "NaN", "nan", "null")
 WINDOW_GROUPS = 2
 HELD_VALUES = 1 << 26
 FIT_VERSION = 1
@@ -101,14 +102,14 @@ class Table(Source):
         stack_inputs: bool = False,
         num_classes: int | None = None,
         delimiter: str | None = None,
-        null_values: Sequence[str] = ("", "NA", "NaN", "nan", "null"),
+        null_values: Sequence[str] = NULL_VALUES,
         block_rows: int = CSV_BLOCK_ROWS,
     ) -> None:
         arrow()
         if not is_whole_number(block_rows):
             raise UserError(f"Table.block_rows is {block_rows!r}; write a whole number of rows, at least 1.")
         self._open = functools.partial(
-            _opened, delimiter=delimiter, null_values=tuple(null_values), block_rows=block_rows
+            open_table, delimiter=delimiter, null_values=tuple(null_values), block_rows=block_rows
         )
         self._columns = columns
         self._stack = stack_inputs
@@ -275,7 +276,14 @@ class Table(Source):
         return (x, *rest)
 
 
-def _opened(file: FileVersion, *, delimiter: str | None, null_values: tuple[str, ...], block_rows: int) -> TableFile:
+def open_table(
+    file: FileVersion,
+    *,
+    delimiter: str | None = None,
+    null_values: tuple[str, ...] = NULL_VALUES,
+    block_rows: int = CSV_BLOCK_ROWS,
+) -> TableFile:
+    """A file of a table, by its ending; the arguments are those of `Table`. Raises UserError for any other ending."""
     suffix = os.path.splitext(file.path)[1].lower()
     if suffix in PARQUET_SUFFIXES:
         return ParquetFile(file)

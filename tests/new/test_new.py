@@ -1,0 +1,188 @@
+"""`python -m tfdist.new` in real processes: what it writes for each kind of data, what it asks, what it refuses."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import Finished, clean_environment, run_command, run_python
+
+from tfdist.new.new import main
+
+
+def write_table(folder: Path) -> Path:
+    """Wines by their measurements: numbers of which some are missing, categories, texts that differ in every row."""
+    from sklearn.datasets import load_wine
+
+    wines = load_wine()
+    lines = ["alcohol,malic acid,strength,is_dark,bottle,cultivar"]
+    for i, (row, cultivar) in enumerate(zip(wines.data, wines.target, strict=True)):
+        strength = "" if i % 20 == 0 else "strong" if row[0] > 13 else "light"
+        acid = "" if i % 15 == 0 else row[1]
+        lines.append(f"{row[0]},{acid},{strength},{row[9] > 5},bottle {i},{wines.target_names[cultivar]}")
+    (folder / "wines.csv").write_text("\n".join(lines) + "\n")
+    return folder / "wines.csv"
+
+
+def write_numbers(folder: Path) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+    from sklearn.datasets import load_diabetes
+
+    patients = load_diabetes()
+    columns = dict(zip(patients.feature_names, patients.data.T, strict=True)) | {"target": patients.target}
+    parquet.write_table(pyarrow.table(columns), folder / "patients.parquet")
+    return folder / "patients.parquet"
+
+
+def write_images(folder: Path) -> Path:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for i in range(120):
+        place = folder / "digits" / str(digits.target[i])
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digits.images[i] * 15).astype(np.uint8)).save(place / f"{i}.png")
+    return folder / "digits"
+
+
+def write_text(folder: Path) -> Path:
+    from sklearn.datasets import load_diabetes, load_wine
+
+    texts = {"wine": load_wine().DESCR, "diabetes": load_diabetes().DESCR}
+    lines = [f"{label}\t{line}\n" for label, text in texts.items() for line in text.splitlines() if line.split()]
+    (folder / "lines.txt").write_text("".join(lines))
+    return folder / "lines.txt"
+
+
+def write_arrays(folder: Path) -> Path:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    np.savez(folder / "digits.npz", images=digits.images, labels=digits.target)
+    return folder / "digits.npz"
+
+
+def write_two_arrays(folder: Path) -> Path:
+    from sklearn.datasets import load_diabetes
+
+    patients = load_diabetes()
+    np.save(folder / "x.npy", patients.data)
+    np.save(folder / "y.npy", patients.target)
+    return folder / "x.npy"
+
+
+def train(folder: Path, *arguments: str) -> Finished:
+    return run_python(["-m", "tfdist.main", "--gin_file=train.gin", "--run_dir=runs/one", *arguments], cwd=folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "target", "metric"),
+    [
+        (write_table, "cultivar", "accuracy"),
+        (write_numbers, "target", "rmse"),
+        (write_images, None, "accuracy"),
+        (write_text, None, "accuracy"),
+        (write_arrays, "labels", "accuracy"),
+        (write_two_arrays, "y.npy", "rmse"),
+    ],
+)
+def test_what_is_written_is_valid_trains_and_is_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], target: str | None, metric: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = make(tmp_path)
+    assert main(["own", f"--file={file.name}", *([f"--target={target}"] if target else [])]) == 0
+    own = tmp_path / "own"
+    validated = run_python(["-m", "tfdist.main", "--gin_file=sweep.gin", "--mode=validate"], cwd=own).check()
+    assert validated.stdout.splitlines()[-1] == "valid"
+    assert metric in train(own, "--gin_param=train.steps = 2").check().stdout
+    for check in (["check", "--select=E,F,I,B,UP,SIM"], ["format", "--check"]):
+        run_command(
+            [Path(sys.executable).with_name("ruff"), *check, "--isolated", "--line-length=120", "."], cwd=own
+        ).check()
+
+
+@pytest.mark.slow
+def test_the_written_test_passes(tmp_path: Path) -> None:
+    assert main([f"{tmp_path / 'own'}", f"--file={write_arrays(tmp_path)}", "--target=labels"]) == 0
+    run_python(["-m", "pytest", "-q", "test_experiment.py"], cwd=tmp_path / "own").check()
+
+
+@pytest.mark.slow
+def test_a_search_trains_and_exports_the_best_and_shows_the_others(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    command = ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.2"]
+    told = run_python(command).check().stdout
+    assert "val_loss of the best of" in told and "trial 0000" in told
+    assert (own / "runs/best/export/saved_model").is_dir()
+    assert (own / "runs/sweep/report/index.html").is_file()
+
+
+@pytest.mark.slow
+def test_what_is_missing_is_asked_for_at_a_terminal(tmp_path: Path) -> None:
+    file = write_table(tmp_path)
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfdist.new", tmp_path / "own"],
+        stdin=follower,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=clean_environment(),
+        text=True,
+    )
+    os.close(follower)
+    os.write(leader, f"{file}\ncultivar\n".encode())
+    told, _ = process.communicate(timeout=240)
+    os.close(leader)
+    assert process.returncode == 0, told
+    assert "Where is the data?" in told
+    assert "One of: alcohol, malic acid, strength, is_dark, bottle, cultivar." in told
+    assert "left out" in told and "bottle" in told
+    assert (tmp_path / "own/train.gin").is_file()
+
+
+def test_nothing_is_asked_without_a_terminal_and_every_mistake_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/a").write_text("")
+    (tmp_path / "model.h5").write_text("")
+    (tmp_path / "plain.txt").write_text("no label\n")
+    mistakes = {
+        ("own",): "--file is missing",
+        ("own", "--file=wines.csv"): "--target is missing. What is to be predicted? One of: alcohol",
+        ("own", "--file=wines.csv", "--target=cultivars"): "Did you mean 'cultivar'?",
+        ("own", "--file=wines.csv", "--target=cultivar", "--predict=number"): "Leave out --predict=number",
+        ("full", "--file=wines.csv"): "not an empty directory",
+        ("own", "--file=model.h5"): "is of no kind that its ending tells",
+        ("own", "--file=gone.csv"): "There is no file",
+        ("own", "--file=plain.txt"): "plain.txt:1 has no '\\t'",
+        ("own", "--file=full"): "holds no images of two classes",
+        ("own", "--data=arrays", "--file=wines.csv", "--target=cultivar"): "is no .npy or .npz file",
+        (): "One directory is to be written",
+    }
+    for arguments, message in mistakes.items():
+        assert main(arguments) == 2
+        told = capsys.readouterr().err
+        assert message in told and told.count("error:") == 1, told
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_missing_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_table(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main([str(tmp_path / "own"), f"--file={file}"]) == 2
+    assert "pip install 'tfdist[tables]'" in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""What was found in the data: enough to write an experiment for it.
+
+Invariant: the same examples are held out for testing by every kind of data: a fifth, drawn once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.errors import UserError
+
+PREDICTIONS = ("class", "number")
+_MOST_CLASSES = 100
+_EXAMPLES_A_CLASS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What the user said: `--data`, `--file`, `--target` and `--predict`."""
+
+    kind: str
+    file: str
+    target: str | None
+    predict: str | None
+
+    def without_target(self) -> None:
+        """Raises UserError where a target was named for data that tells it by itself."""
+        for flag, value in {"target": self.target, "predict": self.predict}.items():
+            if value is not None:
+                raise UserError(f"--{flag}={value}: {self.kind} data have a class for each example. Leave it out.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """Data that was looked at.
+
+    Attributes:
+      kind: of `asking.KINDS`, which names the template.
+      told: the data in a few words.
+      target: what is predicted, in a word.
+      classes: the values of the target in the order of their labels; None for a number.
+      num_training: examples to train on.
+      values: what the module's template needs besides.
+      write_data: writes what training and testing read into a directory.
+      note: what the user should know of it; empty where there is nothing.
+    """
+
+    kind: str
+    told: str
+    target: str
+    classes: Sequence[Any] | None
+    num_training: int
+    values: Mapping[str, Any]
+    write_data: Callable[[Path], None] | None = None
+    note: str = ""
+
+
+def is_test(num_examples: int) -> np.ndarray:
+    """Which examples are for testing, bool [n]."""
+    return np.random.default_rng(0).permutation(num_examples) < num_examples / 5
+
+
+def classes_of(target: str, values: np.ndarray, predict: str | None) -> list[Any] | None:
+    """The classes among a target's values, sorted; None where it is a number.
+
+    Whole numbers are classes where there are few of them, each of many examples, unless `predict` decides.
+
+    Raises:
+      UserError: there is but one value, or `predict` cannot be had.
+    """
+    classes = np.unique(values)
+    if len(classes) < 2:
+        raise UserError(f"{target!r} has one value alone, {classes.tolist()}: there is nothing to predict.")
+    is_float = values.dtype.kind == "f"
+    if predict is None:
+        few = len(classes) <= _MOST_CLASSES and len(values) >= _EXAMPLES_A_CLASS * len(classes)
+        predict = "number" if is_float or (values.dtype.kind in "iu" and not few) else "class"
+    if predict == "class":
+        if is_float:
+            raise UserError(
+                f"{target!r} holds numbers with fractions, which are no classes. Leave out --predict=class."
+            )
+        return classes.tolist()
+    if values.dtype.kind not in "iuf":
+        raise UserError(f"{target!r} holds {classes[0]!r} and so on, no numbers. Leave out --predict=number.")
+    return None

@@ -1,0 +1,81 @@
+"""Looks at a directory of images with a subdirectory for each class, or at one with `train` and `test` of that form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.data.formats.image_files import SUFFIXES
+from tfdist.errors import UserError, missing_extra
+from tfdist.new.found import Found, Given, is_test
+
+LOOKED_AT = 32
+MOST_PIXELS = 128  # of a side
+TEST_NAMES = ("test", "validation", "val")
+
+
+def find(given: Given) -> Found:
+    """The images; those that are not split already are split by links to them."""
+    given.without_target()
+    root = Path(given.file).resolve()
+    names = _directories(root)
+    held_out = next((name for name in TEST_NAMES if name in names), None) if "train" in names else None
+    classes = _directories(root / "train") if held_out else names
+    training = [path for name in classes for path in _images(root / "train" / name if held_out else root / name)]
+    if len(classes) < 2 or not training:
+        raise UserError(f"{root} holds no images of two classes; they are looked for in {root}/CLASS/*.png and so on.")
+    height, width, channels = _shape(training)
+    test = is_test(len(training))
+
+    def link(directory: Path) -> None:
+        for path, split in zip(training, np.where(test, "test", "train"), strict=True):
+            place = directory / str(split) / path.parent.name
+            place.mkdir(parents=True, exist_ok=True)
+            (place / path.name).symlink_to(path)
+
+    return Found(
+        kind="images",
+        told=f"{len(training):,} images",
+        target="class",
+        classes=classes,
+        num_training=len(training) if held_out else int((~test).sum()),
+        values={
+            "splits": {"train": str(root / "train"), "test": str(root / held_out)} if held_out else None,
+            "height": height,
+            "width": width,
+            "channels": channels,
+        },
+        write_data=None if held_out else link,
+    )
+
+
+def _directories(root: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+    except OSError as error:
+        raise UserError(f"{root} cannot be listed: {error.strerror}. Write the directory of the classes.") from error
+
+
+def _images(directory: Path) -> list[Path]:
+    paths = sorted(directory.iterdir())
+    return [path for path in paths if path.name.lower().endswith(SUFFIXES) and path.name[0] != "."]
+
+
+def _shape(paths: list[Path]) -> tuple[int, int, int]:
+    """[height, width, channels] that suit most of some images."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise missing_extra("pillow", "images", "Reading images") from error
+    sizes, gray = [], []
+    for path in paths[:: max(1, len(paths) // LOOKED_AT)]:
+        try:
+            with Image.open(path) as image:
+                sizes.append((image.height, image.width))
+                gray.append(image.mode in ("1", "L"))
+        except UnidentifiedImageError as error:
+            raise UserError(f"{path} is no image that can be read. Mend or remove it.") from error
+    height, width = np.median(sizes, axis=0)
+    scale = min(1.0, MOST_PIXELS / max(height, width))
+    return round(height * scale), round(width * scale), 1 if all(gray) else 3

@@ -1,0 +1,128 @@
+"""`python -m tfdist.new DIR`: writes an experiment of one's own for some data, ready to train.
+
+Invariant: nothing is written before the data has been read and understood; what a user did wrong is one message and
+exit status 2.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist import command_line
+from tfdist.command_line import exit_status_of, flags
+from tfdist.errors import EXIT_DONE, UserError
+from tfdist.new.asking import KINDS, asked, kind_of
+from tfdist.new.found import PREDICTIONS, Found, Given
+from tfdist.new.writing import write
+
+PROGRAM = "python -m tfdist.new"
+ABOUT = f"""\
+{PROGRAM} DIR [FLAGS]
+
+Writes an experiment for your data into DIR, which must be new or empty: a module with the data and the model, gin files
+for training and for a sweep, a test, and a README. What no flag tells and the file does not show is asked for.
+"""
+BEST_SHOWN = 5
+MOST_TRIALS = 10_000  # of a search, which its minutes end
+FLAGS = flags.FlagValues()
+flags.DEFINE_string(
+    "file",
+    None,
+    "the data: a CSV or Parquet table; a directory with a subdirectory of images for each class; a text file of lines "
+    "label<TAB>text; arrays in .npz or .npy; with --data=tfds the name or directory of a prepared data set",
+    flag_values=FLAGS,
+)
+flags.DEFINE_enum("data", None, KINDS, "the kind of data; without it the file's ending tells", flag_values=FLAGS)
+flags.DEFINE_string(
+    "target", None, "what is predicted: a column, an array of the .npz file, or another .npy file", flag_values=FLAGS
+)
+flags.DEFINE_enum(
+    "predict", None, PREDICTIONS, "whether the target is a class or a number; else its values tell", flag_values=FLAGS
+)
+flags.DEFINE_float(
+    "search_minutes",
+    None,
+    "then runs the sweep for so long, trains and exports the best (extra: tuner)",
+    lower_bound=0.01,
+    flag_values=FLAGS,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments), trusts_the_disk=False)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Writes the experiment, and searches where that is asked for; the exit status."""
+    values, operands = command_line.parse_with_operands(
+        FLAGS, arguments, about=ABOUT, hint=f"{PROGRAM} --help lists the flags."
+    )
+    if len(operands) != 1:
+        raise UserError(f"One directory is to be written; received {operands}. Write: {PROGRAM} DIR --file=FILE")
+    directory = Path(operands[0])
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise UserError(f"{directory} is there and not an empty directory. Write the name of a new one.")
+    file = values.file or asked("file", "Where is the data?")
+    found = look_at(Given(values.data or kind_of(file), file, values.target, values.predict))
+    write(directory, found)
+    if found.note:
+        print(found.note)
+    print(
+        f"{directory}: predicts {found.target} from {found.told}; {directory / 'README.md'} has the commands",
+        flush=True,
+    )
+    return EXIT_DONE if values.search_minutes is None else search(directory, values.search_minutes)
+
+
+def look_at(given: Given) -> Found:
+    """What there is to predict from the data; raises UserError where it cannot be used."""
+    from tfdist.main import import_tensorflow
+
+    import_tensorflow(verbose=False)
+    from tfdist.new import array_data, image_data, table_data, text_data, tfds_data
+
+    readers = {
+        "table": table_data.find,
+        "images": image_data.find,
+        "text": text_data.find,
+        "arrays": array_data.find,
+        "tfds": tfds_data.find,
+    }
+    return readers[given.kind](given)
+
+
+def search(directory: Path, minutes: float) -> int:
+    """Runs the sweep, trains with the best values and exports that model; the first exit status that is not 0."""
+    sweep, best = directory / "runs/sweep", directory / "runs/best"
+    budget = [f"--gin_param=tune.max_trials = {MOST_TRIALS}", f"--gin_param=tune.max_seconds = {60 * minutes!r}"]
+    commands = (
+        [f"--gin_file={directory / 'sweep.gin'}", "--mode=tune", f"--run_dir={sweep}", *budget],
+        [f"--gin_file={sweep / 'best.gin'}", f"--run_dir={best}"],
+        ["--mode=export", f"--run_dir={best}"],
+    )
+    for command in commands:
+        status = subprocess.run([sys.executable, "-m", "tfdist.main", *command], check=False).returncode
+        if status:
+            return status
+    print(leaderboard(sweep), flush=True)
+    print(f"the best, trained again: {best}; report: {sweep / 'report/index.html'}")
+    return EXIT_DONE
+
+
+def leaderboard(sweep: Path) -> str:
+    """The best trials of a sweep that has ended, a line each."""
+    from tfdist.tuning.report.words import count_text, values_text
+    from tfdist.tuning.schedule.history import read_sweep
+
+    found = read_sweep(str(sweep))
+    trials = [trial for trial in found.trials if trial.objective is not None]
+    trials.sort(key=lambda trial: trial.objective or 0.0, reverse=found.direction == "max")
+    lines = [f"{found.objective} of the best of {count_text(len(trials), 'trial')}:"]
+    for trial in trials[:BEST_SHOWN]:
+        epochs = count_text(trial.epochs, "epoch")
+        lines.append(f"  {trial.objective:<8.4g} trial {trial.name}  {epochs}  {values_text(trial.values)}")
+    return "\n".join(lines)

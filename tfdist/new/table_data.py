@@ -1,0 +1,104 @@
+"""Looks at a table: which columns are numbers and categories, and what is to be predicted.
+
+Invariant: what is written holds the columns in use alone, under names that TensorFlow takes, as Parquet, which keeps
+their types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdist.data.formats.byte_ranges import file_version
+from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NUMERIC, STRING, TableFile, arrow
+from tfdist.data.tables.tables import open_table
+from tfdist.errors import UserError
+from tfdist.new.asking import target_among
+from tfdist.new.found import Found, Given, classes_of, is_test
+
+OTHER_INDICES = 2  # of a category: values that the training rows lack, and missing ones
+
+
+def find(given: Given) -> Found:
+    """The rows of a CSV or Parquet file whose target is known."""
+    arrow()
+    import pyarrow
+    from pyarrow import compute
+
+    table = open_table(file_version(given.file))
+    names = [name for name, kind in table.kinds.items() if kind in (*NUMERIC, STRING)]
+    target = target_among(given.target, names, given.file)
+    if not table.num_rows:
+        raise UserError(f"{given.file} has no rows below the names of its columns. Write a table with some.")
+    groups = [table.read_group(group, names, table.kinds) for group in range(len(table.group_sizes))]
+    rows = pyarrow.concat_tables(groups)
+    rows = rows.filter(compute.is_valid(rows[target]))
+    classes = classes_of(target, rows[target].to_numpy(), given.predict)
+    test = is_test(len(rows))
+    parts = {"train": rows.filter(pyarrow.array(~test)), "test": rows.filter(pyarrow.array(test))}
+    columns = _columns(table, parts["train"], target)
+    inputs = [*columns["numbers"], *columns["categories"]]
+    written = _written_names([*inputs, target], given.file)
+
+    def write_data(directory: Path) -> None:
+        from pyarrow import parquet
+
+        directory.mkdir()
+        for split, part in parts.items():
+            chosen = part.select([*inputs, target]).rename_columns([written[name] for name in (*inputs, target)])
+            parquet.write_table(chosen, directory / f"{split}.parquet", row_group_size=4096)
+
+    known = parts["train"][target].to_numpy()
+    left_out = sorted(set(table.kinds) - {target, *inputs})
+    return Found(
+        kind="table",
+        told=f"{len(inputs)} columns of {len(rows):,} rows",
+        note=f"left out, for they are constant or differ in most rows: {', '.join(left_out)}" * bool(left_out),
+        target=target,
+        classes=classes,
+        num_training=len(known),
+        values={
+            "column": written[target],
+            "numbers": [written[name] for name in columns["numbers"]],
+            "categories": {written[name]: size for name, size in columns["categories"].items()},
+            "mean": None if classes else float(f"{np.mean(known):.4g}"),
+            "deviation": None if classes else float(f"{np.std(known):.4g}") or 1.0,
+        },
+        write_data=write_data,
+    )
+
+
+def _columns(table: TableFile, training: Any, target: str) -> dict[str, Any]:
+    """The inputs: `numbers`, and `categories` with how many indices each has. Texts that differ in most rows are none.
+
+    Raises:
+      UserError: there is none.
+    """
+    numbers, categories = [], {}
+    for name in training.column_names:
+        known = training[name].drop_null().unique()
+        if name == target or len(known) < 2:
+            continue
+        if table.kinds[name] in (INTEGER, FLOAT):
+            numbers.append(name)
+        elif table.kinds[name] == BOOLEAN or 2 * len(known) <= len(training):
+            categories[name] = len(known) + OTHER_INDICES
+    if not numbers and not categories:
+        raise UserError(f"{table.file.path} has no column besides {target!r} that could tell it.")
+    return {"numbers": numbers, "categories": categories}
+
+
+def _written_names(names: Sequence[str], path: str) -> dict[str, str]:
+    """The names of the columns in the files that are written: letters, digits and underscores."""
+    written = {name: re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") for name in names}
+    for name, new in written.items():
+        if not new or list(written.values()).count(new) > 1:
+            raise UserError(
+                f"{path}: the column {name!r} would be called {new!r}, as another would or none can. Rename it in the "
+                "file: its letters A to Z and digits have to tell it from others."
+            )
+    return written

@@ -1,0 +1,42 @@
+"""Looks at lines `label<TAB>text`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.data.formats.byte_ranges import file_version
+from tfdist.data.text.text_files import open_lines
+from tfdist.new.found import Found, Given, classes_of, is_test
+
+MOST_TOKENS = 256
+MOST_WORDS = 10_000
+
+
+def find(given: Given) -> Found:
+    """The lines of a file, of which nearly all are used to their end."""
+    given.without_target()
+    lines = open_lines(file_version(given.file), separator="\t", split="whitespace")
+    labels = np.array(lines.names)[lines.labels] if len(lines) else np.array([])
+    classes = classes_of("label", labels, None)
+    test = is_test(len(lines))
+    words = {word for text in lines.read(0, len(lines)) for word in text.lower().split()}
+    length = int(np.ceil(np.quantile(lines.lengths, 0.98) / 8)) * 8
+
+    def write_data(directory: Path) -> None:
+        directory.mkdir()
+        texts = lines.read(0, len(lines))
+        for split, chosen in {"train": ~test, "test": test}.items():
+            rows = [f"{labels[i]}\t".encode() + texts[i] + b"\n" for i in np.nonzero(chosen)[0]]
+            (directory / f"{split}.tsv").write_bytes(b"".join(rows))
+
+    return Found(
+        kind="text",
+        told=f"{len(lines):,} lines of text",
+        target="label",
+        classes=classes,
+        num_training=int((~test).sum()),
+        values={"length": min(length, MOST_TOKENS), "num_words": min(len(words) + 2, MOST_WORDS)},
+        write_data=write_data,
+    )
