@@ -17,13 +17,15 @@ MATERIAL = {"data", "tasks", "recipes", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
     "": {"checkpoint", "keras_fit"},  # the package itself, whose names are imported when they are first used
     "commands": {"main", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler"} | MATERIAL,
-    "main": {"config", "experiment", "serving", "tuning", "training", "launch.horovod.elastic_worker", "xla_cache"}
+    "main": {"config", "experiment", "planning", "serving", "tuning", "training"}
+    | {"launch.horovod.elastic_worker", "xla_cache"}
     | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "requirements", "errors"},
     "doctor": COMPUTING,
     "config": {"tuning", "training"} | MATERIAL,
     "experiment": {"tuning", "training"} | MATERIAL,
+    "planning": {"tpu_compiler", "training", "tuning"} | MATERIAL,
     "serving": {"training", "tuning"} | MATERIAL,
     "tuning": {"training", "launch"} | MATERIAL,
     "tpu_compiler": {"training", "tuning"} | MATERIAL,

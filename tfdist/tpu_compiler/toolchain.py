@@ -67,17 +67,20 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
             process.kill()
 
 
+def is_installed() -> bool:
+    """Whether there is such an environment."""
+    return (_place() / WHOLE).exists()
+
+
 def python_with_jax(tell: Callable[[str], None]) -> Path:
     """The Python of the environment, which is made where there is none yet.
 
     Raises:
       UserError: it cannot be made.
     """
-    cache = Path(environment.cache_directory())
-    name = "-".join(["tpu-compiler", f"cp{sys.version_info.major}{sys.version_info.minor}", *PACKAGES])
-    place = cache / name.replace("==", "")
+    place = _place()
     python = place / "bin" / "python"
-    cache.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     with open(place.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / WHOLE).exists():
@@ -86,6 +89,11 @@ def python_with_jax(tell: Callable[[str], None]) -> Path:
             _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES])
             (place / WHOLE).touch()
     return python
+
+
+def _place() -> Path:
+    name = "-".join(["tpu-compiler", f"cp{sys.version_info.major}{sys.version_info.minor}", *PACKAGES])
+    return Path(environment.cache_directory()) / name.replace("==", "")
 
 
 def _run(command: list[str]) -> None:
