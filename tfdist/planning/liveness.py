@@ -29,6 +29,7 @@ IN_PLACE = {
     "LeakyReluGrad", "TanhGrad", "SigmoidGrad", "RsqrtGrad", "SqrtGrad", "InvGrad", "Softmax", "LogSoftmax", "BiasAdd",
     "Sign", "Sin", "Cos", "Reciprocal", "Inv", "MulNoNan", "Xdivy", "Xlogy", "Floor", "Round", "SelectV2", "Select",
 }  # fmt: skip
+NOTABLE = 1 << 20  # bytes, from which on it is told that they depend on values
 FLOPS_PER_BYTE = 10  # of a processor: in which order operations end
 LISTS = {"EmptyTensorList", "TensorListReserve"}
 GROWING = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # the place of the element among the inputs
@@ -46,10 +47,12 @@ class Buffer:
       readers: who may still read it.
       kept: never goes, and is not counted.
       places: of a list.
+      held: bytes of a list's elements, those that it shares with others among them.
     """
 
     def __init__(self, size: int, *, kept: bool = False, places: int = 0) -> None:
-        self.size, self.kept, self.places, self.readers = size, kept, places, 0
+        self.size, self.kept, self.places = size, kept, places
+        self.readers = self.held = 0
 
 
 class Follower:
@@ -133,11 +136,18 @@ class Follower:
         if kind in GROWING:
             growing, element = inputs[0], inputs[GROWING[kind]]
             growing.size, element.size = growing.size + element.size, 0
+            growing.held += self._size(operation.inputs[GROWING[kind]], inputs)
             return [growing]
         if kind == "TensorListPopBack":
-            taken = min(self._size(operation.outputs[1], []), inputs[0].size)
+            size = self._size(operation.outputs[1], [])
+            taken = min(size, inputs[0].size)
             inputs[0].size -= taken
+            inputs[0].held = max(0, inputs[0].held - size)
             return [inputs[0], Buffer(taken)]
+        if kind == "ZerosLike" and operation.inputs[0].dtype == tf.variant:
+            zeros = self.allocated(inputs[0].held)  # for each element of a list
+            zeros.held, zeros.places = inputs[0].held, inputs[0].places
+            return [zeros]
         return self._computed(operation, inputs)
 
     def _computed(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
@@ -164,16 +174,17 @@ class Follower:
         """One turn, and what lists have grown by in it as often as there are turns."""
         body = _function(operation, "body")
         turns = max(1, *(buffer.places for buffer in inputs))
-        before = [buffer.size for buffer in inputs]
+        before = [(buffer.size, buffer.held) for buffer in inputs]
         outer, self._turns = self._turns, self._turns * turns
         outputs = self.follow(body, inputs)
         self._turns = outer
         for buffer in outputs:
             buffer.readers -= 1
-        for tensor, buffer, size in zip(body.inputs, inputs, before, strict=True):
-            if tensor.dtype == tf.variant and buffer.size != size:
+        for tensor, buffer, (size, elements) in zip(body.inputs, inputs, before, strict=True):
+            if tensor.dtype == tf.variant:
                 more = max((buffer.size - size) * (turns - 1), -buffer.size)
                 buffer.size += more
+                buffer.held = max(0, elements + (buffer.held - elements) * turns)
                 self.live += more
                 self.peak = max(self.peak, self.live)
         return outputs
@@ -184,12 +195,15 @@ class Follower:
             return 0
         if tensor.shape.is_fully_defined():
             return tensor.shape.num_elements() * tensor.dtype.size
-        self.unknown.add(f"{tensor.op.type} {tensor.op.name}")
         if tensor.op.type in GATHERS:
             indices = tensor.op.inputs[1]
             row = math.prod(size for size in tensor.shape.as_list() if size is not None)
-            return row * tensor.dtype.size * inputs[1].size // indices.dtype.size
-        return max((buffer.size for buffer in inputs), default=0)
+            size = row * tensor.dtype.size * inputs[1].size // indices.dtype.size
+        else:
+            size = max((buffer.size for buffer in inputs), default=0)
+        if size >= NOTABLE:
+            self.unknown.add(f"{tensor.op.type} {tensor.op.name}")
+        return size
 
 
 class Queue:
