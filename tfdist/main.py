@@ -248,7 +248,6 @@ def run_mode(
 ) -> None:
     """Calls the mode's function with the configuration that was loaded."""
     from tfdist import experiment
-    from tfdist.planning import choosing, planning
     from tfdist.serving import exporting, predicting
     from tfdist.storage import troubles
     from tfdist.training.run.run import Request
@@ -267,19 +266,12 @@ def run_mode(
     request = Request(
         run_dir=run_dir, config_text=loaded.operative_text, settings=loaded.settings, wait=wait, abort=end_at_once
     )
-    options = planning.Options(
-        devices=given.devices,
-        prices=given.prices,
-        hardware=given.hardware,
-        limits=choosing.Limits(given.budget_usd, given.deadline),
-        from_run=given.from_run,
-    )
     modes: dict[str, Callable[[Any], object]] = {
         "train": lambda settings: experiment.train(settings, request),
         "evaluate": lambda settings: experiment.evaluate(settings, request),
         "predict": lambda settings: predicting.predict(settings, request),
         "export": lambda settings: exporting.export(settings, request),
-        "plan": lambda settings: planning.plan(settings, options, run_dir, print),
+        "plan": lambda settings: plan(given, settings, run_dir),
         "find_rate": lambda settings: loaded.run(
             "train", lambda of: find_rate.find_rate(settings, of, request, experiment.train, print)
         ),
@@ -305,6 +297,20 @@ def run_mode(
         if users is None:
             raise
         raise users from error
+
+
+def plan(given: flags.FlagValues, settings: Any, run_dir: str) -> None:
+    """Says where a training fits and what it costs, from the flags of this mode."""
+    from tfdist.planning import choosing, planning
+
+    options = planning.Options(
+        devices=given.devices,
+        prices=given.prices,
+        hardware=given.hardware,
+        limits=choosing.Limits(given.budget_usd, given.deadline),
+        from_run=given.from_run,
+    )
+    planning.plan(settings, options, run_dir, print)
 
 
 def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:

@@ -58,6 +58,20 @@ def test_a_loop_keeps_what_its_gradient_needs_of_every_turn() -> None:
     assert few <= followed(function, floats(MB)).peak <= 1.2 * few
 
 
+def test_of_two_branches_the_larger_counts() -> None:
+    def function(x: tf.Tensor) -> tf.Tensor:
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: tf.matmul(tf.matmul(x, x), x))
+
+    assert followed(function, floats(500, 500)).peak == pytest.approx(2 * MB, rel=0.01)
+
+
+def test_a_product_by_letters_counts_as_one() -> None:
+    assert (
+        followed(lambda x, y: tf.einsum("...ij,jk->...ik", x, y), floats(3, 5, 7), floats(7, 11)).flops
+        == 2 * 3 * 5 * 7 * 11
+    )
+
+
 def test_reading_a_variable_takes_nothing() -> None:
     variable = tf.Variable(tf.zeros([500, 500]))
     assert followed(lambda x: tf.matmul(x, variable), floats(1, 500)).peak == 2000

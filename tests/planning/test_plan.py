@@ -37,7 +37,6 @@ STEP = Step(
     flops=6e9,
     bytes_moved=1e9,
     reduced_bytes=4 * 10**9,
-    num_reductions=1,
     num_examples=10**6,
 )
 

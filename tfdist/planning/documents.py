@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.planning.choosing import Limits
-from tfdist.planning.estimate import ALLOCATED, MESSAGE_SECONDS, OPTIMIZER, USABLE, Estimate, Training
+from tfdist.planning.estimate import (
+    ALLOCATED,
+    MEASURED,
+    MESSAGE_SECONDS,
+    OPTIMIZER,
+    USABLE,
+    Estimate,
+    Training,
+)
 from tfdist.planning.measured import Measured
 from tfdist.training.run.settings import TrainSettings
 
@@ -82,14 +90,14 @@ def document(best: Sequence[Estimate], training: Training, limits: Limits, measu
 def uncertain(each: Estimate) -> list[str]:
     """What of an estimate may be far off."""
     told = []
-    if each.choice.precision != each.step.precision or each.choice.precision == "bfloat16":
+    if each.choice.precision == "bfloat16":
         told.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
     if each.step.uncertain:
         told.append(
             f"{len(each.step.uncertain)} operations have shapes that depend on values, and count with the most that "
             f"these can be: {', '.join(each.step.uncertain[:3])}."
         )
-    if each.utilization > 0.5 and not each.basis[0].startswith("measured"):
+    if each.utilization > 0.5 and not each.basis[0].startswith(MEASURED):
         told.append("A step near the peak rate is rare: expect more hours, and measure some with --from_run.")
     if each.price is None:
         told.append("No price is known: write --prices.")
@@ -107,11 +115,10 @@ def gin(each: Estimate, settings: TrainSettings) -> str:
         f"train.strategy = @{name}.{CLASSES[name]}()",
         f"train.precision = {choice.precision!r}",
         f"train.num_microbatches = {choice.num_microbatches}",
+        f"train.sharding = {choice.sharding!r}",
     ]
     if choice.recomputes and settings.recompute is None:
         lines.append("train.recompute = 'auto'")
-    if choice.sharding is not None:
-        lines.append(f"train.sharding = {choice.sharding!r}")
     return "\n".join(lines) + "\n"
 
 

@@ -22,6 +22,7 @@ MOST_MICROBATCHES = 64
 OPTIMIZER = "optimizer"
 ESTIMATED = "traced graph and the makers' figures"
 COMPILED = "the TPU's compiler"
+MEASURED = "measured in"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,7 @@ def _estimate(
     reduce_seconds = all_reduce_seconds(step.reduced_bytes, group)
     seconds = max(compute, moving) + reduce_seconds
     if measured is not None and measured.is_of(group):
-        seconds, of_time = training.global_batch_size / measured.examples_per_second, f"measured in {measured.path}"
+        seconds, of_time = training.global_batch_size / measured.examples_per_second, f"{MEASURED} {measured.path}"
     cost = (measured.write_seconds if measured else None) or FIRST_COST
     interval, lost = checkpoints(training.policy, cost)
     hours = training.total_steps * seconds * (1 + lost) / 3600

@@ -1,9 +1,9 @@
 """The most memory that the tensors of a traced function take at once, in the order in which TensorFlow runs it.
 
-The function is followed as TensorFlow's executor would go through it on one thread: an operation starts when its
-inputs are there, first come first served; a buffer goes when nobody reads it any more; elementwise operations write
-into an input that nobody else needs. Invariant: nothing is run. Variables are no tensors here, reading one copies
-nothing. `step.py` calls it.
+The function is followed as TensorFlow's executor would go through it: an operation starts when its inputs are there,
+first come first served; a buffer goes when nobody reads it any more; elementwise operations write into an input that
+nobody else needs. Invariant: nothing is run. Variables are no tensors here, and reading one copies nothing.
+`traced_step.py` calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tensorflow as tf
 # Their outputs are their first input.
 SAME = {
     "Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "EnsureShape",
-    "ReadVariableOp", "Snapshot", "CheckNumerics", "XlaAllReduce", "Enter", "Exit", "Bitcast",
+    "ReadVariableOp", "Snapshot", "CheckNumerics", "XlaAllReduce", "Bitcast",
 }  # fmt: skip
 # They write into an input of the same size that nobody else needs.
 IN_PLACE = {
@@ -69,7 +69,6 @@ class Follower:
         """Goes through a function's graph; returns the buffers of what it returns, which count as read once more."""
         returned = collections.Counter(tensor.name for tensor in graph.outputs)
         held: dict[str, Buffer] = {}
-
         queue = Queue(graph)
 
         def hold(tensors: Sequence[Any], buffers: Sequence[Buffer]) -> None:
@@ -124,7 +123,8 @@ class Follower:
         if kind in LOOPS:
             return self._looped(operation, inputs)
         if kind in BRANCHES:
-            return self._called(_function(operation, "then_branch"), inputs[1:])
+            branches = [_function(operation, name) for name in ("then_branch", "else_branch")]
+            return self._called(max(branches, key=lambda graph: len(graph.get_operations())), inputs[1:])
         if kind in SAME and inputs:
             return inputs[:1] if len(operation.outputs) == 1 else inputs
         if kind == "TensorListFromTensor":
@@ -154,13 +154,9 @@ class Follower:
         sizes = [self._size(tensor, inputs) for tensor in operation.outputs]
         if operation.type in IN_PLACE and sizes:
             for tensor, buffer in zip(operation.inputs, inputs, strict=True):
-                is_last = buffer.readers == sum(each is buffer for each in inputs)
-                if (
-                    is_last
-                    and not buffer.kept
-                    and buffer.size == sizes[0]
-                    and tensor.dtype.size == (operation.outputs[0].dtype.size)
-                ):
+                is_last = not buffer.kept and buffer.readers == sum(each is buffer for each in inputs)
+                fits = buffer.size == sizes[0] and tensor.dtype.size == operation.outputs[0].dtype.size
+                if is_last and fits:
                     return [buffer, *map(self.allocated, sizes[1:])]
         return [*map(self.allocated, sizes)]
 
@@ -248,11 +244,10 @@ def flops_of(operation: Any) -> float:
         return 2 * _count(operation.outputs[0]) * (operation.inputs[0].shape[-2 if transposed else -1] or 1)
     if kind == "Einsum":
         labels, _ = operation.get_attr("equation").decode().split("->")
-        sizes = {
-            label: size
-            for text, tensor in zip(labels.split(","), operation.inputs, strict=True)
-            for label, size in zip(text, tensor.shape, strict=False)
-        }
+        sizes: dict[str, int] = {}
+        for text, tensor in zip(labels.split(","), operation.inputs, strict=True):
+            names = text.replace("...", "0123456789"[: tensor.shape.rank - len(text) + len("...")])
+            sizes |= zip(names, tensor.shape, strict=True)
         return 2 * math.prod(size or 1 for size in sizes.values())
     if "Conv" in kind and operation.outputs and len(operation.inputs) > 1:
         is_backward = "Backprop" in kind

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfdist.planning.documents import ASSUMPTIONS, uncertain
-from tfdist.planning.estimate import Estimate, Training
+from tfdist.planning.estimate import COMPILED, MEASURED, Estimate, Training
 from tfdist.telemetry.console.sizes import in_bytes
 
-HEADERS = ("devices", "strategy", "precision", "microbatches", "largest", "memory", "step", "MFU", "hours", "USD")
+HEADERS = (
+    "devices",
+    "strategy",
+    "precision",
+    "microbatches",
+    "largest",
+    "memory",
+    "step",
+    "MFU",
+    "hours",
+    "USD",
+    "time by",
+    "memory by",
+)
 
 
 def text(best: Sequence[Estimate], training: Training) -> str:
@@ -55,7 +68,13 @@ def _row(each: Estimate) -> tuple[str, ...]:
         f"{100 * each.utilization:.2g} %",
         f"{each.hours:.3g}",
         "–" if each.price is None else f"{each.price:.4g}",
+        *map(_short, each.basis),
     )
+
+
+def _short(basis: str) -> str:
+    """What an estimate rests on, in a word."""
+    return "run" if basis.startswith(MEASURED) else "compiler" if basis.startswith(COMPILED) else "graph"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

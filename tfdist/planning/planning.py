@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from tfdist.errors import UserError
 from tfdist.planning import documents, page
 from tfdist.planning.choosing import Limits, chosen
-from tfdist.planning.estimate import Choice, Estimate, Traced, Training, estimates
+from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Traced, Training, estimates
 from tfdist.planning.hardware import Group, devices, groups, prices
 from tfdist.planning.measured import read
 from tfdist.planning.traced_step import Step, step_of
@@ -23,7 +23,6 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.chips import slice_of
 from tfdist.tpu_compiler.compiling import compile_programs
-from tfdist.tpu_compiler.refusals import NoRoomError
 from tfdist.tpu_compiler.toolchain import Compiler, is_installed, open_compiler
 from tfdist.training.run.settings import TrainSettings
 
@@ -51,6 +50,7 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
     Raises:
       UserError: something given is wrong, or nothing meets the limits.
     """
+    _check(settings)
     known = devices(options.hardware)
     wanted, costs = groups(options.devices, known), prices(options.prices, known)
     measured = None if options.from_run is None else read(options.from_run)
@@ -61,9 +61,12 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
         if any(group.device.is_tpu for group in wanted) and is_installed():
             compiler = leaving.enter_context(open_compiler(tell))
         training = training_of(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
-        found = [
-            each for group in wanted for each in estimates(training, group, costs.get(group.device.kind), measured)
-        ]
+        found: list[Estimate] = []
+        for group in wanted:
+            try:
+                found += estimates(training, group, costs.get(group.device.kind), measured)
+            except UserError as error:  # a TPU cannot run it, or has no room for it
+                tell(f"{group} is left out. {error}")
     best = chosen(found, options.limits)
     document = documents.document(best, training, options.limits, measured)
     files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
@@ -71,6 +74,22 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
     tell(page.text(best, training))
     tell(f"{files.join(directory.path, 'plan.json')}; train it so: --gin_file=… --gin_file={directory.path}/plan.gin")
     return best
+
+
+def _check(settings: TrainSettings) -> None:
+    """Raises UserError where the training is spread in a way that no estimate knows."""
+    spread = {
+        "train.sharding": settings.sharding not in (None, OPTIMIZER),
+        "train.tensor_parallel": settings.tensor_parallel is not None,
+        "train.canonical_replicas": settings.canonical_replicas is not None,
+        "train.strategy": bool(settings.strategy.stages),
+    }
+    for name, is_so in spread.items():
+        if is_so:
+            raise UserError(
+                f"--mode=plan does not know {name} = {getattr(settings, name.partition('.')[2])!r}. Plan without it: "
+                f"write --gin_param='{name} = …' with a plain value after the files."
+            )
 
 
 def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> Training:
@@ -111,10 +130,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
             eval_data=None,
             callbacks=(),
         )
-        try:
-            (found,) = compile_programs(own, slice_of(topology), compiler)
-        except NoRoomError:
-            return None
+        (found,) = compile_programs(own, slice_of(topology), compiler)
         return found.memory_bytes, found.flops, found.bytes_accessed
 
     precisions = dict.fromkeys([settings.precision, *([BFLOAT16] if settings.precision == FLOAT32 else [])])

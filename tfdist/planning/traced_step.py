@@ -25,7 +25,7 @@ from tfdist.tuning.search import hypermodel
 # threads have it, divided by what is found here,
 ALLOCATED = 1.12
 # and what a process that runs a graph keeps of each of its operations.
-OPERATION_BYTES = 10 * 1024
+OPERATION_BYTES = 16 * 1024
 REDUCTION = "XlaAllReduce"
 
 
@@ -42,7 +42,7 @@ class Step:
       num_operations: of its graph, those of every microbatch.
       process_bytes: by how much the process that traced it grew, model and optimizer included.
       bytes_moved: that operations read and write, each by itself.
-      reduced_bytes: that a replica gives to all-reduces, and how many these are; 0 for one replica.
+      reduced_bytes: that a replica gives to all-reduces; 0 for one replica.
       num_examples: of the training.
       uncertain: operations whose outputs have shapes that depend on values.
     """
@@ -62,7 +62,6 @@ class Step:
     flops: float
     bytes_moved: float
     reduced_bytes: int
-    num_reductions: int
     num_examples: int
     uncertain: tuple[str, ...] = ()
 
@@ -107,7 +106,7 @@ def step_of(
         eval_data=None,
         callbacks=(),
         on_divergence=None,
-        canonical_replicas=None,
+        sharding=None,
         must_report=None,
         fast_check=False,
     )
@@ -138,7 +137,6 @@ def step_of(
             flops=follower.flops,
             bytes_moved=follower.bytes_moved,
             reduced_bytes=sum(_bytes(each.inputs[0]) for each in reductions),
-            num_reductions=len(reductions),
             num_examples=programs.num_examples,
             uncertain=tuple(sorted(follower.unknown)),
         )
