@@ -183,7 +183,7 @@ def test_the_bytes_to_be_reduced_are_those_that_a_run_gives_to_its_reduction(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [("mlp", "float32", "1", "keep"), ("convnet", "bfloat16", "1", "recompute")])
+@pytest.mark.parametrize("cell", [("embedding", "float32", "1", "keep"), ("transformer", "bfloat16", "1", "keep")])
 def test_the_peak_of_a_process_is_predicted(cell: tuple[str, ...]) -> None:
     code = (
         "import sys, plan_parts\n"
