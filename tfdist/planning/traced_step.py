@@ -21,8 +21,8 @@ from tfdist.tpu_compiler.program import traced
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
-# Two figures that benchmarks/plan.py was measured for, November 2026: what tensors take, as TensorFlow's allocator and
-# threads have it, divided by what is found here,
+# Two figures chosen by hand, November 2026, so that most cells of benchmarks/plan.py hold (docs/plan.md): what tensors
+# take, as TensorFlow's allocator and threads have it, divided by what is found here,
 ALLOCATED = 1.12
 # and what a process that runs a graph keeps of each of its operations.
 OPERATION_BYTES = 16 * 1024
