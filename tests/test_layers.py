@@ -16,17 +16,29 @@ COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "recipes", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
     "": {"checkpoint", "keras_fit"},  # the package itself, whose names are imported when they are first used
-    "commands": {"main", "new", "doctor", "launch", "config", "experiment", "training", "tuning", "tpu_compiler", "report"}
+    "commands": {
+        "main",
+        "new",
+        "doctor",
+        "launch",
+        "config",
+        "experiment",
+        "training",
+        "tuning",
+        "tpu_compiler",
+        "report",
+    }
     | MATERIAL,
     "new": {"main", "tuning"} | MATERIAL,
-    "main": {"config", "experiment", "serving", "tuning", "training", "launch.horovod.elastic_worker", "xla_cache"}
-    | {"report"}
+    "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"}
+    | {"launch.horovod.elastic_worker", "xla_cache"}
     | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "requirements", "errors"},
     "doctor": COMPUTING,
     "config": {"tuning", "training"} | MATERIAL,
     "experiment": {"tuning", "training"} | MATERIAL,
+    "planning": {"tpu_compiler", "training", "tuning"} | MATERIAL,
     "serving": {"training", "tuning"} | MATERIAL,
     "tuning": {"training", "launch", "report"} | MATERIAL,
     "tpu_compiler": {"training", "tuning"} | MATERIAL,

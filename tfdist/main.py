@@ -39,6 +39,7 @@ MODES = {
     "evaluate": "evaluate the trained model of --run_dir, or a checkpoint of it",
     "predict": "write the trained model's outputs for examples, in their own order, to predictions/",
     "export": "write the trained model for other programs (SavedModel, LiteRT, ONNX) to export/, and compare each",
+    "plan": "say which devices a training fits on, how long it takes and what it costs; writes plan.json and plan.gin",
     "find_rate": "try learning rates on a few steps, apart from the run, and suggest one",
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
@@ -71,6 +72,16 @@ flags.DEFINE_enum(
 flags.DEFINE_string(
     "profile", None, "of a training: profile 'steps 100-110', and say where the time went", flag_values=FLAGS
 )
+flags.DEFINE_multi_string(
+    "devices", [], "--mode=plan: what to choose from, such as a100_40:8,v5e:16; all by default", flag_values=FLAGS
+)
+flags.DEFINE_multi_string(
+    "prices", [], "--mode=plan: dollars for an hour of a device, such as a100_40=3.67,v5e=1.20", flag_values=FLAGS
+)
+flags.DEFINE_string("hardware", None, "--mode=plan: a table of devices of your own", flag_values=FLAGS)
+flags.DEFINE_float("budget_usd", None, "--mode=plan: the most it may cost", lower_bound=0.0, flag_values=FLAGS)
+flags.DEFINE_float("deadline", None, "--mode=plan: the most hours it may take", lower_bound=0.0, flag_values=FLAGS)
+flags.DEFINE_string("from_run", None, "--mode=plan: a run whose measurements count", flag_values=FLAGS)
 flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
 # What the uses of a trained model have of the training, where nothing else is set for them.
 TRAINED = {
@@ -203,6 +214,8 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     terminal_width.begin(os.environ.pop(terminal_width.VARIABLE, None))
     gcs.limit_retries(os.environ)
     keep_compiled(given)
+    if given.mode == "plan":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the step is traced on the CPU
     fork_servers: list[Any] = []
 
     def load(parameters: Sequence[str] = ()) -> Any:
@@ -296,6 +309,7 @@ def run_mode(
         "evaluate": lambda settings: experiment.evaluate(settings, request),
         "predict": lambda settings: predicting.predict(settings, request),
         "export": lambda settings: exporting.export(settings, request),
+        "plan": lambda settings: plan(given, settings, run_dir),
         "find_rate": lambda settings: loaded.run(
             "train", lambda of: find_rate.find_rate(settings, of, request, experiment.train, print)
         ),
@@ -313,7 +327,7 @@ def run_mode(
         if given.mode == "validate":
             validate(loaded, checks, run_dir)
         else:
-            loaded.run(given.mode, modes[given.mode], run_dir=run_dir)
+            loaded.run("train" if given.mode == "plan" else given.mode, modes[given.mode], run_dir=run_dir)
     except TfdistError:
         raise
     except (Exception, SystemExit) as error:
@@ -340,6 +354,20 @@ def train(settings: Any, request: Any) -> None:
     else:
         if path is not None:
             request.console(True).message(f"report: {path}")
+
+
+def plan(given: flags.FlagValues, settings: Any, run_dir: str) -> None:
+    """Says where a training fits and what it costs, from the flags of this mode."""
+    from tfdist.planning import choosing, planning
+
+    options = planning.Options(
+        devices=given.devices,
+        prices=given.prices,
+        hardware=given.hardware,
+        limits=choosing.Limits(given.budget_usd, given.deadline),
+        from_run=given.from_run,
+    )
+    planning.plan(settings, options, run_dir, print)
 
 
 def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:

@@ -67,6 +67,9 @@ class Programs:
       kinds: of the programs that the experiment has.
       local_batch_size: the training's, as the experiment has it.
       step: the training step.
+      first_batch: of the training.
+      num_examples: of the training.
+      optimizer: of the training.
       batches: local batches of the training from the second on, without end.
     """
 
@@ -77,10 +80,12 @@ class Programs:
         learner: Learner,
         batches: Iterator[Any],
         num_replicas: int,
+        num_examples: int,
     ) -> None:
         self._learner, self._num_replicas = learner, num_replicas
         self.step, self.batches = step, batches
-        batch = next(batches)
+        self.first_batch = batch = next(batches)
+        self.num_examples, self.optimizer = num_examples, learner.optimizer
         self._parts: dict[str, tuple[Callable[[Any], Any], Any]] = {TRAIN: (lambda batch: step.on_batch(batch), batch)}
         if evaluator is not None:
             self._parts[EVALUATE] = (evaluator.on_batch, evaluator.next_batch())
@@ -140,7 +145,8 @@ def traced(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> I
             with assembly.in_place(training):
                 step = assembly.build_step(training)
                 batches = assembly.stream(run, training.source, training.plan)
-                yield Programs(step, assembly.build_evaluator(training), learner, batches, num_replicas)
+                evaluator, num_examples = assembly.build_evaluator(training), training.plan.num_examples
+                yield Programs(step, evaluator, learner, batches, num_replicas, num_examples)
 
 
 def _rows(batch: dict[str, Any]) -> int:

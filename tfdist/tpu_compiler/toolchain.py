@@ -21,6 +21,7 @@ from tfdist.tpu_compiler.program import Program
 
 PACKAGES = ("jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1")  # tried with TensorFlow 2.21
 SCRIPT = Path(__file__).with_name("compile_program.py")
+NAME = "tpu-compiler"
 WHOLE = ".whole"
 # There is no metadata server to ask which TPU this machine has, and no TPU that one process alone may have.
 VARIABLES = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
@@ -51,7 +52,7 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
     Raises:
       UserError: the environment cannot be made.
     """
-    python = python_with(PACKAGES, name="tpu-compiler", tell=tell)
+    python = python_with(PACKAGES, name=NAME, tell=tell)
     command = [str(python), "-I", str(SCRIPT)]
     with subprocess.Popen(
         command,
@@ -67,17 +68,20 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
             process.kill()
 
 
+def is_installed() -> bool:
+    """Whether there is such an environment."""
+    return (_place(PACKAGES, NAME) / WHOLE).exists()
+
+
 def python_with(packages: Sequence[str], *, name: str, tell: Callable[[str], None]) -> Path:
     """The Python of an environment that has these packages alone, which is made where there is none yet.
 
     Raises:
       UserError: it cannot be made.
     """
-    cache = Path(environment.cache_directory())
-    words = [name, f"cp{sys.version_info.major}{sys.version_info.minor}", *packages]
-    place = cache / "-".join(words).replace("==", "")
+    place = _place(packages, name)
     python = place / "bin" / "python"
-    cache.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     with open(place.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / WHOLE).exists():
@@ -86,6 +90,11 @@ def python_with(packages: Sequence[str], *, name: str, tell: Callable[[str], Non
             _run(name, [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
             (place / WHOLE).touch()
     return python
+
+
+def _place(packages: Sequence[str], name: str) -> Path:
+    words = [name, f"cp{sys.version_info.major}{sys.version_info.minor}", *packages]
+    return Path(environment.cache_directory()) / "-".join(words).replace("==", "")
 
 
 def _run(name: str, command: list[str]) -> None:

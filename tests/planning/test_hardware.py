@@ -1,0 +1,65 @@
+"""The table of devices, and what the flags name of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfdist.errors import UserError
+from tfdist.planning.estimate import all_reduce_seconds
+from tfdist.planning.hardware import Group, devices, groups, prices
+from tfdist.planning.planning import topology_of
+from tfdist.tpu_compiler.chips import CHIPS, slice_of
+
+KNOWN = devices()
+
+
+def test_the_table_has_the_devices_and_agrees_with_the_compilers_chips() -> None:
+    assert set(KNOWN) == {"t4", "v100", "l4", "a100_40", "a100_80", "h100", "h200", "v4", "v5e", "v5p", "v6e"}
+    for kind, chip in CHIPS.items():
+        device = KNOWN[kind]
+        assert device.is_tpu and device.flops["bfloat16"] == chip.flops_per_second
+        assert (device.memory_gib, device.memory_bytes_per_second) == (chip.memory_gib, chip.bytes_per_second)
+
+
+def test_devices_are_named_with_or_without_a_number() -> None:
+    named = [str(group) for group in groups(["a100_40:8,l4", "v5e:16"], KNOWN)]
+    assert named == ["a100_40:8", "l4:1", "l4:2", "l4:4", "l4:8", "v5e:16"]
+    assert {group.device.kind for group in groups([], KNOWN)} == set(KNOWN)
+    assert prices(["a100_40=3.67,v5e=1.2"], KNOWN) == {"a100_40": 3.67, "v5e": 1.2}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: groups(["a100"], KNOWN), "--devices=a100 names none of"),
+        (lambda: groups(["l4:0"], KNOWN), "Write, for example, l4:8"),
+        (lambda: prices(["l4=cheap"], KNOWN), "'cheap' is no price"),
+        (lambda: prices(["l5=1"], KNOWN), "--prices=l5=1 names none of"),
+        (lambda: devices("/nowhere.toml"), "is no table of devices"),
+    ],
+)
+def test_a_wrong_flag_is_one_message(call: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        call()  # type: ignore[operator]
+
+
+def test_a_table_of_ones_own_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[mine]\nmemory_gib = 8\nflop = 1\n")
+    with pytest.raises(UserError, match="flop"):
+        devices(str(tmp_path / "own.toml"))
+
+
+def test_the_all_reduce_is_that_of_the_scaling_page() -> None:
+    h200 = KNOWN["h200"]  # docs/scaling.md: 4 GB among 64 replicas at 50 GB/s take 159 ms
+    assert all_reduce_seconds(4e9, Group(h200, 64)) == pytest.approx(0.159, abs=0.001)
+    assert all_reduce_seconds(4e9, Group(h200, 1)) == 0
+
+
+def test_slices_are_as_near_to_squares_and_cubes_as_can_be() -> None:
+    cases = {("v5e", 8): "v5e:2x4", ("v5e", 16): "v5e:4x4", ("v4", 4): "v4:2x2x1", ("v5p", 16): "v5p:4x2x2"}
+    for (kind, count), topology in cases.items():
+        assert topology_of(Group(KNOWN[kind], count)) == topology
+        assert slice_of(topology).num_cores == count
+    assert topology_of(Group(KNOWN["v5e"], 12)) is None

@@ -1,0 +1,205 @@
+"""`--mode=plan` as a user types it: its files are valid, its plan trains, and impossible limits are one message."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support import REPOSITORY, run_python
+
+from tfdist.planning.choosing import Limits, chosen
+from tfdist.planning.estimate import Traced, Training, estimates, memory_of
+from tfdist.planning.hardware import Group, devices
+from tfdist.planning.traced_step import Step
+
+SCHEMA = REPOSITORY / "tfdist" / "planning" / "plan.schema.json"
+DIGITS = ["--gin_file=configs/experiments/digits.gin", "--gin_param=train.epochs = 2"]
+PRICES = "--prices=l4=0.7,a100_40=3.7,v5e=1.2"
+KNOWN = devices()
+STEP = Step(
+    rows=1,
+    num_microbatches=1,
+    precision="float32",
+    recomputes=False,
+    parameters={"dense": 10**9},
+    parameter_bytes=4 * 10**9,
+    slot_bytes=8 * 10**9,
+    gradient_bytes=4 * 10**9,
+    tensor_bytes=5 * 10**9,
+    batch_bytes=10**6,
+    num_operations=1000,
+    process_bytes=0,
+    flops=6e9,
+    bytes_moved=1e9,
+    reduced_bytes=4 * 10**9,
+    num_examples=10**6,
+)
+
+
+def step_of(rows: int, *, recomputes: bool) -> Step:
+    """A thousand million weights; an example's activations take 1 GB, or 0.1 GB where blocks are computed again."""
+    own = int((1e8 if recomputes else 1e9) * rows)
+    return dataclasses.replace(
+        STEP,
+        rows=rows,
+        recomputes=recomputes,
+        tensor_bytes=4 * 10**9 + own,
+        batch_bytes=10**6 * rows,
+        flops=6e9 * rows * (4 / 3 if recomputes else 1),
+        bytes_moved=1e9 * rows,
+    )
+
+
+def training(batch: int = 64) -> Training:
+    return Training(
+        global_batch_size=batch,
+        total_steps=1000,
+        precisions=("float32", "bfloat16"),
+        traced=lambda precision, recomputes: Traced(*(step_of(n, recomputes=recomputes) for n in (8, 64))),
+        compiled=lambda group, choice: None,
+        policy=None,
+    )
+
+
+def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> None:
+    expected = {
+        "h200": (1, False, None),
+        "a100_40": (4, False, None),
+        "l4": (4, False, None),
+        "t4": (1, True, "optimizer"),
+    }
+    found = {}
+    for kind, count in [("h200", 1), ("a100_40", 1), ("l4", 8), ("t4", 4)]:
+        some = list(estimates(training(), Group(KNOWN[kind], count), None, None))
+        found[kind] = some and (some[0].choice.num_microbatches, some[0].choice.recomputes, some[0].choice.sharding)
+        for each in some:
+            assert each.memory_bytes <= 0.9 * each.group.device.memory_bytes
+            assert each.choice.rows <= each.largest_rows
+    assert found == expected
+
+
+def test_sharing_takes_the_optimizers_part_alone() -> None:
+    group = Group(KNOWN["l4"], 8)
+    whole, shared = (memory_of(STEP, group, microbatches=False, shards=shards) for shards in (False, True))
+    assert whole - shared == STEP.slot_bytes * 7 / 8
+
+
+def test_the_cheapest_comes_first_and_limits_hold() -> None:
+    costs = {"a100_40": 4.0, "h200": 10.0}
+    found = [
+        each
+        for kind in costs
+        for count in (1, 8)
+        for each in estimates(training(), Group(KNOWN[kind], count), costs[kind], None)
+    ]
+    best = chosen(found, Limits())
+    prices = [each.price for each in best]
+    assert prices == sorted(prices) and len({str(each.group) for each in best}) == len(best)
+    quick = chosen(found, Limits(deadline_hours=min(each.hours for each in found)))
+    assert len(quick) == 1 and quick[0].hours == min(each.hours for each in found)
+
+
+def plan(run_dir: Path, *flags: str) -> Any:
+    return run_python(["-m", "tfdist.main", "--mode=plan", *DIGITS, f"--run_dir={run_dir}", *flags], cwd=REPOSITORY)
+
+
+@pytest.mark.slow
+def test_a_plan_is_valid_and_trains(tmp_path: Path) -> None:
+    told = plan(tmp_path, "--devices=l4:1,a100_40:8", PRICES, "--budget_usd=1", "--deadline=1").check()
+    found = json.loads((tmp_path / "plan.json").read_text())
+    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    assert found["resourceAllocation"]["device"] == "l4" and found["strategy"] == "one_device"
+    assert found["model"]["parameters"] == 53_002 and found["cost_estimate"]["total_steps"] == 46
+    assert "MFU" in told.stdout
+    files = [*DIGITS, f"--gin_file={tmp_path}/plan.gin", f"--run_dir={tmp_path}/run"]
+    run_python(["-m", "tfdist.main", *files, "--gin_param=train.fast_check = True"], cwd=REPOSITORY).check()
+
+
+@pytest.mark.slow
+def test_an_impossible_budget_is_one_message_with_the_nearest_there_is(tmp_path: Path) -> None:
+    refused = plan(tmp_path, "--devices=l4:1", PRICES, "--budget_usd=1e-12")
+    assert refused.status == 2
+    assert re.search(
+        r"No plan meets --budget_usd=1e-12\. The cheapest is l4:1 with \S+ hours and \S+ USD", refused.stderr
+    )
+    assert "Traceback" not in refused.stderr and not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.slow
+def test_measurements_of_a_run_take_the_place_of_estimates(tmp_path: Path) -> None:
+    run_python(["-m", "tfdist.main", *DIGITS, f"--run_dir={tmp_path}/run"], cwd=REPOSITORY).check()
+    (tmp_path / "here.toml").write_text(
+        "[here]\nmemory_gib = 8\nflops = {float32 = 1e11}\nmemory_bytes_per_second = 1e10\n"
+        'link_bytes_per_second = 1e9\nper_machine = 1\nnames = ["CPU"]\n'
+    )
+    plan(tmp_path, f"--hardware={tmp_path}/here.toml", f"--from_run={tmp_path}/run").check()
+    found = json.loads((tmp_path / "plan.json").read_text())
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert found["performance_targets"]["examples_per_second"] == pytest.approx(result["examples_per_second"])
+    assert found["basis"]["step_seconds"].startswith("measured in")
+    writes = [
+        json.loads(line)["details"]["write_seconds"]
+        for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+        if '"checkpoint_committed"' in line
+    ]
+    assert min(writes) <= found["checkpoint_strategy"]["cost_seconds"] <= max(writes)
+
+
+REDUCED = """
+import sys
+
+from tfdist.strategies.base import Strategy
+
+sent = []
+own = Strategy.sum_gradients
+
+
+def counted(self, gradients, scalars):
+    sent.append(sum(t.shape.num_elements() * t.dtype.size for t in [*gradients, *scalars]))
+    return own(self, gradients, scalars)
+
+
+Strategy.sum_gradients = counted
+from tfdist import main
+
+options = ["--gin_param=train.fast_check = True", "--gin_param=train.eval_data = None"]
+strategy = ["--gin_file=configs/strategies/mirrored.gin", "--gin_param=mirrored.Mirrored.num_cpu_devices = 2"]
+main.main([*sys.argv[1:], *strategy, *options])
+print("sent", *set(sent))
+"""
+
+
+@pytest.mark.slow
+def test_the_bytes_to_be_reduced_are_those_that_a_run_gives_to_its_reduction(tmp_path: Path) -> None:
+    plan(tmp_path, "--devices=l4:2").check()
+    found = json.loads((tmp_path / "plan.json").read_text())["model"]["bytes_reduced"]
+    ran = run_python(["-c", REDUCED, *DIGITS, f"--run_dir={tmp_path}/run"], cwd=REPOSITORY).check()
+    assert f"sent {found}" in ran.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [("embedding", "float32", "1", "keep"), ("transformer", "bfloat16", "1", "keep")])
+def test_the_peak_of_a_process_is_predicted(cell: tuple[str, ...]) -> None:
+    code = (
+        "import sys, plan_parts\n"
+        "part, *cell = sys.argv[1:]\n"
+        "print('MB', getattr(plan_parts, part)(*cell)[0].value, flush=True)\n"
+    )
+    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'benchmarks'}"}
+    told, measured = (
+        float(re.findall(r"MB (\S+)", run_python(["-c", code, part, *cell], env=path).check().stdout)[-1])
+        for part in ("predicted", "measured")
+    )
+    assert 0.85 <= told / measured <= 1.2
+
+
+def test_the_schema_stands_on_the_page() -> None:
+    page = (REPOSITORY / "docs" / "plan.md").read_text()
+    (told,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert json.loads(told) == json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(json.loads(told))

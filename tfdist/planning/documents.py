@@ -1,0 +1,203 @@
+"""A plan for programs: plan.json, whose schema is plan.schema.json, and plan.gin, which a training takes.
+
+Invariant: what plan.gin sets is what the estimate is of. Both planners' names of the fields are there, those of the one
+in camel case; what they share stands in both.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.planning.choosing import Limits
+from tfdist.planning.estimate import (
+    ALLOCATED,
+    MEASURED,
+    MESSAGE_SECONDS,
+    OPTIMIZER,
+    USABLE,
+    Estimate,
+    Training,
+)
+from tfdist.planning.measured import Measured
+from tfdist.training.run.settings import TrainSettings
+
+CLASSES = {"one_device": "OneDevice", "mirrored": "Mirrored", "multi_worker": "MultiWorker", "tpu": "TPU"}
+WARM_UP_EPOCHS = 5  # Goyal et al., "Accurate, Large Minibatch SGD", 2017
+ASSUMPTIONS = (
+    "A step takes the longer of its products and its bytes, at the makers' peak rates, and its all-reduce besides: it "
+    "takes no less.",
+    f"A message takes {1e6 * MESSAGE_SECONDS:g} µs; the all-reduce is one ring, and nothing else goes on meanwhile.",
+    f"{100 * USABLE:.0f} % of a device's memory can be used; tensors take {ALLOCATED} times what they hold.",
+    "Bytes moved are those of every operation by itself: XLA, which fuses operations, moves fewer.",
+    "Input is quick enough, and evaluations take no time.",
+)
+
+
+def document(best: Sequence[Estimate], training: Training, limits: Limits, measured: Measured | None) -> dict[str, Any]:
+    """plan.json."""
+    first = best[0]
+    checkpoint = _checkpoint(first, training)
+    distributed = _distributed(first)
+    return {
+        "version": 1,
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "limits": {"budget_usd": limits.budget_usd, "deadline_hours": limits.deadline_hours},
+        "from_run": None if measured is None else measured.path,
+        "basis": {"step_seconds": first.basis[0], "memory_bytes": first.basis[1]},
+        "strategy": first.strategy,
+        "model": _model(first),
+        "batch_configuration": _batch(first, training),
+        "distributed_config": distributed,
+        "distributedConfig": distributed,
+        "resourceAllocation": _resources(first),
+        "rdma_config": _rdma(first),
+        "checkpoint_strategy": checkpoint,
+        "checkpointStrategy": checkpoint,
+        "faultTolerance": {
+            "resumes": training.policy is not None,
+            "mean_seconds_between_failures": None
+            if training.policy is None
+            else training.policy.mean_seconds_between_failures,
+            "restarts": "python -m tfdist.launch starts all workers again after a failure",
+            "lost_share": first.lost_share,
+        },
+        "monitoringSetup": {"files": ["metrics.jsonl", "events.jsonl", "tensorboard/"], "ends_with": "result.json"},
+        "performance_targets": {
+            "step_seconds": first.step_seconds,
+            "examples_per_second": training.global_batch_size / first.step_seconds,
+            "model_flops_utilization": first.utilization,
+            "compute_seconds": first.compute_seconds,
+            "memory_seconds": first.memory_seconds,
+            "all_reduce_seconds": first.reduce_seconds,
+        },
+        "pipeline_config": {"steps": ["validate", "fast_check", "train", "evaluate", "export"]},
+        "verification_steps": [
+            "python -m tfdist.doctor",
+            "python -m tfdist.main --mode=validate --gin_file=EXPERIMENT --gin_file=plan.gin",
+            "python -m tfdist.main --gin_file=EXPERIMENT --gin_file=plan.gin --gin_param='train.fast_check = True'",
+            "python -m tfdist.main --mode=plan --gin_file=EXPERIMENT --from_run=RUN_DIR, after a short training",
+        ],
+        "cost_estimate": {"total_steps": training.total_steps, **_cost(first)},
+        "alternatives": [_resources(each) | {"strategy": each.strategy, **_cost(each)} for each in best[1:]],
+        "assumptions": list(ASSUMPTIONS),
+        "uncertain": uncertain(first),
+    }
+
+
+def uncertain(each: Estimate) -> list[str]:
+    """What of an estimate may be far off."""
+    told = []
+    if each.choice.precision == "bfloat16":
+        told.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
+    if each.step.uncertain:
+        told.append(
+            f"{len(each.step.uncertain)} operations have shapes that depend on values, and count with the most that "
+            f"these can be: {', '.join(each.step.uncertain[:3])}."
+        )
+    if each.utilization > 0.5 and not each.basis[0].startswith(MEASURED):
+        told.append("A step near the peak rate is rare: expect more hours, and measure some with --from_run.")
+    if each.price is None:
+        told.append("No price is known: write --prices.")
+    return told
+
+
+def gin(each: Estimate, settings: TrainSettings) -> str:
+    """plan.gin."""
+    name, choice = each.strategy, each.choice
+    lines = [
+        f"# By --mode=plan, for {each.group}; give it after the experiment's own file.",
+        "from __gin__ import dynamic_registration",
+        f"from tfdist.strategies import {name}",
+        "",
+        f"train.strategy = @{name}.{CLASSES[name]}()",
+        f"train.precision = {choice.precision!r}",
+        f"train.num_microbatches = {choice.num_microbatches}",
+        f"train.sharding = {choice.sharding!r}",
+    ]
+    if choice.recomputes and settings.recompute is None:
+        lines.append("train.recompute = 'auto'")
+    return "\n".join(lines) + "\n"
+
+
+def _model(each: Estimate) -> dict[str, Any]:
+    step, number = each.step, each.choice.num_microbatches
+    return {
+        "parameters": sum(step.parameters.values()),
+        "parameters_by_group": step.parameters,
+        "parameter_bytes": step.parameter_bytes,
+        "optimizer_bytes": step.slot_bytes // (each.group.count if each.choice.sharding else 1),
+        "gradient_bytes": step.gradient_bytes,
+        "tensor_bytes": int(step.tensor_bytes),
+        "batch_bytes": int(step.batch_bytes * number),
+        "flops": step.flops * number,
+        "bytes_moved": step.bytes_moved * number,
+        "bytes_reduced": step.reduced_bytes if each.group.count > 1 else 0,
+    }
+
+
+def _batch(each: Estimate, training: Training) -> dict[str, Any]:
+    choice, largest = each.choice, each.largest_rows * each.group.count
+    return {
+        "global_batch_size": training.global_batch_size,
+        "num_microbatches": choice.num_microbatches,
+        "microbatch_size": choice.rows,
+        "largest_microbatch_size": each.largest_rows,
+        "precision": choice.precision,
+        "gradient_checkpointing": choice.recomputes,
+        # The batch stays the experiment's, and so does the rate that goes with it.
+        "learning_rate_factor": 1.0,
+        "warmup_epochs": 0,
+        "at_largest_batch": {
+            "global_batch_size": largest,
+            "learning_rate_factor": max(1.0, largest / training.global_batch_size),
+            "learning_rate_factor_adaptive": max(1.0, math.sqrt(largest / training.global_batch_size)),
+            "warmup_epochs": WARM_UP_EPOCHS if largest > training.global_batch_size else 0,
+        },
+    }
+
+
+def _distributed(each: Estimate) -> dict[str, Any]:
+    return {
+        "strategy": each.strategy,
+        "num_workers": each.num_workers,
+        "num_replicas": each.group.count,
+        "sharding": each.choice.sharding,
+        "shards_optimizer": each.choice.sharding == OPTIMIZER,
+    }
+
+
+def _resources(each: Estimate) -> dict[str, Any]:
+    return {
+        "device": each.group.device.kind,
+        "count": each.group.count,
+        "memory_bytes": int(each.memory_bytes),
+        "memory_of_device_bytes": int(each.group.device.memory_bytes),
+    }
+
+
+def _rdma(each: Estimate) -> dict[str, Any]:
+    is_nccl = each.strategy in ("mirrored", "multi_worker")
+    between = {"NCCL_SOCKET_IFNAME": "", "NCCL_IB_DISABLE": "0"} if each.strategy == "multi_worker" else {}
+    return {
+        "uses_network": each.num_workers > 1,
+        "environment": {"NCCL_DEBUG": "WARN", **between} if is_nccl else {},
+        "note": "Empty values are this cluster's own: the network interface that python -m tfdist.doctor shows."
+        if between
+        else "Nothing has to be set.",
+    }
+
+
+def _checkpoint(each: Estimate, training: Training) -> dict[str, Any]:
+    return {
+        "state_bytes": each.step.state_bytes,
+        "every_seconds": each.interval_seconds if training.policy is not None else None,
+        "cost_seconds": each.checkpoint_seconds if training.policy is not None else None,
+        "rule": "Young's interval, which train.checkpoint = 'auto' keeps to by itself",
+    }
+
+
+def _cost(each: Estimate) -> dict[str, Any]:
+    return {"hours": each.hours, "device_hours": each.device_hours, "usd": each.price}

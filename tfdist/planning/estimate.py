@@ -1,0 +1,243 @@
+"""How long a training takes on so many devices of a kind, and with which settings it fits there.
+
+Invariant: a time is a roofline, the least that the makers' figures allow, unless a run has measured it; each estimate
+says what it rests on. Memory, operations and bytes come from the traced step (`traced_step`) or from a TPU's compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.schedule import FIRST_COST, Schedule
+from tfdist.planning.hardware import Group
+from tfdist.planning.measured import Measured
+from tfdist.planning.traced_step import ALLOCATED, Step
+
+USABLE = 0.9  # of a device's memory: an assumption; the driver, its libraries and workspaces of kernels need the rest
+MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of docs/scaling.md
+MOST_MICROBATCHES = 64
+OPTIMIZER = "optimizer"
+ESTIMATED = "traced graph and the makers' figures"
+COMPILED = "the TPU's compiler"
+MEASURED = "measured in"
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """The step traced with two sizes of a microbatch; what another size needs lies on the line through both."""
+
+    small: Step
+    large: Step
+
+    def at(self, rows: int) -> Step:
+        if self.small.rows == self.large.rows:
+            return self.small
+        share = (rows - self.small.rows) / (self.large.rows - self.small.rows)
+
+        def between(low: float, high: float) -> float:
+            return low + (high - low) * share
+
+        return dataclasses.replace(
+            self.small,
+            rows=rows,
+            tensor_bytes=int(between(self.small.tensor_bytes, self.large.tensor_bytes)),
+            batch_bytes=int(between(self.small.batch_bytes, self.large.batch_bytes)),
+            flops=between(self.small.flops, self.large.flops),
+            bytes_moved=between(self.small.bytes_moved, self.large.bytes_moved),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is to be trained.
+
+    Attributes:
+      traced: the step by precision and whether blocks are computed again; None where that is not possible.
+      precisions: that may be chosen.
+      compiled: memory, flops and bytes that a TPU's compiler tells of a step; None: there is none.
+      policy: of its checkpoints.
+    """
+
+    global_batch_size: int
+    total_steps: int
+    precisions: tuple[str, ...]
+    traced: Callable[[str, bool], Traced | None]
+    compiled: Callable[[Group, Choice], tuple[float, float, float] | None]
+    policy: CheckpointPolicy | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Settings that an estimate is of; `rows` are a microbatch's on one replica."""
+
+    precision: str
+    recomputes: bool
+    sharding: str | None
+    num_microbatches: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A training on a group of devices; bytes and seconds are of one replica and step.
+
+    Attributes:
+      largest_rows: of a microbatch that fits.
+      memory_bytes: at the peak.
+      compute_seconds, memory_seconds: what products and what moving bytes take at the most that the device can do.
+      reduce_seconds: of the all-reduces, as if nothing else went on meanwhile.
+      utilization: of the device's arithmetic, with a step of `step_seconds`.
+      lost_share: of the time, to checkpoints and to steps done twice.
+      price: in US dollars; None: nobody said what a device costs.
+      basis: what the step's time rests on, and what its memory does.
+    """
+
+    group: Group
+    choice: Choice
+    step: Step
+    largest_rows: int
+    memory_bytes: float
+    compute_seconds: float
+    memory_seconds: float
+    reduce_seconds: float
+    step_seconds: float
+    utilization: float
+    checkpoint_seconds: float
+    interval_seconds: float
+    lost_share: float
+    hours: float
+    price: float | None
+    basis: tuple[str, str]
+
+    @property
+    def strategy(self) -> str:
+        if self.group.device.is_tpu:
+            return "tpu"
+        if self.group.count == 1:
+            return "one_device"
+        return "mirrored" if self.group.count <= self.group.device.per_machine else "multi_worker"
+
+    @property
+    def num_workers(self) -> int:
+        return 1 if self.group.device.is_tpu else math.ceil(self.group.count / self.group.device.per_machine)
+
+    @property
+    def device_hours(self) -> float:
+        return self.hours * self.group.count
+
+
+def estimates(training: Training, group: Group, price: float | None, measured: Measured | None) -> Iterator[Estimate]:
+    """The quickest settings of each precision with which the training fits on a group; none where it does not."""
+    if group.device.bytes_per_second(group.count) is None:
+        return
+    for precision in training.precisions:
+        if precision in group.device.flops:
+            found = _first_that_fits(training, group, precision)
+            if found is not None:
+                yield _estimate(training, group, *found, price, measured)
+
+
+def memory_of(step: Step, group: Group, *, microbatches: bool, shards: bool) -> float:
+    """Bytes of one replica at the peak; several microbatches keep the sum of their gradients."""
+    slots = step.slot_bytes / (group.count if shards else 1)
+    state = step.parameter_bytes + slots + (step.gradient_bytes if microbatches else 0)
+    return state + ALLOCATED * step.tensor_bytes + 2 * step.batch_bytes
+
+
+def _first_that_fits(training: Training, group: Group, precision: str) -> tuple[Choice, Step, int] | None:
+    """The first of: as it is, blocks computed again, the optimizer's state shared; each with ever more microbatches."""
+    usable = USABLE * group.device.memory_bytes
+    may_shard = group.count > 1 and not group.device.is_tpu
+    for recomputes, sharding in [(False, None), (True, None), *([(True, OPTIMIZER)] if may_shard else [])]:
+        traced = training.traced(precision, recomputes)
+        if traced is None:
+            continue
+        for number in (2**power for power in range(MOST_MICROBATCHES.bit_length())):
+            if training.global_batch_size < group.count * number:
+                break
+            if group.device.is_tpu and training.global_batch_size % (group.count * number):
+                continue
+            rows = math.ceil(training.global_batch_size / group.count / number)
+            step = traced.at(rows)
+            if memory_of(step, group, microbatches=number > 1, shards=sharding is not None) <= usable:
+                choice = Choice(precision, step.recomputes, sharding, number, rows)
+                return choice, step, _largest(traced, group, choice, usable)
+    return None
+
+
+def _largest(traced: Traced, group: Group, choice: Choice, usable: float) -> int:
+    """The most examples of a microbatch that fit; memory grows along a line."""
+
+    def memory(rows: int) -> float:
+        shards = choice.sharding is not None
+        return memory_of(traced.at(rows), group, microbatches=choice.num_microbatches > 1, shards=shards)
+
+    slope = (memory(choice.rows + 1000) - memory(choice.rows)) / 1000
+    return choice.rows + int((usable - memory(choice.rows)) / slope) if slope > 0 else choice.rows
+
+
+def _estimate(
+    training: Training,
+    group: Group,
+    choice: Choice,
+    step: Step,
+    largest_rows: int,
+    price: float | None,
+    measured: Measured | None,
+) -> Estimate:
+    number, device, count = choice.num_microbatches, group.device, group.count
+    memory = memory_of(step, group, microbatches=number > 1, shards=choice.sharding is not None)
+    flops, moved, of_memory, of_time = step.flops * number, step.bytes_moved * number, ESTIMATED, ESTIMATED
+    compiled = training.compiled(group, choice) if device.is_tpu else None
+    if compiled is not None:
+        (memory, flops, moved), of_memory = compiled, COMPILED
+        of_time = f"{COMPILED} and the makers' figures"
+    compute, moving = flops / device.flops[choice.precision], moved / device.memory_bytes_per_second
+    reduce_seconds = all_reduce_seconds(step.reduced_bytes, group)
+    seconds = max(compute, moving) + reduce_seconds
+    if measured is not None and measured.is_of(group):
+        seconds, of_time = training.global_batch_size / measured.examples_per_second, f"{MEASURED} {measured.path}"
+    cost = (measured.write_seconds if measured else None) or FIRST_COST
+    interval, lost = checkpoints(training.policy, cost)
+    hours = training.total_steps * seconds * (1 + lost) / 3600
+    return Estimate(
+        group=group,
+        choice=choice,
+        step=step,
+        largest_rows=largest_rows,
+        memory_bytes=memory,
+        compute_seconds=compute,
+        memory_seconds=moving,
+        reduce_seconds=reduce_seconds,
+        step_seconds=seconds,
+        utilization=compute / seconds,
+        checkpoint_seconds=cost,
+        interval_seconds=interval,
+        lost_share=lost,
+        hours=hours,
+        price=None if price is None else hours * count * price,
+        basis=(of_time, of_memory),
+    )
+
+
+def all_reduce_seconds(num_bytes: float, group: Group) -> float:
+    """Of a ring (docs/scaling.md), at the most that the links can do."""
+    count, speed = group.count, group.device.bytes_per_second(group.count)
+    if count == 1 or speed is None:
+        return 0.0
+    return 2 * (count - 1) * (MESSAGE_SECONDS + num_bytes / count / speed)
+
+
+def checkpoints(policy: CheckpointPolicy | None, cost: float) -> tuple[float, float]:
+    """Seconds between checkpoints of such a cost, and the share of the time that they and repeated steps take."""
+    if policy is None:
+        return math.inf, 0.0
+    failures = policy.mean_seconds_between_failures
+    schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
+    schedule.saved(1, 0.0, cost_seconds=cost)
+    interval = schedule.interval_seconds
+    assert interval is not None
+    return interval, cost / interval + interval / 2 / failures
