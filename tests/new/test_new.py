@@ -120,7 +120,7 @@ def test_the_written_test_passes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_search_trains_and_exports_the_best_and_shows_the_others(tmp_path: Path) -> None:
     own = tmp_path / "own"
-    command = ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.2"]
+    command = ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.1"]
     told = run_python(command).check().stdout
     assert "val_loss of the best of" in told and "trial 0000" in told
     assert (own / "runs/best/export/saved_model").is_dir()
