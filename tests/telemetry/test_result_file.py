@@ -30,6 +30,8 @@ _KEYS = [
     "best",
     "resumed_from_step",
     "starts",
+    "goodput",
+    "seconds",
     "checkpoint_step",
     "wall_seconds",
     "examples_per_second",
