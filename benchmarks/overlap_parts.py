@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
-from collections.abc import Sequence
 
 import tensorflow as tf
 from measuring import Figure, ratio
@@ -13,9 +12,9 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from trainings import Train, tfdist_training
 
 from tfdist.strategies.multi_worker import DEFAULT_PACKING, MultiWorker
+from tfdist.training.watch.profile_operations import Span, merged, overlap
 
 STEPS, ROUNDS = 4, 5
-Span = tuple[int, int]  # picoseconds, from and to
 
 
 def multi_worker() -> list[Figure]:
@@ -27,8 +26,8 @@ def multi_worker() -> list[Figure]:
         strategy.bytes_per_pack = packing
         train = tfdist_training(strategy, dense(512))
         train(STEPS)
-        overlap = _overlap if strategy.topology.is_chief else _untraced
-        both, reducing = zip(*[overlap(train) for _ in range(ROUNDS)], strict=True)
+        measured = _overlap if strategy.topology.is_chief else _untraced
+        both, reducing = zip(*[measured(train) for _ in range(ROUNDS)], strict=True)
         name = f"{dense(512).name}, {how}: time of a step that reduces and computes ÷ that reduces"
         figures.append(ratio(name, both, reducing, None, unit="s"))
     return of_chief(strategy, figures)
@@ -53,22 +52,10 @@ def _overlap(train: Train) -> tuple[float, float]:
                     reduces.append((begin, begin + event.duration_ps))
                 elif ":" in name and ("gradient_tape" in name or "/mlp" in name):
                     computes.append((begin, begin + event.duration_ps))
-    reduces, computes = _merged(reduces), _merged(computes)
-    both = sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in reduces for b in computes)
-    return both / 1e12 / STEPS, sum(end - begin for begin, end in reduces) / 1e12 / STEPS
+    reduces, computes = merged(reduces), merged(computes)
+    return overlap(reduces, computes) / 1e12 / STEPS, sum(end - begin for begin, end in reduces) / 1e12 / STEPS
 
 
 def _untraced(train: Train) -> tuple[float, float]:
     train(STEPS)
     return 0.0, 1.0
-
-
-def _merged(spans: Sequence[Span]) -> list[Span]:
-    """The same time, each moment once."""
-    merged: list[Span] = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
