@@ -21,7 +21,7 @@ from tfdist.tpu_compiler.program import traced
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
-# Two figures chosen by hand, November 2026, so that most cells of benchmarks/plan.py hold (docs/plan.md): what tensors
+# Two figures chosen by hand, November 2026, by 14 cells of benchmarks/plan.py (docs/plan.md): what tensors
 # take, as TensorFlow's allocator and threads have it, divided by what is found here,
 ALLOCATED = 1.12
 # and what a process that runs a graph keeps of each of its operations.
