@@ -132,6 +132,7 @@ OF_OBJECTS = {
     "shuffled dataset": {"_seed": "whether it repeats", "_seed2": "whether it repeats"},
     "batched dataset": {"_batch_size": "how many examples a batch holds"},
     "traced function": {"_functions": "whether it draws random numbers"},
+    "graph": {"_get_function": "the bodies of loops and branches, for the plan of a step's memory"},
 }
 
 
@@ -220,6 +221,7 @@ def _numbers() -> tf.data.Dataset:
 
 _SAMPLES: dict[str, Callable[[], Any]] = {
     "context": _context,
+    "graph": tf.Graph,
     "layer": lambda: keras.layers.Dropout(0.5),
     "normalization": keras.layers.BatchNormalization,
     "symbol": lambda: keras.layers.Masking()(keras.Input((2, 1))),
