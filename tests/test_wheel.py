@@ -59,8 +59,10 @@ def test_the_wheel_holds_what_is_needed_away_from_the_repository(wheel: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     configs = support.REPOSITORY / "configs"
-    assert {f"tfdist/configs/{file.relative_to(configs)}" for file in configs.glob("*/*.gin")} <= names
-    assert {"tfdist/py.typed", "tfdist/schedulers/slurm.sh.jinja"} <= names
+    assert {f"tfdist/configs/{file.relative_to(configs)}" for file in configs.glob("*/*.*")} <= names
+    files = [path for path in (support.REPOSITORY / "tfdist").rglob("*") if path.is_file()]
+    beside = [path for path in files if path.suffix not in (".py", ".pyc")]
+    assert {str(path.relative_to(support.REPOSITORY)) for path in beside} <= names
     assert not [name for name in names if name.startswith(("tests", "tools", "benchmarks", "configs"))]
     assert wheel.name.startswith(f"tfdist-{tfdist.__version__}-py3-none-any")
 
