@@ -35,6 +35,7 @@ RESULT_KEYS = {
     *("status", "strategy", "num_workers", "num_replicas", "global_batch_size", "steps", "epochs", "examples_seen"),
     *("train_metrics", "eval_metrics", "resumed_from_step", "wall_seconds", "examples_per_second", "versions"),
     *("mode", "end_reason", "stopped_by", "steps_per_epoch", "best", "starts", "checkpoint_step", "hardware", "notes"),
+    *("goodput", "seconds"),
 }
 
 USERS_MODULE = """\
@@ -195,7 +196,11 @@ def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> No
         ([], ["No experiment given", "--gin_file=tfdist:experiments/digits.gin"]),
         (
             [DIGITS, "--mode=trian"],
-            ["--mode=trian", "train, evaluate, predict, export, find_rate, tune, validate", "Did you mean 'train'?"],
+            [
+                "--mode=trian",
+                "train, evaluate, predict, export, plan, find_rate, tune, validate",
+                "Did you mean 'train'?",
+            ],
         ),
         ([DIGITS, "--mode"], ["Missing value for flag --mode", "--help lists the flags"]),
         ([DIGITS, "--gin_params=train.epochs = 1"], ["'gin_params'", "Did you mean: gin_param ?"]),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from support import REPOSITORY, run_python
+from support import REPOSITORY, clean_environment, run_python
 
 from tfdist.planning.choosing import Limits, chosen
 from tfdist.planning.estimate import Traced, Training, estimates, memory_of
@@ -183,18 +185,20 @@ def test_the_bytes_to_be_reduced_are_those_that_a_run_gives_to_its_reduction(tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [("embedding", "float32", "1", "keep"), ("transformer", "bfloat16", "1", "keep")])
-def test_the_peak_of_a_process_is_predicted(cell: tuple[str, ...]) -> None:
+def test_the_peak_of_a_process_is_predicted() -> None:
+    cell = ("transformer", "bfloat16", "1", "keep")
     code = (
         "import sys, plan_parts\n"
         "part, *cell = sys.argv[1:]\n"
         "print('MB', getattr(plan_parts, part)(*cell)[0].value, flush=True)\n"
     )
-    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'benchmarks'}"}
-    told, measured = (
-        float(re.findall(r"MB (\S+)", run_python(["-c", code, part, *cell], env=path).check().stdout)[-1])
-        for part in ("predicted", "measured")
-    )
+    environment = clean_environment() | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'benchmarks'}"}
+    found = {}
+    for part in ("predicted", "measured"):  # processes that are not forked, whose peak is their own
+        command = [sys.executable, "-c", code, part, *cell]
+        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
+        found[part] = float(re.findall(r"MB (\S+)", ended.stdout)[-1])
+    told, measured = found["predicted"], found["measured"]
     assert 0.85 <= told / measured <= 1.2
 
 

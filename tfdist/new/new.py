@@ -115,7 +115,7 @@ def search(directory: Path, minutes: float) -> int:
 
 def leaderboard(sweep: Path) -> str:
     """The best trials of a sweep that has ended, a line each."""
-    from tfdist.tuning.report.words import count_text, values_text
+    from tfdist.report.words import count_text, values_text
     from tfdist.tuning.schedule.history import read_sweep
 
     found = read_sweep(str(sweep))
