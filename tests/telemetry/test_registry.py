@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 
 import telemetry_page
 from support import REPOSITORY
+from telemetry.test_stream import RUN as ALONE
 
-from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Event, Point, Sample
 from tfdist.telemetry.measures import Measures
 from tfdist.telemetry.registry import COUNTER, EVENTS, GAUGE, HISTOGRAM, METRICS
 from tfdist.telemetry.time_account import SHARES
@@ -29,19 +31,7 @@ ELSEWHERE = {  # told by a name that is no literal argument
     "worker_failed": "warning",
     "worker_hung": "warning",
 }
-RUN = RunFacts(
-    directory="runs/a",
-    run_id="0" * 32,
-    mode="train",
-    strategy="mirrored",
-    worker=0,
-    num_workers=1,
-    num_replicas=4,
-    settings={},
-    config_text="",
-    start=0,
-    price_per_device_hour=3.6,
-)
+RUN = dataclasses.replace(ALONE, strategy="mirrored", num_replicas=4, price_per_device_hour=3.6)
 
 
 def told_in_source() -> dict[str, set[str]]:
