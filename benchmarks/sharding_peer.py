@@ -9,10 +9,10 @@ the process's peak memory has grown by since PyTorch was imported, in MB, after 
 from __future__ import annotations
 
 import os
-import resource
 import sys
 
 import torch
+from measuring import peak_megabytes
 from peer import serve, timed
 from sizes import NUM_CLASSES
 from torch import distributed, nn
@@ -37,10 +37,6 @@ class Encoder(nn.Module):
         for block in self.blocks:
             inputs = block(inputs)
         return self.logits(inputs.mean(1))
-
-
-def peak_megabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main(way: str, layers: str, length: str, width: str, batch: str) -> None:

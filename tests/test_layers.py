@@ -29,7 +29,7 @@ MAY_IMPORT = {
         "report",
     }
     | MATERIAL,
-    "new": {"main", "tuning"} | MATERIAL,
+    "new": {"main", "tuning", "report"} | MATERIAL,
     "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"}
     | {"launch.horovod.elastic_worker", "xla_cache"}
     | MATERIAL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,11 +121,24 @@ def test_the_written_test_passes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_search_trains_and_exports_the_best_and_shows_the_others(tmp_path: Path) -> None:
     own = tmp_path / "own"
-    command = ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.1"]
+    command = ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_trials=2"]
     told = run_python(command).check().stdout
     assert "val_loss of the best of" in told and "trial 0000" in told
     assert (own / "runs/best/export/saved_model").is_dir()
     assert (own / "runs/sweep/report/index.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_search_without_time_for_one_trial_says_how_to_go_on(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    told = run_python(
+        ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.001"]
+    )
+    assert told.status == 2
+    assert "error: No trial ended within --search_minutes=0.001." in told.stderr and "Traceback" not in told.stderr
+    go_on = shlex.split(told.stderr.rpartition("go on with: ")[2])[1:]
+    run_python([*go_on, "--gin_param=tune.max_trials = 1"]).check()
+    assert (own / "runs/sweep/best.gin").is_file()
 
 
 @pytest.mark.slow

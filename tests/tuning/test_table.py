@@ -35,12 +35,12 @@ class Clock:
         return self.now
 
 
-def shown(journal: Journal, *, clock: Clock | None = None, is_replay: bool = False) -> list[str]:
+def shown(journal: Journal, *, max_seconds: float | None = None) -> list[str]:
     """The plain lines for a journal."""
     stdout = io.StringIO()
-    table = PlainTable(stdout, clock=clock or Clock())
+    table = PlainTable(stdout, max_seconds=max_seconds, clock=Clock())
     for line in journal.lines():
-        table.on_event(json.loads(line), is_replay=is_replay)
+        table.on_event(json.loads(line))
     table.close()
     return stdout.getvalue().splitlines()
 
@@ -113,6 +113,12 @@ def test_nothing_left_to_count_shows_no_time_left() -> None:
     journal = asha_sweep(4)
     assert "left" not in " ".join(shown(journal)[-5:])
     assert "left" not in " ".join(shown(Journal(max_trials=None).begin().start("0000").end("0000", 0.5)))
+
+
+@pytest.mark.parametrize(("max_seconds", "left"), [(90.0, "0:01:30"), (1e6, "0:02:04")])
+def test_the_time_left_ends_with_the_time_that_is_given(max_seconds: float, left: str) -> None:
+    journal = Journal(max_trials=3).begin().start("0000").report("0000", 1, 0.5).end("0000", 0.5)
+    assert f"about {left} left" in shown(journal, max_seconds=max_seconds)[-1]
 
 
 def test_the_table_shows_the_best_first_and_all_that_run() -> None:

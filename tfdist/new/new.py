@@ -6,6 +6,7 @@ exit status 2.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ Writes an experiment for your data into DIR, which must be new or empty: a modul
 for training and for a sweep, a test, and a README. What no flag tells and the file does not show is asked for.
 """
 BEST_SHOWN = 5
-MOST_TRIALS = 10_000  # of a search, which its minutes end
+MOST_TRIALS = 10_000  # of a search that its minutes end
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
     "file",
@@ -46,7 +47,14 @@ flags.DEFINE_float(
     "search_minutes",
     None,
     "then runs the sweep for so long, trains and exports the best (extra: tuner)",
-    lower_bound=0.01,
+    lower_bound=0.001,
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer(
+    "search_trials",
+    None,
+    "the same with so many trials; with --search_minutes, whichever comes first",
+    lower_bound=1,
     flag_values=FLAGS,
 )
 
@@ -75,7 +83,9 @@ def run(arguments: Sequence[str]) -> int:
         f"{directory}: predicts {found.target} from {found.told}; {directory / 'README.md'} has the commands",
         flush=True,
     )
-    return EXIT_DONE if values.search_minutes is None else search(directory, values.search_minutes)
+    if values.search_minutes is None and values.search_trials is None:
+        return EXIT_DONE
+    return search(directory, minutes=values.search_minutes, trials=values.search_trials)
 
 
 def look_at(given: Given) -> Found:
@@ -95,22 +105,33 @@ def look_at(given: Given) -> Found:
     return readers[given.kind](given)
 
 
-def search(directory: Path, minutes: float) -> int:
-    """Runs the sweep, trains with the best values and exports that model; the first exit status that is not 0."""
+def search(directory: Path, *, minutes: float | None, trials: int | None) -> int:
+    """Runs the sweep, trains with the best values and exports that model; the first exit status that is not 0.
+
+    Raises UserError where the time was up before a trial had ended.
+    """
     sweep, best = directory / "runs/sweep", directory / "runs/best"
-    budget = [f"--gin_param=tune.max_trials = {MOST_TRIALS}", f"--gin_param=tune.max_seconds = {60 * minutes!r}"]
-    commands = (
-        [f"--gin_file={directory / 'sweep.gin'}", "--mode=tune", f"--run_dir={sweep}", *budget],
-        [f"--gin_file={sweep / 'best.gin'}", f"--run_dir={best}"],
-        ["--mode=export", f"--run_dir={best}"],
-    )
-    for command in commands:
-        status = subprocess.run([sys.executable, "-m", "tfdist.main", *command], check=False).returncode
-        if status:
-            return status
+    searching = [f"--gin_file={directory / 'sweep.gin'}", "--mode=tune", f"--run_dir={sweep}"]
+    seconds = None if minutes is None else 60 * minutes
+    budget = [f"--gin_param=tune.max_trials = {trials or MOST_TRIALS}", f"--gin_param=tune.max_seconds = {seconds}"]
+    status = run_main(*searching, *budget)
+    if not status and not (sweep / "best.gin").exists():
+        raise UserError(
+            f"No trial ended within --search_minutes={minutes:g}. What was trained is kept; go on with: "
+            f"{shlex.join(['python', '-m', 'tfdist.main', *searching])}"
+        )
+    status = status or run_main(f"--gin_file={sweep / 'best.gin'}", f"--run_dir={best}")
+    status = status or run_main("--mode=export", f"--run_dir={best}")
+    if status:
+        return status
     print(leaderboard(sweep), flush=True)
     print(f"the best, trained again: {best}; report: {sweep / 'report/index.html'}")
     return EXIT_DONE
+
+
+def run_main(*arguments: str) -> int:
+    """Runs `python -m tfdist.main`, which shows what it does; its exit status."""
+    return subprocess.run([sys.executable, "-m", "tfdist.main", *arguments], check=False).returncode
 
 
 def leaderboard(sweep: Path) -> str:
@@ -119,10 +140,8 @@ def leaderboard(sweep: Path) -> str:
     from tfdist.tuning.schedule.history import read_sweep
 
     found = read_sweep(str(sweep))
-    trials = [trial for trial in found.trials if trial.objective is not None]
-    trials.sort(key=lambda trial: trial.objective or 0.0, reverse=found.direction == "max")
-    lines = [f"{found.objective} of the best of {count_text(len(trials), 'trial')}:"]
-    for trial in trials[:BEST_SHOWN]:
+    lines = [f"{found.objective} of the best of {count_text(len(found.ranked), 'trial')}:"]
+    for trial in found.ranked[:BEST_SHOWN]:
         epochs = count_text(trial.epochs, "epoch")
         lines.append(f"  {trial.objective:<8.4g} trial {trial.name}  {epochs}  {values_text(trial.values)}")
     return "\n".join(lines)

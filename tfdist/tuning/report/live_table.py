@@ -36,10 +36,12 @@ _STYLES = {"infeasible": "yellow", "failed": "red", "interrupted": "yellow"}
 class LiveTable:
     """`SweepTable` with rich. Until `close` other prints of this process appear above the table."""
 
-    def __init__(self, stdout: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stdout: TextIO, *, max_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._terminal = rich.console.Console(file=stdout, markup=False, highlight=False, emoji=False)
         self._clock = clock
-        self._watch = Watch(clock)
+        self._watch = Watch(clock, max_seconds)
         self._live: Live | None = None
         self._last_redraw_time = -float("inf")
         self._is_closed = False

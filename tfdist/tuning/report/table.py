@@ -39,8 +39,8 @@ class SweepTable(Protocol):
         """Gives the terminal back and leaves the last table on it. Closing again does nothing."""
 
 
-def open_table(stdout: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> SweepTable:
-    """The table on a terminal that can move its cursor, else lines."""
+def open_table(stdout: TextIO | None = None, *, max_seconds: float | None = None) -> SweepTable:
+    """The table on a terminal that can move its cursor, else lines; `max_seconds` as of `Watch`."""
     stdout = stdout or sys.stdout
     if stdout.isatty():
         from tfdist.telemetry.console.progress_bar import can_move_cursor
@@ -48,17 +48,19 @@ def open_table(stdout: TextIO | None = None, *, clock: Callable[[], float] = tim
         if can_move_cursor(stdout):
             from tfdist.tuning.report.live_table import LiveTable
 
-            return LiveTable(stdout, clock=clock)
-    return PlainTable(stdout, clock=clock)
+            return LiveTable(stdout, max_seconds=max_seconds)
+    return PlainTable(stdout, max_seconds=max_seconds)
 
 
 class PlainTable:
     """`SweepTable` in lines: one when a trial starts and one when it ends, and of the epochs one in ten seconds."""
 
-    def __init__(self, stdout: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stdout: TextIO, *, max_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._stdout = stdout
         self._clock = clock
-        self._watch = Watch(clock)
+        self._watch = Watch(clock, max_seconds)
         self._last_line_time = clock()
 
     def on_event(self, event: Event, *, is_replay: bool = False) -> None:

@@ -5,6 +5,7 @@ Invariant: one line each, without control characters. The live table and the pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tfdist.report.words import count_text, duration_text, values_text
@@ -13,12 +14,18 @@ from tfdist.tuning.schedule.history import RUNNING, Event, History, Sweep, Trial
 
 
 class Watch:
-    """The sweep so far, with the time since its last event; both tables look at it."""
+    """The sweep so far, with the time since its last event; both tables look at it.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    Args:
+      clock: seconds.
+      max_seconds: after how many from now the sweep ends; None: without such a limit.
+    """
+
+    def __init__(self, clock: Callable[[], float], max_seconds: float | None = None) -> None:
         self.history = History()
         self._clock = clock
         self._last_event = clock()
+        self._deadline = math.inf if max_seconds is None else clock() + max_seconds
 
     def add(self, event: Event) -> None:
         self.history.add(event)
@@ -29,15 +36,16 @@ class Watch:
         return self.history.seconds + self._clock() - self._last_event
 
     def seconds_left(self) -> float | None:
-        """Until `max_trials` have ended once at the pace so far.
+        """Until `max_trials` have ended once at the pace so far, or `max_seconds` are over, if that is sooner.
 
-        None where there is no such number or no pace yet, and when only later rungs are left, which nobody can count.
+        None where there is neither such a number, with a pace, nor a limit. Later rungs nobody can count.
         """
         sweep = self.history.sweep
         over = sum(trial.status != RUNNING for trial in sweep.trials)
-        if sweep.max_trials is None or not 0 < over < sweep.max_trials:
-            return None
-        return self.seconds() / over * (sweep.max_trials - over)
+        left = max(self._deadline - self._clock(), 0.0)
+        if sweep.max_trials is not None and 0 < over < sweep.max_trials:
+            left = min(left, self.seconds() / over * (sweep.max_trials - over))
+        return None if left == math.inf else left
 
 
 def sweep_line(sweep: Sweep) -> str:

@@ -116,7 +116,7 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
             )
 
         try:
-            with contextlib.closing(open_table()) as table:
+            with contextlib.closing(open_table(max_seconds=plan.max_seconds)) as table:
                 result = _run(plan, identity, oracle, open_executor, experiment, table, held.check, console.message)
         finally:
             importing.join()  # imports must not continue while the interpreter ends
