@@ -43,7 +43,7 @@ from tfdist.storage import lease
 from tfdist.strategies.base import Topology
 from tfdist.strategies.cluster import rendezvous, tf_config
 from tfdist.telemetry import heartbeat
-from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 
 MOST_GROWTH = 6.0  # with four times as many members; 4 is linear

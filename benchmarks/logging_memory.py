@@ -24,7 +24,7 @@ def measure(*, points: int) -> list[Figure]:
 
 def logged(points: str) -> list[Figure]:
     """The figure for so many points, in a process that does nothing else."""
-    from tfdist.telemetry.metrics import MetricsLog
+    from tfdist.telemetry.logs.metrics import MetricsLog
     from tfdist.telemetry.run_directory import RunDirectory
 
     count = int(points)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tfdist.errors import DivergedError, OutOfMemoryError, UnreadableError
 from tfdist.storage import files
-from tfdist.telemetry import time_account
+from tfdist.telemetry.account import time_account
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
 from tfdist.telemetry.run_directory import RunDirectory
@@ -23,15 +23,16 @@ from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from, open_recovery
 from tfdist.training.recovery.weights import find_exported
-from tfdist.training.run import assembly, checks
+from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.claim import Claim
+from tfdist.training.run.checking import checks
+from tfdist.training.run.checking.fast_check import shortened
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.fast_check import shortened
+from tfdist.training.run.directory.claim import Claim
+from tfdist.training.run.directory.starts import read_starts
 from tfdist.training.run.hardware import describe_hardware
 from tfdist.training.run.run import Request, Run, open_run
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
-from tfdist.training.run.starts import read_starts
 from tfdist.training.run.telling import goodput_so_far
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import set_precision

@@ -204,7 +204,8 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     """
     from tfdist.config import loading
     from tfdist.storage import gcs
-    from tfdist.telemetry import heartbeat, time_account
+    from tfdist.telemetry import heartbeat
+    from tfdist.telemetry.account import time_account
     from tfdist.telemetry.console import terminal_width
 
     time_account.begin_with_process()
@@ -279,7 +280,7 @@ def run_mode(
     from tfdist import experiment
     from tfdist.serving import exporting, predicting
     from tfdist.storage import troubles
-    from tfdist.telemetry import time_account
+    from tfdist.telemetry.account import time_account
     from tfdist.telemetry.console import json_log
     from tfdist.telemetry.console.console import open_console
     from tfdist.training.run.run import Request
@@ -341,7 +342,7 @@ def train(settings: Any, request: Any) -> None:
     """Trains, and draws the report of a run that was long enough for its page to cost nothing beside it."""
     from tfdist import experiment
     from tfdist.report import report
-    from tfdist.telemetry import time_account
+    from tfdist.telemetry.account import time_account
 
     result = experiment.train(settings, request)
     wall_seconds = sum(time_account.current().seconds().values())

@@ -14,8 +14,8 @@ sys.path.insert(0, str(REPOSITORY))
 
 from marked_page import filled  # noqa: E402 (found only now)
 
+from tfdist.telemetry.account.time_account import SHARES  # noqa: E402
 from tfdist.telemetry.registry import EVENTS, METRICS  # noqa: E402
-from tfdist.telemetry.time_account import SHARES  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "telemetry.md"
 BEGIN, END = "<!-- the registry begins -->", "<!-- the registry ends -->"

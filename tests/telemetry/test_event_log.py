@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tfdist.telemetry.console.console import NullConsole, PlainConsole
-from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 
 

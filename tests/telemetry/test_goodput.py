@@ -8,8 +8,8 @@ import random
 
 import pytest
 
+from tfdist.telemetry.account.goodput import DOWN, REDONE, accounts, goodput, intervals, total
 from tfdist.telemetry.facts import Sample
-from tfdist.telemetry.goodput import DOWN, REDONE, accounts, goodput, intervals, total
 
 BEGAN = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
 

@@ -15,7 +15,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.metrics import MetricsLog
+from tfdist.telemetry.logs.metrics import MetricsLog
 from tfdist.telemetry.run_directory import RunDirectory
 
 

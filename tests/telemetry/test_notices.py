@@ -10,7 +10,7 @@ import pytest
 
 from tfdist.telemetry import notices
 from tfdist.telemetry.console.console import open_console
-from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 
 

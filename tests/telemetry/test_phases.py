@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tfdist.telemetry.time_account import TimeAccount
+from tfdist.telemetry.account.time_account import TimeAccount
 
 
 def test_phases_are_told_in_order_with_their_seconds_and_their_ends() -> None:

@@ -10,10 +10,10 @@ import telemetry_page
 from support import REPOSITORY
 from telemetry.test_stream import RUN as ALONE
 
+from tfdist.telemetry.account.time_account import SHARES
 from tfdist.telemetry.facts import Event, Point, Sample
-from tfdist.telemetry.measures import Measures
 from tfdist.telemetry.registry import COUNTER, EVENTS, GAUGE, HISTOGRAM, METRICS
-from tfdist.telemetry.time_account import SHARES
+from tfdist.telemetry.sinks.measures import Measures
 
 TELLS = {
     "info": "info",

@@ -12,8 +12,8 @@ import time
 import pytest
 import support
 
-from tfdist.telemetry import time_account
-from tfdist.telemetry.time_account import SHARES, TimeAccount
+from tfdist.telemetry.account import time_account
+from tfdist.telemetry.account.time_account import SHARES, TimeAccount
 
 DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
 

@@ -14,7 +14,7 @@ from equivalence.cases import BASE, convnet_model, dense_model, digits
 
 from tfdist.experiment import validate
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.run.batch_dependence import WHOLE_MODEL, batch_dependent_layers
+from tfdist.training.run.checking.batch_dependence import WHOLE_MODEL, batch_dependent_layers
 from tfdist.training.run.settings import TrainSettings
 
 layers = keras.layers

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import tensorflow as tf
 
-from tfdist.training.step.lockstep import meet, side_by_side
+from tfdist.training.step.layers.lockstep import meet, side_by_side
 
 
 def traced_together(*functions: Callable[[], tf.Tensor]) -> list[float]:

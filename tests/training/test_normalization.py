@@ -17,8 +17,8 @@ from training.trainings import activity_model, constrained_model, run
 
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.step.layer_state import moving_variables, separate_losses
-from tfdist.training.step.normalization import batch_norm_layers, global_moments, is_synchronized, synchronized
+from tfdist.training.step.layers.layer_state import moving_variables, separate_losses
+from tfdist.training.step.layers.normalization import batch_norm_layers, global_moments, is_synchronized, synchronized
 
 
 def normalized() -> Any:

@@ -1,4 +1,4 @@
-"""Whom the checkpoints tell what happened: `telemetry.events.EventLog`, or what a test or a script puts in its place.
+"""Whom the checkpoints tell what happened: `logs.events.EventLog` of telemetry, or what a test or a script puts there.
 
 Invariant: it is called only from the thread that called the checkpoints. Keeper and restore take one.
 """

@@ -17,8 +17,8 @@ from tfdist.report.page import Cell, Plot, Section, Table
 from tfdist.report.run_data import Run, is_metric
 from tfdist.report.sample_sections import SHARE_COLORS, share_legend
 from tfdist.report.words import duration_text, short_names
+from tfdist.telemetry.account.goodput import total
 from tfdist.telemetry.console.console_text import number_text
-from tfdist.telemetry.goodput import total
 
 SEED = "train.seed"
 NOT_SET = "–"

@@ -15,10 +15,10 @@ from typing import Any
 from tfdist.errors import UserError
 from tfdist.report.curves import Curve, read_curves
 from tfdist.storage import files
+from tfdist.telemetry.account.goodput import Account, Interval, intervals, total
 from tfdist.telemetry.facts import Event, Sample
-from tfdist.telemetry.goodput import Account, Interval, intervals, total
 from tfdist.telemetry.json_text import from_json
-from tfdist.telemetry.records import Unreadable, read_events, read_samples
+from tfdist.telemetry.logs.records import Unreadable, read_events, read_samples
 from tfdist.telemetry.run_directory import RunDirectory
 
 DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"

@@ -16,8 +16,8 @@ from tfdist.report.figures import Axis, curves_plot, draw_bars, draw_shares, mil
 from tfdist.report.page import Cell, Plot, Section, Table
 from tfdist.report.run_data import Run
 from tfdist.report.words import count_text
+from tfdist.telemetry.account.goodput import ALL_SHARES, Interval, total
 from tfdist.telemetry.facts import Sample
-from tfdist.telemetry.goodput import ALL_SHARES, Interval, total
 
 MOST_WORKERS = 16
 MOST_SPANS = 150  # of time, in which a worker's shares are shown

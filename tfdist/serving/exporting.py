@@ -31,7 +31,8 @@ from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import build_model
-from tfdist.training.run import assembly, checks
+from tfdist.training.run import assembly
+from tfdist.training.run.checking import checks
 from tfdist.training.run.run import Request, Run, open_run
 from tfdist.training.step.precision import set_precision
 from tfdist.tuning.search import hypermodel

@@ -21,7 +21,8 @@ from tfdist.strategies.gathering import replica_index, rows_of_all
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import Found
-from tfdist.training.run import assembly, checks
+from tfdist.training.run import assembly
+from tfdist.training.run.checking import checks
 from tfdist.training.run.run import Request, Run, open_run
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.tracing import traced

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tfdist.telemetry import time_account
+from tfdist.telemetry.account import time_account
 
 VARIABLE = "TFDIST_HEARTBEAT"
 BEGIN_VARIABLE = "TFDIST_BEGIN_AT"  # a moment by `time.monotonic` before which a run should not continue

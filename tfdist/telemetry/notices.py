@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.logs.events import EventLog
 
 MOST_KEPT = 1000
 _LOG = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from tfdist.telemetry import notices
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
-from tfdist.telemetry.events import EventLog
-from tfdist.telemetry.metrics import Metrics
+from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.logs.metrics import Metrics
 
 SHOWN_VARIABLES = 5
 

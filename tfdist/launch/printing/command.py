@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from tfdist import command_line
 from tfdist.command_line import flags, split_at_dashes
 from tfdist.errors import UserError, suggest
-from tfdist.launch.printing import airflow, horovod, kubeflow, kuberay, kubernetes, ray_slurm, slurm, tpu_vm, vertex
+from tfdist.launch.printing import horovod, kuberay, kubernetes, ray_slurm, slurm, tpu_vm
+from tfdist.launch.printing.pipelines import airflow, kubeflow, vertex
 
 SCHEDULERS = {
     "slurm": slurm,

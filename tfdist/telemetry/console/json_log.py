@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from tfdist.telemetry.account.resources import device_memory_bytes
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
 from tfdist.telemetry.console.hangup import outliving_terminal
-from tfdist.telemetry.event_text import time_text
 from tfdist.telemetry.facts import Event, Level, RunFacts
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.logs.event_text import time_text
 from tfdist.telemetry.registry import EVENTS
-from tfdist.telemetry.resources import device_memory_bytes
 
 Bytes = Callable[[], float | None]
 LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}

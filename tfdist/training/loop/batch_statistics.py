@@ -18,7 +18,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.step.gradients import forward
-from tfdist.training.step.normalization import batch_norm_layers
+from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.tracing import traced
 
 

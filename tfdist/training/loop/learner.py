@@ -22,9 +22,9 @@ from tfdist.training.sharding.sharded_weights import gather_weights
 from tfdist.training.sharding.shards import WEIGHTS, Shards
 from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
 from tfdist.training.sharding.tensor_parallel import chosen, split_layers
-from tfdist.training.step.aggregation import follow_aggregation
 from tfdist.training.step.gradients import forward
-from tfdist.training.step.layer_state import separate_losses
+from tfdist.training.step.layers.aggregation import follow_aggregation
+from tfdist.training.step.layers.layer_state import separate_losses
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import build_optimizer
 from tfdist.training.step.precision import LossScale

@@ -21,7 +21,8 @@ import tensorflow as tf
 from tfdist.data.pipeline import failures
 from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.strategies.base import Strategy
-from tfdist.telemetry import heartbeat, time_account
+from tfdist.telemetry import heartbeat
+from tfdist.telemetry.account import time_account
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop.best import Watched
 from tfdist.training.loop.boundaries import Boundaries

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import keras
 
 from tfdist.strategies.base import Strategy
-from tfdist.telemetry.metrics import Metrics
+from tfdist.telemetry.logs.metrics import Metrics
 from tfdist.training.step.step import TrainStep
 
 GRAPH, WEIGHTS = "graph", "weights"

@@ -18,7 +18,7 @@ from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.memory import MemoryPlace, OnlyWarnings, forget
 from tfdist.errors import PreemptedError
 from tfdist.training.recovery.recovery import Memory
-from tfdist.training.run.identity import lasting
+from tfdist.training.run.directory.identity import lasting
 from tfdist.training.run.run import Run
 
 

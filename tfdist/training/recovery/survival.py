@@ -39,7 +39,7 @@ from tfdist.training.recovery.renaming import renamed
 from tfdist.training.recovery.weights import FILES, find_checkpoint, places_of_checkpoints
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.identity import identity
+from tfdist.training.run.directory.identity import identity
 from tfdist.training.run.run import Run
 from tfdist.training.step.state import MODEL, ModelState, TrainingState
 

@@ -52,11 +52,11 @@ from tfdist.training.recovery.recovery import Opened, Recovery, restored
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.weights import Found, find
 from tfdist.training.run.canonical import check_canonical, sums_as_written
+from tfdist.training.run.checking.examples import check_held
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.examples import check_held
+from tfdist.training.run.directory.starts import note_start
 from tfdist.training.run.run import Run
 from tfdist.training.run.settings import TrainSettings
-from tfdist.training.run.starts import note_start
 from tfdist.training.run.tuned import (
     AUTO_XLA,
     COMPILED,
@@ -69,8 +69,8 @@ from tfdist.training.run.tuned import (
 from tfdist.training.sharding.shards import HOST
 from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
+from tfdist.training.step.layers.normalization import batch_norm_layers, microbatch_note, synchronized
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronized
 from tfdist.training.step.norms import Norms
 from tfdist.training.step.optimizer import bind_schedules, check_turns, parts
 from tfdist.training.step.precision import set_precision

@@ -14,8 +14,8 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.tasks.in_turns import InTurns
-from tfdist.training.step.layer_state import moving_variables
-from tfdist.training.step.normalization import batch_norm_layers
+from tfdist.training.step.layers.layer_state import moving_variables
+from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.randomness import seed_generators
 
 SETTING = "train.canonical_replicas"

@@ -17,16 +17,17 @@ from tfdist.data.pipeline import failures
 from tfdist.errors import DivergedError, NotSavedError, PeerLostError, PreemptedError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
-from tfdist.telemetry import heartbeat, notices, time_account
+from tfdist.telemetry import heartbeat, notices
+from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
-from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.facts import RunFacts
-from tfdist.telemetry.metrics import Metrics
+from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.logs.metrics import Metrics
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
-from tfdist.training.run.claim import Claim, Place, take_place
-from tfdist.training.run.starts import read_starts
+from tfdist.training.run.directory.claim import Claim, Place, take_place
+from tfdist.training.run.directory.starts import read_starts
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple, Protocol
 from tfdist.settings.checks import POSITIVE, Check, or_none
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
-from tfdist.telemetry import time_account
+from tfdist.telemetry.account import time_account
+from tfdist.telemetry.account.goodput import goodput
+from tfdist.telemetry.account.sampler import Sampler
 from tfdist.telemetry.console.base import Console
-from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
-from tfdist.telemetry.goodput import goodput
-from tfdist.telemetry.metrics import Metrics, MetricsLog, NullMetricsLog
-from tfdist.telemetry.records import Unreadable, read_samples
+from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.logs.metrics import Metrics, MetricsLog, NullMetricsLog
+from tfdist.telemetry.logs.records import Unreadable, read_samples
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sampler import Sampler
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import Stream
-from tfdist.training.run.run_id import run_id_of
+from tfdist.training.run.directory.run_id import run_id_of
 
 SINKS = Check(
     "[@prometheus.Prometheus()]",

@@ -14,10 +14,10 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import Learner
 from tfdist.training.run.probe import quickest, runs
-from tfdist.training.step.aggregation import aggregated_variables
 from tfdist.training.step.gradients import LocalSums
-from tfdist.training.step.layer_state import moving_variables
-from tfdist.training.step.normalization import batch_norm_layers, is_synchronized
+from tfdist.training.step.layers.aggregation import aggregated_variables
+from tfdist.training.step.layers.layer_state import moving_variables
+from tfdist.training.step.layers.normalization import batch_norm_layers, is_synchronized
 from tfdist.training.step.step import TrainStep
 
 COMPILED = {"off": (False, False), "pass": (True, False), "update": (False, True), "on": (True, True)}

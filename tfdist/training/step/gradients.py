@@ -23,10 +23,10 @@ from tfdist.strategies.ordered_sum import ordered_sum_of_short
 from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
 from tfdist.training.sharding.shards import Shards
-from tfdist.training.step.layer_state import layer_losses, map_penalized, moving_variables
-from tfdist.training.step.lockstep import side_by_side
+from tfdist.training.step.layers.layer_state import layer_losses, map_penalized, moving_variables
+from tfdist.training.step.layers.lockstep import side_by_side
+from tfdist.training.step.layers.normalization import batch_norm_layers, pass_over
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.normalization import batch_norm_layers, pass_over
 from tfdist.training.step.precision import LossScale, factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
 

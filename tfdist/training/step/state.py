@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.checkpoint.format.slices import cut, whole_name, whole_shape
 from tfdist.strategies.base import Strategy
 from tfdist.training.loop.learner import Learner
-from tfdist.training.step.layer_state import moving_variables
+from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.randomness import seed_generators
 from tfdist.training.step.tracing import traced
 

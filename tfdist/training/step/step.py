@@ -23,7 +23,7 @@ from tfdist.training.sharding.sharded_update import ShardedUpdate
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.divergence import Spike
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
-from tfdist.training.step.layer_state import moving_variables
+from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.norms import Norms
 from tfdist.training.step.precision import LossScale, factor_of

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from tfdist.storage import files
 from tfdist.strategies.base import Topology
-from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.heartbeat import PROFILE_SIGNAL
+from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.watch.profile_operations import MARK
 from tfdist.training.watch.profile_summary import summarize

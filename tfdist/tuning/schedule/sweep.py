@@ -27,8 +27,8 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.survival import check_start_from
-from tfdist.training.run.identity import lasting
-from tfdist.training.run.kind import check_kind
+from tfdist.training.run.directory.identity import lasting
+from tfdist.training.run.directory.kind import check_kind
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.places import group

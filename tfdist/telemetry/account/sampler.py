@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
-from tfdist.telemetry import time_account
-from tfdist.telemetry.event_text import time_text
+from tfdist.telemetry.account import time_account
+from tfdist.telemetry.account.resources import Resources
 from tfdist.telemetry.facts import RunFacts, Sample
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.resources import Resources
+from tfdist.telemetry.logs.event_text import time_text
 
 FIRST_SECONDS, EVERY_SECONDS, STORED_SHARE = 1.0, 10.0, 1 / 360
 LOW_UTILIZATION, LOW_SECONDS = 1 / 3, 300.0

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
 from tfdist.telemetry.console.base import Console
-from tfdist.telemetry.event_text import event_line
 from tfdist.telemetry.facts import Event, Level
+from tfdist.telemetry.logs.event_text import event_line
 from tfdist.telemetry.run_directory import RunDirectory
 
 

@@ -14,7 +14,7 @@ from tfdist.command_line import define_checked, flags
 from tfdist.errors import UserError
 from tfdist.launch.printing import checks
 from tfdist.launch.printing.job import define_job, read_job
-from tfdist.launch.printing.pipeline import define_steps, values_of_steps
+from tfdist.launch.printing.pipelines.pipeline import define_steps, values_of_steps
 from tfdist.launch.printing.templates import fill
 
 

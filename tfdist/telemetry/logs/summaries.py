@@ -15,7 +15,7 @@ import numpy as np
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.mirror import Mirror
-from tfdist.telemetry.event_file import FIRST, PREFIX
+from tfdist.telemetry.logs.event_file import FIRST, PREFIX
 
 _FLUSH_SECONDS = 10
 

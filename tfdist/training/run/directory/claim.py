@@ -16,8 +16,8 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry.result import TRAIN
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.boundaries import Length
-from tfdist.training.run.identity import check_same_experiment
-from tfdist.training.run.kind import check_kind
+from tfdist.training.run.directory.identity import check_same_experiment
+from tfdist.training.run.directory.kind import check_kind
 from tfdist.training.run.settings import TrainSettings
 
 

@@ -26,12 +26,12 @@ from tfdist.telemetry.console.curve import curve
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_stateful
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
-from tfdist.training.run.batch_dependence import batch_dependent_layers
+from tfdist.training.run.checking.batch_dependence import batch_dependent_layers
+from tfdist.training.run.checking.examples import check_first_batch, named_arrays
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.examples import check_first_batch, named_arrays
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
+from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts
 from tfdist.training.step.precision import set_precision
 from tfdist.user_code import said

@@ -13,8 +13,8 @@ from tfdist.checkpoint.format.entries import newest_first
 from tfdist.errors import UserError
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.directory.starts import read_settings
 from tfdist.training.run.settings import TrainSettings
-from tfdist.training.run.starts import read_settings
 
 MAY_CHANGE = frozenset(TrainSettings.changeable())
 MAY_CHANGE_BELOW = ("tfdist.strategies.", "tfdist.checkpoint.", "tfdist.tuning.", "evaluate.", "tune.")

@@ -13,8 +13,8 @@ import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfdist.telemetry.account.time_account import SHARES
 from tfdist.telemetry.facts import Sample
-from tfdist.telemetry.time_account import SHARES
 
 COMPUTE = "compute"
 REDONE, DOWN = "lost: steps done again", "lost: between starts"

@@ -15,8 +15,8 @@ from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import from_json, to_json
+from tfdist.telemetry.logs.summaries import Summaries
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.summaries import Summaries
 
 _OWN_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tfdist.command_line import define_checked, flags
 from tfdist.launch.printing import checks
 from tfdist.launch.printing.job import define_job, read_job, refuse
-from tfdist.launch.printing.pipeline import define_steps, values_of_steps
+from tfdist.launch.printing.pipelines.pipeline import define_steps, values_of_steps
 from tfdist.launch.printing.templates import fill
 
 
