@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.errors import UserError
 from tfdist.planning.estimate import all_reduce_seconds
-from tfdist.planning.hardware import Group, devices, groups, prices
+from tfdist.planning.hardware import Group, devices, groups, priced
 from tfdist.planning.planning import topology_of
 from tfdist.tpu_compiler.chips import CHIPS, slice_of
 
@@ -27,7 +27,13 @@ def test_devices_are_named_with_or_without_a_number() -> None:
     named = [str(group) for group in groups(["a100_40:8,l4", "v5e:16"], KNOWN)]
     assert named == ["a100_40:8", "l4:1", "l4:2", "l4:4", "l4:8", "v5e:16"]
     assert {group.device.kind for group in groups([], KNOWN)} == set(KNOWN)
-    assert prices(["a100_40=3.67,v5e=1.2"], KNOWN) == {"a100_40": 3.67, "v5e": 1.2}
+
+
+def test_prices_of_ones_own_take_the_place_of_the_tables() -> None:
+    own = priced(["a100_40=3.5,v5e=1.3/0.4"], KNOWN)
+    assert Group(own["a100_40"], 8).usd_per_hour == 28 and Group(own["a100_40"], 8, is_spot=True).usd_per_hour is None
+    assert Group(own["v5e"], 4).usd_per_hour == 5.2 and Group(own["v5e"], 4, is_spot=True).usd_per_hour == 1.6
+    assert own["l4"] == KNOWN["l4"] and all(0 < d.spot_usd_per_hour < d.usd_per_hour for d in KNOWN.values())  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -35,8 +41,10 @@ def test_devices_are_named_with_or_without_a_number() -> None:
     [
         (lambda: groups(["a100"], KNOWN), "--devices=a100 names none of"),
         (lambda: groups(["l4:0"], KNOWN), "Write, for example, l4:8"),
-        (lambda: prices(["l4=cheap"], KNOWN), "'cheap' is no price"),
-        (lambda: prices(["l5=1"], KNOWN), "--prices=l5=1 names none of"),
+        (lambda: priced(["l4=cheap"], KNOWN), "'cheap' is no price"),
+        (lambda: priced(["l4=1/2/3"], KNOWN), "Write dollars for an hour of one"),
+        (lambda: priced(["l4=1/nan"], KNOWN), "no price"),
+        (lambda: priced(["l5=1"], KNOWN), "--prices=l5=1 names none of"),
         (lambda: devices("/nowhere.toml"), "is no table of devices"),
     ],
 )

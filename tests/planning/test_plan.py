@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from support import REPOSITORY, clean_environment, run_python
 
+from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.planning.choosing import Limits, chosen
 from tfdist.planning.estimate import Traced, Training, estimates, memory_of
 from tfdist.planning.hardware import Group, devices
@@ -77,7 +78,7 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
     }
     found = {}
     for kind, count in [("h200", 1), ("a100_40", 1), ("l4", 8), ("t4", 4)]:
-        some = list(estimates(training(), Group(KNOWN[kind], count), None, None))
+        some = list(estimates(training(), Group(KNOWN[kind], count), None))
         found[kind] = some and (some[0].choice.num_microbatches, some[0].choice.recomputes, some[0].choice.sharding)
         for each in some:
             assert each.memory_bytes <= 0.9 * each.group.device.memory_bytes
@@ -92,18 +93,31 @@ def test_sharing_takes_the_optimizers_part_alone() -> None:
 
 
 def test_the_cheapest_comes_first_and_limits_hold() -> None:
-    costs = {"a100_40": 4.0, "h200": 10.0}
     found = [
         each
-        for kind in costs
+        for kind in ("a100_40", "h200")
         for count in (1, 8)
-        for each in estimates(training(), Group(KNOWN[kind], count), costs[kind], None)
+        for each in estimates(training(), Group(KNOWN[kind], count), None)
     ]
     best = chosen(found, Limits())
     prices = [each.price for each in best]
     assert prices == sorted(prices) and len({str(each.group) for each in best}) == len(best)
     quick = chosen(found, Limits(deadline_hours=min(each.hours for each in found)))
     assert len(quick) == 1 and quick[0].hours == min(each.hours for each in found)
+
+
+def test_spot_machines_cost_less_and_take_longer_the_more_of_them_there_are() -> None:
+    of_spot = dataclasses.replace(training(), policy=CheckpointPolicy(), spot_hours=8.0)
+    for count, machines in ((8, 1), (16, 2)):
+        on_demand, spot = (
+            next(estimates(of_spot, Group(KNOWN["h200"], count, is_spot=is_spot), None)) for is_spot in (False, True)
+        )
+        assert spot.failure_seconds == 8 * 3600 / machines and on_demand.failure_seconds == 3600
+        interval, cost = spot.interval_seconds, spot.checkpoint_seconds
+        assert interval == pytest.approx((2 * cost * spot.failure_seconds) ** 0.5)  # Young
+        assert spot.lost_share == pytest.approx(cost / interval + (interval / 2 + 300) / spot.failure_seconds)
+        assert spot.hours == pytest.approx(on_demand.hours * (1 + spot.lost_share) / (1 + on_demand.lost_share))
+        assert spot.price == pytest.approx(spot.hours * count * KNOWN["h200"].spot_usd_per_hour)
 
 
 def plan(run_dir: Path, *flags: str) -> Any:
@@ -120,6 +134,34 @@ def test_a_plan_is_valid_and_trains(tmp_path: Path) -> None:
     assert "MFU" in told.stdout
     files = [*DIGITS, f"--gin_file={tmp_path}/plan.gin", f"--run_dir={tmp_path}/run"]
     run_python(["-m", "tfdist.main", *files, "--gin_param=train.fast_check = True"], cwd=REPOSITORY).check()
+
+
+@pytest.mark.slow
+def test_a_plan_for_spot_machines_saves_as_often_as_they_need(tmp_path: Path) -> None:
+    plan(tmp_path, "--devices=l4:1", "--spot_hours=2").check()
+    found = json.loads((tmp_path / "plan.json").read_text())
+    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    assert found["resourceAllocation"]["is_spot"] and found["faultTolerance"]["mean_seconds_between_failures"] == 7200
+    assert [each["is_spot"] for each in found["alternatives"]] == [False]
+    assert found["cost_estimate"]["usd"] < found["alternatives"][0]["usd"]
+    files = [*DIGITS, f"--gin_file={tmp_path}/plan.gin", f"--run_dir={tmp_path}/run"]
+    run_python(["-m", "tfdist.main", *files], cwd=REPOSITORY).check()
+    configured = (tmp_path / "run" / "config.gin").read_text()
+    assert "CheckpointPolicy.mean_seconds_between_failures = 7200.0" in configured
+    assert "train.checkpoint = @" in configured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "lacks"),
+    [
+        (["--prices=l4=0.7"], "none of the devices has one, such as --prices"),
+        (["--gin_param=train.checkpoint = 'off'"], "train.checkpoint is 'off'"),
+    ],
+)
+def test_spot_machines_need_a_price_and_checkpoints(tmp_path: Path, flags: list[str], lacks: str) -> None:
+    refused = plan(tmp_path, "--devices=l4:1", "--spot_hours=2", *flags)
+    assert refused.status == 2 and lacks in refused.stderr and "Traceback" not in refused.stderr
 
 
 @pytest.mark.slow

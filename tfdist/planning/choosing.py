@@ -35,7 +35,7 @@ def chosen(found: Sequence[Estimate], limits: Limits) -> list[Estimate]:
             "more of them by --devices, or write a smaller train.global_batch_size."
         )
     if limits.budget_usd is not None and all(each.price is None for each in found):
-        raise UserError("--budget_usd needs to know what devices cost. Write, for example, --prices=a100_40=3.67")
+        raise UserError("--budget_usd needs to know what these devices cost. Write, for example, --prices=a100_40=3.67")
     allowed = sorted(filter(limits.allow, found), key=_cost)
     if not allowed:
         raise UserError(_nearest(found, limits))

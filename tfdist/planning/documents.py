@@ -11,12 +11,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.checkpoint.policy import AUTO
 from tfdist.planning.choosing import Limits
 from tfdist.planning.estimate import (
     ALLOCATED,
     MEASURED,
     MESSAGE_SECONDS,
     OPTIMIZER,
+    SPOT_WAIT_SECONDS,
     USABLE,
     Estimate,
     Training,
@@ -58,9 +60,7 @@ def document(best: Sequence[Estimate], training: Training, limits: Limits, measu
         "checkpointStrategy": checkpoint,
         "faultTolerance": {
             "resumes": training.policy is not None,
-            "mean_seconds_between_failures": None
-            if training.policy is None
-            else training.policy.mean_seconds_between_failures,
+            "mean_seconds_between_failures": None if training.policy is None else first.failure_seconds,
             "restarts": "python -m tfdist.launch starts all workers again after a failure",
             "lost_share": first.lost_share,
         },
@@ -101,6 +101,11 @@ def uncertain(each: Estimate) -> list[str]:
         told.append("A step near the peak rate is rare: expect more hours, and measure some with --from_run.")
     if each.price is None:
         told.append("No price is known: write --prices.")
+    if each.group.is_spot:
+        told.append(
+            f"A spot machine is assumed to last for --spot_hours on the average, and another to be there "
+            f"{SPOT_WAIT_SECONDS} s after it."
+        )
     return told
 
 
@@ -119,6 +124,11 @@ def gin(each: Estimate, settings: TrainSettings) -> str:
     ]
     if choice.recomputes and settings.recompute is None:
         lines.append("train.recompute = 'auto'")
+    if each.group.is_spot:
+        lines.insert(2, "from tfdist.checkpoint import policy")
+        lines.append(f"policy.CheckpointPolicy.mean_seconds_between_failures = {each.failure_seconds!r}")
+        if settings.checkpoint == AUTO:
+            lines.append("train.checkpoint = @policy.CheckpointPolicy()")
     return "\n".join(lines) + "\n"
 
 
@@ -162,7 +172,7 @@ def _batch(each: Estimate, training: Training) -> dict[str, Any]:
 def _distributed(each: Estimate) -> dict[str, Any]:
     return {
         "strategy": each.strategy,
-        "num_workers": each.num_workers,
+        "num_workers": each.group.num_machines,
         "num_replicas": each.group.count,
         "sharding": each.choice.sharding,
         "shards_optimizer": each.choice.sharding == OPTIMIZER,
@@ -173,6 +183,7 @@ def _resources(each: Estimate) -> dict[str, Any]:
     return {
         "device": each.group.device.kind,
         "count": each.group.count,
+        "is_spot": each.group.is_spot,
         "memory_bytes": int(each.memory_bytes),
         "memory_of_device_bytes": int(each.group.device.memory_bytes),
     }
@@ -182,7 +193,7 @@ def _rdma(each: Estimate) -> dict[str, Any]:
     is_nccl = each.strategy in ("mirrored", "multi_worker")
     between = {"NCCL_SOCKET_IFNAME": "", "NCCL_IB_DISABLE": "0"} if each.strategy == "multi_worker" else {}
     return {
-        "uses_network": each.num_workers > 1,
+        "uses_network": each.group.num_machines > 1,
         "environment": {"NCCL_DEBUG": "WARN", **between} if is_nccl else {},
         "note": "Empty values are this cluster's own: the network interface that python -m tfdist.doctor shows."
         if between

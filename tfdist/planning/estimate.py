@@ -18,6 +18,7 @@ from tfdist.planning.traced_step import ALLOCATED, Step
 
 USABLE = 0.9  # of a device's memory: an assumption; the driver, its libraries and workspaces of kernels need the rest
 MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of docs/scaling.md
+SPOT_WAIT_SECONDS = 300  # until there is another spot machine and the run goes on: an assumption
 MOST_MICROBATCHES = 64
 OPTIMIZER = "optimizer"
 ESTIMATED = "traced graph and the makers' figures"
@@ -59,6 +60,7 @@ class Training:
       precisions: that may be chosen.
       compiled: memory, flops and bytes that a TPU's compiler tells of a step; None: there is none.
       policy: of its checkpoints.
+      spot_hours: after how many a spot machine is taken away, on the average; there is a policy then.
     """
 
     global_batch_size: int
@@ -67,6 +69,14 @@ class Training:
     traced: Callable[[str, bool], Traced | None]
     compiled: Callable[[Group, Choice], tuple[float, float, float] | None]
     policy: CheckpointPolicy | None
+    spot_hours: float | None = None
+
+    def mean_seconds_between_failures(self, group: Group) -> float:
+        """The policy's, or of spot machines, of which each ends the run; infinite without checkpoints."""
+        if group.is_spot:
+            assert self.spot_hours is not None
+            return 3600 * self.spot_hours / group.num_machines
+        return math.inf if self.policy is None else self.policy.mean_seconds_between_failures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +100,8 @@ class Estimate:
       compute_seconds, memory_seconds: what products and what moving bytes take at the most that the device can do.
       reduce_seconds: of the all-reduces, as if nothing else went on meanwhile.
       utilization: of the device's arithmetic, with a step of `step_seconds`.
-      lost_share: of the time, to checkpoints and to steps done twice.
+      failure_seconds: between two failures, on the average.
+      lost_share: of the time, to checkpoints, to steps done twice and to waiting for another spot machine.
       price: in US dollars; None: nobody said what a device costs.
       basis: what the step's time rests on, and what its memory does.
     """
@@ -107,6 +118,7 @@ class Estimate:
     utilization: float
     checkpoint_seconds: float
     interval_seconds: float
+    failure_seconds: float
     lost_share: float
     hours: float
     price: float | None
@@ -118,18 +130,14 @@ class Estimate:
             return "tpu"
         if self.group.count == 1:
             return "one_device"
-        return "mirrored" if self.group.count <= self.group.device.per_machine else "multi_worker"
-
-    @property
-    def num_workers(self) -> int:
-        return 1 if self.group.device.is_tpu else math.ceil(self.group.count / self.group.device.per_machine)
+        return "mirrored" if self.group.num_machines == 1 else "multi_worker"
 
     @property
     def device_hours(self) -> float:
         return self.hours * self.group.count
 
 
-def estimates(training: Training, group: Group, price: float | None, measured: Measured | None) -> Iterator[Estimate]:
+def estimates(training: Training, group: Group, measured: Measured | None) -> Iterator[Estimate]:
     """The quickest settings of each precision with which the training fits on a group; none where it does not."""
     if group.device.bytes_per_second(group.count) is None:
         return
@@ -137,7 +145,7 @@ def estimates(training: Training, group: Group, price: float | None, measured: M
         if precision in group.device.flops:
             found = _first_that_fits(training, group, precision)
             if found is not None:
-                yield _estimate(training, group, *found, price, measured)
+                yield _estimate(training, group, *found, measured)
 
 
 def memory_of(step: Step, group: Group, *, microbatches: bool, shards: bool) -> float:
@@ -185,10 +193,9 @@ def _estimate(
     choice: Choice,
     step: Step,
     largest_rows: int,
-    price: float | None,
     measured: Measured | None,
 ) -> Estimate:
-    number, device, count = choice.num_microbatches, group.device, group.count
+    number, device = choice.num_microbatches, group.device
     memory = memory_of(step, group, microbatches=number > 1, shards=choice.sharding is not None)
     flops, moved, of_memory, of_time = step.flops * number, step.bytes_moved * number, ESTIMATED, ESTIMATED
     compiled = training.compiled(group, choice) if device.is_tpu else None
@@ -201,7 +208,8 @@ def _estimate(
     if measured is not None and measured.is_of(group):
         seconds, of_time = training.global_batch_size / measured.examples_per_second, f"{MEASURED} {measured.path}"
     cost = (measured.write_seconds if measured else None) or FIRST_COST
-    interval, lost = checkpoints(training.policy, cost)
+    failures = training.mean_seconds_between_failures(group)
+    interval, lost = checkpoints(failures, cost, SPOT_WAIT_SECONDS if group.is_spot else 0.0)
     hours = training.total_steps * seconds * (1 + lost) / 3600
     return Estimate(
         group=group,
@@ -216,9 +224,10 @@ def _estimate(
         utilization=compute / seconds,
         checkpoint_seconds=cost,
         interval_seconds=interval,
+        failure_seconds=failures,
         lost_share=lost,
         hours=hours,
-        price=None if price is None else hours * count * price,
+        price=None if group.usd_per_hour is None else hours * group.usd_per_hour,
         basis=(of_time, of_memory),
     )
 
@@ -231,13 +240,17 @@ def all_reduce_seconds(num_bytes: float, group: Group) -> float:
     return 2 * (count - 1) * (MESSAGE_SECONDS + num_bytes / count / speed)
 
 
-def checkpoints(policy: CheckpointPolicy | None, cost: float) -> tuple[float, float]:
-    """Seconds between checkpoints of such a cost, and the share of the time that they and repeated steps take."""
-    if policy is None:
+def checkpoints(failures: float, cost: float, wait: float) -> tuple[float, float]:
+    """Seconds between checkpoints of such a cost, and the share of the time that is not spent on the training.
+
+    Args:
+      failures: seconds between two of them, on the average; infinite: there are no checkpoints.
+      wait: seconds after each until the run goes on.
+    """
+    if failures == math.inf:
         return math.inf, 0.0
-    failures = policy.mean_seconds_between_failures
     schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
     schedule.saved(1, 0.0, cost_seconds=cost)
     interval = schedule.interval_seconds
     assert interval is not None
-    return interval, cost / interval + interval / 2 / failures
+    return interval, cost / interval + (interval / 2 + wait) / failures

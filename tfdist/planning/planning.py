@@ -15,7 +15,7 @@ from tfdist.errors import UserError
 from tfdist.planning import documents, page
 from tfdist.planning.choosing import Limits, chosen
 from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Traced, Training, estimates
-from tfdist.planning.hardware import Group, devices, groups, prices
+from tfdist.planning.hardware import Group, devices, groups, priced
 from tfdist.planning.measured import read
 from tfdist.planning.traced_step import Step, step_of
 from tfdist.storage import files
@@ -36,6 +36,7 @@ class Options:
 
     devices: Sequence[str] = ()
     prices: Sequence[str] = ()
+    spot_hours: float | None = None
     hardware: str | None = None
     limits: Limits = dataclasses.field(default_factory=Limits)
     from_run: str | None = None
@@ -51,8 +52,18 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
       UserError: something given is wrong, or nothing meets the limits.
     """
     _check(settings)
-    known = devices(options.hardware)
-    wanted, costs = groups(options.devices, known), prices(options.prices, known)
+    wanted = groups(options.devices, priced(options.prices, devices(options.hardware)))
+    if options.spot_hours is not None:
+        spot = [dataclasses.replace(each, is_spot=True) for each in wanted if each.device.spot_usd_per_hour is not None]
+        if not spot or settings.policy is None:
+            lacks = (
+                "train.checkpoint is 'off'" if spot else "none of the devices has one, such as --prices=l4=0.56/0.22"
+            )
+            raise UserError(
+                f"--spot_hours={options.spot_hours:g} plans for spot machines, which need a price and checkpoints: "
+                f"{lacks}."
+            )
+        wanted += spot
     measured = None if options.from_run is None else read(options.from_run)
     directory = RunDirectory(run_dir)
     directory.create()
@@ -60,11 +71,16 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
         compiler = None
         if any(group.device.is_tpu for group in wanted) and is_installed():
             compiler = leaving.enter_context(open_compiler(tell))
-        training = training_of(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
+        training = training_of(
+            settings,
+            several=any(group.count > 1 for group in wanted),
+            compiler=compiler,
+            spot_hours=options.spot_hours,
+        )
         found: list[Estimate] = []
         for group in wanted:
             try:
-                found += estimates(training, group, costs.get(group.device.kind), measured)
+                found += estimates(training, group, measured)
             except UserError as error:  # a TPU cannot run it, or has no room for it
                 tell(f"{group} is left out. {error}")
     best = chosen(found, options.limits)
@@ -92,12 +108,15 @@ def _check(settings: TrainSettings) -> None:
             )
 
 
-def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> Training:
+def training_of(
+    settings: TrainSettings, *, several: bool, compiler: Compiler | None = None, spot_hours: float | None = None
+) -> Training:
     """What a plan has to know of an experiment; its step is traced as it is asked for.
 
     Args:
       several: whether several replicas are among what is planned.
       compiler: of TPUs; None: they are estimated as other devices are.
+      spot_hours: after how many a spot machine is taken away, on the average.
     """
     sizes = sorted({max(1, settings.global_batch_size // SMALLER), settings.global_batch_size})
 
@@ -144,6 +163,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
         traced=traced,
         compiled=compiled,
         policy=settings.policy,
+        spot_hours=spot_hours,
     )
 
 
