@@ -1,11 +1,12 @@
 """Trains with the optimizer's state spread over the replicas, up to an epoch, and may die while it saves.
 
-    python -m training.sharded DIRECTORY STRATEGY SHARDING EPOCHS [dies | killed]
+    python -m training.sharded DIRECTORY STRATEGY SHARDING EPOCHS [dies | killed | packing]
 
 STRATEGY: as in equivalence/cases.py, or mirrored3. SHARDING: as the setting, tensors, none, or canonical. EPOCHS: of
 four, after which the run is left to be resumed. dies: in three starts a worker is killed while it saves: one before its
 part is noted, the chief while it has its own part and not all others, and the chief once the checkpoint is committed.
-killed: the chief is, once it has committed two checkpoints.
+killed: the chief is, once it has committed two checkpoints. packing: of gradients is measured, so the run is not
+deterministic.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def main(directory: str, strategy_name: str, sharding: str, epochs: str, dies: s
     strategy = Mirrored(num_cpu_devices=3) if strategy_name == "mirrored3" else STRATEGIES[strategy_name]()
     if dies == "killed":
         die_once_two_are_committed()
-    elif dies:
+    elif dies and dies != "packing":
         die_while_saving(pathlib.Path(directory))
     settings = BASE | {
         "optimizer": clipped_adam,
@@ -89,6 +90,7 @@ def main(directory: str, strategy_name: str, sharding: str, epochs: str, dies: s
         "tensor_parallel": ["block"] if sharding == "tensors" else None,
         "canonical_replicas": 4 if sharding == "canonical" else None,
         "checkpoint": CheckpointPolicy(every_steps=2, keep_last=2),
+        "deterministic": dies != "packing",  # which is then measured
         "strategy": strategy,
     }
     settings["task"] = settings["task"]()

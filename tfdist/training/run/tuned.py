@@ -14,6 +14,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import Learner
 from tfdist.training.run.probe import quickest, runs
+from tfdist.training.sharding.shards import num_bytes
 from tfdist.training.step.gradients import LocalSums
 from tfdist.training.step.layers.aggregation import aggregated_variables
 from tfdist.training.step.layers.layer_state import moving_variables
@@ -87,8 +88,7 @@ def choose_packing(
     candidates = strategy.packing_candidates()
     if not candidates or deterministic:
         return
-    num_bytes = sum(v.value.dtype.size * v.value.shape.num_elements() for v in learner.model.trainable_variables)
-    tried = distinct_packings(candidates, num_bytes)
+    tried = distinct_packings(candidates, sum(num_bytes(v) for v in learner.model.trainable_variables))
     if len(tried) == 1:
         strategy.set_packing(tried[0])
         return
@@ -106,9 +106,9 @@ def choose_packing(
     tell("packing_chosen", message=f"bytes_per_pack {choice}: {_said(seconds)}", choice=choice, seconds=seconds)
 
 
-def distinct_packings(candidates: Sequence[int], num_bytes: int) -> list[int]:
-    """The candidates that pack gradients of `num_bytes` in different ways: all that hold them whole are as 0 is."""
-    return [0, *(size for size in candidates if 0 < size < num_bytes)]
+def distinct_packings(candidates: Sequence[int], whole: int) -> list[int]:
+    """The candidates that pack gradients of `whole` bytes in different ways: all that hold them whole are as 0 is."""
+    return [0, *(size for size in candidates if 0 < size < whole)]
 
 
 def _one_number(sums: LocalSums) -> tf.Tensor:

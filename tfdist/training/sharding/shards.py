@@ -82,9 +82,9 @@ class Shards:
         for block in blocks:
             self._share(block, loads)
         whole = [v for v in variables if id(v) not in self._owners and id(v) not in self._split]
-        for variable in sorted(whole, key=lambda v: -_num_bytes(v)):  # the largest first: so they come out even
+        for variable in sorted(whole, key=lambda v: -num_bytes(v)):  # the largest first: so they come out even
             owner = loads.index(min(loads))
-            loads[owner] += _num_bytes(variable)
+            loads[owner] += num_bytes(variable)
             self._owners[id(variable)] = owner
 
     def _share(self, block: keras.layers.Layer, loads: list[int]) -> None:
@@ -103,11 +103,11 @@ class Shards:
                 f"train.sharding = 'weights' cannot spread the layer {block.name!r}: it {why}. Write 'gradients'."
             )
         shares: list[list[keras.Variable]] = [[] for _ in range(count)]
-        for variable in sorted(variables, key=lambda v: -_num_bytes(v)):
-            min(shares, key=lambda share: (sum(map(_num_bytes, share)), len(share))).append(variable)
-        shares.sort(key=lambda share: -sum(map(_num_bytes, share)))
+        for variable in sorted(variables, key=lambda v: -num_bytes(v)):
+            min(shares, key=lambda share: (sum(map(num_bytes, share)), len(share))).append(variable)
+        shares.sort(key=lambda share: -sum(map(num_bytes, share)))
         for replica, share in zip(sorted(range(count), key=lambda r: (loads[r], r)), shares, strict=True):
-            loads[replica] += sum(map(_num_bytes, share))
+            loads[replica] += sum(map(num_bytes, share))
             for variable in share:
                 self._owners[id(variable)] = replica
                 self._apart.add(id(variable))
@@ -312,7 +312,8 @@ class Shards:
         return self._strategy.distribution.experimental_local_results(variable.value)[local]
 
 
-def _num_bytes(variable: keras.Variable) -> int:
+def num_bytes(variable: keras.Variable) -> int:
+    """Of the whole variable, wherever its parts lie."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
