@@ -115,6 +115,7 @@ def _sinks(which: str, switch: Switch, scratch: str) -> Iterator[Sequence[Sink]]
         yield [Hangs(switch)]
         return
     os.environ["WANDB_DIR"] = scratch
+    os.chdir(scratch)  # where MLflow lays down its artifacts
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with _collector() as endpoint:
