@@ -42,7 +42,7 @@ from tfdist.telemetry.sinks import wandb
 
 train.sinks = [@mlflow.MLflow(), @wandb.Wandb()]
 train.callbacks = [@breaks.Breaks()]
-train.summaries = ['graph', 'weights']
+train.summaries = ['graph', 'weights', 'gradients']
 """
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import dense_model, digits, embedding_model, words
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 from training.trainings import run
 
 from tfdist.errors import UserError
@@ -69,6 +71,29 @@ def test_norms_are_those_of_numpy(tmp_path: pathlib.Path) -> None:
     assert point["clipped"] == 1.0
     without = run(tmp_path / "b", **ONE_STEP, model=model)
     assert found.bits() == without.bits()
+
+
+def test_tensorboard_shows_how_gradients_are_spread_as_numpy_counts_them(tmp_path: pathlib.Path) -> None:
+    start = dense_model().get_weights()
+
+    def model() -> keras.Model:
+        made = dense_model()
+        made.set_weights(start)
+        return made
+
+    found = run(tmp_path / "a", **ONE_STEP, model=model, summaries=["gradients"])
+    gradients, _ = by_hand(start)
+    shown = EventAccumulator(str(tmp_path / "a" / "tensorboard" / "train"), size_guidance={"tensors": 0}).Reload()
+    tags = [tag for tag in shown.Tags()["tensors"] if tag.startswith("gradients/")]
+    for tag, gradient in zip(tags, gradients, strict=True):
+        (event,) = shown.Tensors(tag)
+        left, right, counts = make_ndarray(event.tensor_proto).T
+        expected, edges = np.histogram(gradient, 30)
+        np.testing.assert_allclose([*left, right[-1]], edges, rtol=1e-4, atol=1e-6)
+        # Both round at the edges of bins in their own way.
+        assert counts.sum() == gradient.size and np.abs(counts - expected).sum() <= max(4, 0.01 * gradient.size)
+        assert shown.SummaryMetadata(tag).plugin_data.plugin_name == "histograms"
+    assert found.bits() == run(tmp_path / "b", **ONE_STEP, model=model).bits()
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])

@@ -43,7 +43,7 @@ class WorkerTimes(Protocol):
 class Reporter:
     """Passes on what the loop says; rates come as steps a second and go out as examples a second.
 
-    `summarize` is called with the step of each epoch's end.
+    `summarize` is called with the step of each epoch's end, and the newest gradients' histograms.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Reporter:
         metrics: Metrics,
         events: EventLog,
         examples_per_step: float,
-        summarize: Callable[[int], None] = lambda step: None,
+        summarize: Callable[[int, Mapping[str, Any]], None] = lambda step, gradients: None,
     ) -> None:
         self._console = console
         self._metrics = metrics
@@ -85,9 +85,10 @@ class Reporter:
         evaluation: Mapping[str, Any],
         seconds: float,
         rate: float,
+        gradients: Mapping[str, Any],
     ) -> None:
         notices.drain(self._events)
-        self._summarize(step)
+        self._summarize(step, gradients)
         self._console.end_epoch(
             EpochSummary(
                 step=step,

@@ -29,8 +29,13 @@ class Metrics(Protocol):
     ) -> None:
         """One point, `split` being "train", "eval" or the like. Metrics are numbers or arrays of them."""
 
-    def log_histograms(self, *, step: int, values: Mapping[str, Any]) -> None:
-        """How the values of arrays are spread, for TensorBoard alone."""
+    def log_histograms(self, *, step: int, values: Mapping[str, Any], binned: bool = False) -> None:
+        """How the values of arrays are spread, for TensorBoard alone.
+
+        Args:
+          step: of the run.
+          values: arrays; where they are `binned`, `[bins, 3]`: left and right edge and count of each bin.
+        """
 
     def log_graph(self, graph: Any) -> None:
         """The graph of the training step, for TensorBoard alone."""
@@ -87,9 +92,9 @@ class MetricsLog:
             rate = {} if learning_rate is None else {"learning_rate": learning_rate}
             self._summaries.scalars(split, int(step), {**metrics, **rate})
 
-    def log_histograms(self, *, step: int, values: Mapping[str, Any]) -> None:
+    def log_histograms(self, *, step: int, values: Mapping[str, Any], binned: bool = False) -> None:
         if self._summaries is not None:
-            self._summaries.histograms("train", int(step), values)
+            self._summaries.histograms("train", int(step), values, binned=binned)
 
     def log_graph(self, graph: Any) -> None:
         if self._summaries is not None:
@@ -129,7 +134,7 @@ class NullMetricsLog:
     ) -> None:
         pass
 
-    def log_histograms(self, *, step: int, values: Mapping[str, Any]) -> None:
+    def log_histograms(self, *, step: int, values: Mapping[str, Any], binned: bool = False) -> None:
         pass
 
     def log_graph(self, graph: Any) -> None:

@@ -47,13 +47,18 @@ class Summaries:
         with self._writer(split).as_default():
             tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=_as_array(step))
 
-    def histograms(self, split: str, step: int, values: Mapping[str, Any]) -> None:
-        """How the values of some arrays are spread."""
+    def histograms(self, split: str, step: int, values: Mapping[str, Any], *, binned: bool = False) -> None:
+        """How the values of some arrays are spread; `binned` ones are left and right edge and count of each bin."""
         import tensorflow as tf
+        from tensorboard.plugins.histogram.metadata import create_summary_metadata
 
         with self._writer(split).as_default():
             for name, value in values.items():
-                tf.summary.histogram(name, value, step=_as_array(step))
+                if binned:
+                    metadata = create_summary_metadata(display_name=None, description=None)
+                    tf.summary.write(name, tf.cast(value, tf.float64), step=_as_array(step), metadata=metadata)
+                else:
+                    tf.summary.histogram(name, value, step=_as_array(step))
 
     def graph(self, split: str, graph: Any) -> None:
         """A `tf.Graph`."""

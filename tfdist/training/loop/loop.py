@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import keras
@@ -117,6 +117,7 @@ class Loop:
         self._stops_after_batch = False
         self._diverged: DivergedError | None = None
         self._norms: dict[str, float] = {}
+        self._gradients: dict[str, np.ndarray] = {}
         self._norm_watch = Watch()
         self._input_wait = InputWait(strategy, reporter, hint=input_hint)
         self._stragglers = Stragglers(strategy, reporter)
@@ -315,7 +316,7 @@ class Loop:
         if self._step.unused and not self._told_unused:
             self._told_unused = True
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
-        self._observe_norms({name: float(value) for name, value in totals.norms.items()})
+        self._observe_norms(totals.norms)
         self._pace.observe(steps, seconds)
         if self._xla_trial is not None and done == steps:
             self._step = self._xla_trial.after(Call(self._outcome.step, steps, seconds))
@@ -349,12 +350,15 @@ class Loop:
             account.move(seconds, "compute", "build")
         self._has_called = True
 
-    def _observe_norms(self, norms: dict[str, float]) -> None:
-        if not norms or any(map(math.isnan, norms.values())):
-            return
-        self._norms = norms
-        for group in self._norm_watch.observe(norms):
-            self._reporter.dead(step=self._outcome.step, group=group)
+    def _observe_norms(self, seen: Mapping[str, tf.Tensor]) -> None:
+        """Keeps what was seen of the call's last step, if it came to that."""
+        norms = {name: float(value) for name, value in seen.items() if value.shape.rank == 0}
+        spread = {name: value.numpy() for name, value in seen.items() if value.shape.rank}
+        self._gradients |= {name: bins for name, bins in spread.items() if bins[:, 2].any()}
+        if norms and not any(map(math.isnan, norms.values())):
+            self._norms = norms
+            for group in self._norm_watch.observe(norms):
+                self._reporter.dead(step=self._outcome.step, group=group)
 
     def _count_weightless(self, steps: int) -> None:
         if steps and not self._outcome.weightless:
@@ -413,6 +417,7 @@ class Loop:
             evaluation=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
             seconds=seconds,
             rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
+            gradients=self._gradients,
         )
         heartbeat.beat(heartbeat.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)

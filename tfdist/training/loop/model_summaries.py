@@ -1,11 +1,12 @@
-"""What TensorBoard shows of the model, where `train.summaries` asks for it: the graph, and how weights are spread.
+"""What TensorBoard shows of the model, where `train.summaries` asks for it: the graph, and how values are spread.
 
 Invariant: it only reads. The chief's `Reporter` calls it at the end of each epoch, before the user's callbacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import keras
 
@@ -13,8 +14,8 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry.logs.metrics import Metrics
 from tfdist.training.step.step import TrainStep
 
-GRAPH, WEIGHTS = "graph", "weights"
-KINDS = (GRAPH, WEIGHTS)
+GRAPH, WEIGHTS, GRADIENTS = "graph", "weights", "gradients"
+KINDS = (GRAPH, WEIGHTS, GRADIENTS)
 
 
 class ModelSummaries:
@@ -38,11 +39,18 @@ class ModelSummaries:
         self._step = step
         self._has_graph = False
 
-    def epoch_end(self, step: int) -> None:
-        """The weights as they are, and once in a process the graph."""
+    def epoch_end(self, step: int, gradients: Mapping[str, Any]) -> None:
+        """The weights as they are, and once in a process the graph.
+
+        Args:
+          step: that the epoch ended with.
+          gradients: histograms of the newest ones, by the names that TensorBoard is to show.
+        """
         if GRAPH in self._wanted and not self._has_graph and self._step.graph is not None:
             self._has_graph = True
             self._metrics.log_graph(self._step.graph)
         if WEIGHTS in self._wanted:
             weights = {v.path: self._strategy.first_local(v.value) for v in self._model.weights}
             self._metrics.log_histograms(step=step, values=weights)
+        if GRADIENTS in self._wanted and gradients:
+            self._metrics.log_histograms(step=step, values=gradients, binned=True)

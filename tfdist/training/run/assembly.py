@@ -43,6 +43,7 @@ from tfdist.training.loop.ending import Ending, ending_of
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_fit, check_stateful
 from tfdist.training.loop.loop import Loop
+from tfdist.training.loop.model_summaries import GRADIENTS as GRADIENT_SUMMARIES
 from tfdist.training.loop.model_summaries import ModelSummaries
 from tfdist.training.loop.monitors import check_monitors
 from tfdist.training.loop.outcome import Outcome
@@ -389,12 +390,14 @@ def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) ->
 def _norms(training: Training) -> Norms | None:
     """What looks at the steps, if the settings ask for it."""
     groups, learner = training.settings.log_norms, training.learner
-    if groups is None:
+    spread = GRADIENT_SUMMARIES in training.settings.summaries
+    if groups is None and not spread:
         return None
     if isinstance(training.task, InTurns):
-        raise UserError("train.log_norms is for one objective, and the task has several, in turn. Leave it out.")
+        which = "train.summaries with 'gradients'" if groups is None else "train.log_norms"
+        raise UserError(f"{which} is for one objective, and the task has several, in turn. Leave it out.")
     clipnorm = getattr(learner.optimizer, "global_clipnorm", None)
-    return Norms(training.run.strategy, learner.model.trainable_variables, groups, clipnorm)
+    return Norms(training.run.strategy, learner.model.trainable_variables, groups, clipnorm, spread=spread)
 
 
 def build_evaluator(training: Training) -> Evaluator | None:

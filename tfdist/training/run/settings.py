@@ -38,6 +38,7 @@ from tfdist.tasks.base import Task
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
+from tfdist.training.loop.model_summaries import GRADIENTS as GRADIENT_SUMMARIES
 from tfdist.training.loop.model_summaries import KINDS as SUMMARY_KINDS
 from tfdist.training.loop.model_summaries import WEIGHTS as WEIGHT_SUMMARIES
 from tfdist.training.recovery.renaming import are_names
@@ -87,7 +88,7 @@ NORMS = Check(
     ),
 )
 SUMMARIES = Check(
-    "a list of 'graph' and 'weights'",
+    "a list of 'graph', 'weights' and 'gradients'",
     lambda value: isinstance(value, (list, tuple)) and all(each in SUMMARY_KINDS for each in value),
 )
 NAMES = Check("a dict of regular expressions and what stands there, {'encoder/(.*)': 'backbone/\\\\1'}", are_names)
@@ -250,8 +251,8 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         may_change=True,
     )
     summaries: Sequence[str] = setting(
-        "what TensorBoard shows beside the figures: 'graph', that of the training step; 'weights', histograms of all "
-        "weights after each epoch",
+        "what TensorBoard shows beside the figures: 'graph', that of the training step; after each epoch 'weights', "
+        "histograms of all weights, and 'gradients', those of the last step's gradients, before clipping",
         SUMMARIES,
         (),
         may_change=True,
@@ -278,9 +279,13 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         check_callbacks(self.callbacks)
         if self.on_divergence is not None and self.policy is None:
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
-        beside = {"sam_radius": self.sam_radius, "log_norms": self.log_norms}
-        for name, value in beside.items():
-            if self.sharding in SCATTERING and value is not None:
+        beside = {
+            "sam_radius": self.sam_radius is not None,
+            "log_norms": self.log_norms is not None,
+            "summaries with 'gradients'": GRADIENT_SUMMARIES in self.summaries,
+        }
+        for name, is_set in beside.items():
+            if self.sharding in SCATTERING and is_set:
                 raise UserError(
                     f"train.{name} needs all gradients on every replica, which train.sharding = {self.sharding!r} "
                     "keeps from them. Write train.sharding = 'optimizer', or leave one out."

@@ -1,4 +1,4 @@
-"""Norms of gradients, of updates and of weights, seen once in a call of the step function.
+"""Norms of gradients, updates and weights, and how gradients are spread, seen once in a call of the step function.
 
 Invariant: looking changes nothing, and costs the steps that are not looked at nothing but a test.
 """
@@ -20,6 +20,8 @@ from tfdist.strategies.sparse import without_repeats
 ALL, LAYERS = "all", "layers"
 DEAD_AFTER = 20  # calls in a row
 CLIPPED = "clipped"
+GRADIENTS = "gradients/"  # before a variable's path: how its gradient is spread
+BINS = 30  # as TensorBoard's own histograms have
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
@@ -30,8 +32,9 @@ class Norms:
       strategy: connected.
       variables: that are trained.
       groups: "all" for the overall figures alone, "layers" for each layer's too, or regular expressions that are looked
-        for in variables' paths, a group each.
+        for in variables' paths, a group each; None for no norms.
       clipnorm: the optimizer's `global_clipnorm`, if it has one.
+      spread: whether each gradient's histogram is seen too, `[BINS, 3]`: left and right edge and count of each bin.
 
     Raises:
       UserError: a pattern matches no variable.
@@ -41,20 +44,24 @@ class Norms:
         self,
         strategy: Strategy,
         variables: Sequence[keras.Variable],
-        groups: Sequence[str] | str,
+        groups: Sequence[str] | str | None,
         clipnorm: float | None = None,
+        *,
+        spread: bool = False,
     ) -> None:
         self._strategy = strategy
-        self._clipnorm = clipnorm
-        self._groups = _grouped(variables, groups)
+        self._clipnorm = None if groups is None else clipnorm
+        self._groups = {} if groups is None else _grouped(variables, groups)
+        self._spread = [f"{GRADIENTS}{v.path}" for v in variables] if spread else []
         self.names = [
             f"{kind}{group}" for group in self._groups for kind in ("gradient_norm", "update_norm", "update_ratio")
         ]
-        self.names += [] if clipnorm is None else [CLIPPED]
+        self.names += [] if self._clipnorm is None else [CLIPPED]
 
     def nothing(self) -> dict[str, tf.Tensor]:
         """The figures of no step."""
-        return {name: tf.constant(math.nan) for name in self.names}
+        figures = {name: tf.constant(math.nan) for name in self.names}
+        return figures | {name: tf.zeros([BINS, 3]) for name in self._spread}
 
     def before(self, looks: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """The weights before an update, copied only where `looks`; outside of any replica, or in a whole step."""
@@ -90,13 +97,15 @@ class Norms:
         self, before: Sequence[tf.Tensor], gradients: Sequence[Gradient], variables: Sequence[keras.Variable]
     ) -> dict[str, tf.Tensor]:
         squares: dict[int, tuple[tf.Tensor, tf.Tensor, tf.Tensor]] = {}
+        found = {name: tf.zeros([BINS, 3]) for name in self._spread}
         for variable, was, gradient in zip(variables, before, gradients, strict=True):
             was = tf.cast(tf.reshape(was, [-1]), tf.float32)
             change = tf.cast(tf.reshape(self._value(variable), [-1]), tf.float32) - was
             gradient = without_repeats(gradient)
-            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            squares[id(variable)] = _square(tf.cast(values, tf.float32)), _square(change), _square(was)
-        found: dict[str, tf.Tensor] = {}
+            values = tf.cast(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, tf.float32)
+            squares[id(variable)] = _square(values), _square(change), _square(was)
+            if self._spread:
+                found[f"{GRADIENTS}{variable.path}"] = _histogram(values)
         for group, members in self._groups.items():
             held = [squares[id(v)] for v in members if id(v) in squares]
             gradient_norm, update_norm, weight_norm = (
@@ -165,3 +174,14 @@ def _grouped(variables: Sequence[keras.Variable], groups: Sequence[str] | str) -
 
 def _square(values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.square(values))
+
+
+def _histogram(values: tf.Tensor) -> tf.Tensor:
+    """`[BINS, 3]`: left and right edge and count of each bin, in operations that XLA has too."""
+    values = tf.reshape(values, [-1])
+    low, high = tf.reduce_min(values), tf.reduce_max(values)
+    width = (high - low) / BINS
+    places = tf.cast(tf.math.divide_no_nan(values - low, width), tf.int32)  # of equal values all in the first
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(values), tf.clip_by_value(places, 0, BINS - 1), BINS)
+    left = low + width * tf.range(BINS, dtype=tf.float32)
+    return tf.stack([left, left + width, counts], axis=1)
