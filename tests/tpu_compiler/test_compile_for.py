@@ -93,6 +93,19 @@ def test_each_shipped_experiment_compiles_with_one_reduction_of_its_gradients(na
 
 
 @pytest.mark.slow
+def test_a_plan_takes_a_tpus_figures_from_its_compiler(prepared: Path, tmp_path: Path) -> None:
+    digits, bfloat16 = "tfdist:experiments/digits.gin", "train.precision = 'bfloat16'"
+    steps = found(compile_for("v5e:2x2", digits, bfloat16, more=("--json",), cwd=prepared))
+    (trained,) = [each for each in steps if each["step"] == "train"]
+    planning = ["--mode=plan", f"--gin_file={digits}", f"--gin_param={bfloat16}", "--devices=v5e:4"]
+    path = {"PYTHONPATH": str(support.REPOSITORY)}
+    told = support.run_python(["-m", "tfdist.main", *planning, f"--run_dir={tmp_path}"], env=path, cwd=prepared).check()
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["basis"]["memory_bytes"] == "the TPU's compiler" and "memory: the TPU's compiler" in told.stdout
+    assert plan["strategy"] == "tpu" and plan["resourceAllocation"]["memory_bytes"] == trained["memory_bytes"]
+
+
+@pytest.mark.slow
 def test_a_loss_of_the_whole_batch_is_refused(prepared: Path) -> None:
     refused = compile_for("v5e:2x2", f"tfdist:experiments/{OF_WHOLE_BATCHES}.gin", cwd=prepared)
     assert refused.status == 2 and "'nt_xent' is computed from the whole batch" in refused.stderr
