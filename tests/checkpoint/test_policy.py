@@ -55,9 +55,3 @@ def test_a_metric_whose_name_tells_no_direction_needs_one() -> None:
 )
 def test_the_name_of_a_metric_tells_which_way_is_better(settings: dict[str, str], larger_is_better: bool) -> None:
     assert CheckpointPolicy(**settings).larger_is_better is larger_is_better
-
-
-def test_only_without_a_period_is_the_interval_automatic() -> None:
-    assert CheckpointPolicy().is_automatic
-    for name in ("every_steps", "every_seconds", "every_epochs"):
-        assert not CheckpointPolicy(**{name: 5}).is_automatic

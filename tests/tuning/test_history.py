@@ -33,15 +33,9 @@ def test_the_space_is_read_with_what_exists_only_under_a_parent(tmp_path: pathli
     parameters = {parameter.path: parameter for parameter in read_sweep(Journal().begin().write(tmp_path)).parameters}
     filters = parameters["models.build.filters"]
     assert filters.choices == (16, 32, 64)
-    assert filters.exists_with({"models.build.kind": "convnet"})
-    assert not filters.exists_with({"models.build.kind": "mlp"})
+    assert filters.under == {"models.build.kind": "convnet"}
     assert parameters["train.use_ema"].choices == (False, True)
     assert parameters["Dropout.rate"].is_number and not parameters["Dropout.rate"].choices
-
-
-def test_several_values_of_a_parent_may_let_a_parameter_exist() -> None:
-    parameter = Parameter(path="a.rate", kind="uniform", low=0, high=1, under={"a.kind": ["x", "y"]})
-    assert [parameter.exists_with({"a.kind": kind}) for kind in "xyz"] == [True, True, False]
 
 
 @pytest.mark.parametrize("torn", ['{"event": "trial_ended", "tri', '{"event": "trial_reported"', "\x00\x00"])

@@ -86,11 +86,6 @@ class CheckpointPolicy(Settings):
             )
 
     @property
-    def is_automatic(self) -> bool:
-        """Whether the interval is Young's."""
-        return self.every_steps is None and self.every_seconds is None and self.every_epochs is None
-
-    @property
     def in_memory(self) -> CheckpointPolicy | None:
         """How the checkpoints in memory are made; None: there are none."""
         if self.memory_every_steps is None:

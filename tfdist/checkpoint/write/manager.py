@@ -58,8 +58,6 @@ class CheckpointManager:
         self._policy = policy
         self._tell = tell
         self._lost: BaseException | None = None
-        self._last_saved_step: int | None = None
-        self._stall_seconds: float | None = None
         if policy.compression != "auto":
             packing.require(_PACKINGS[policy.compression])
         # Workers that each measured could choose differently, so with parts nobody does.
@@ -94,17 +92,16 @@ class CheckpointManager:
         scores = {name: float(value) for name, value in (metrics or {}).items()}
         buffer, waited_seconds = self._buffers.take(snapshot.views(state.tensors))
         self._thread.put(Snapshot(int(state.step), buffer, values, scores))
-        self._last_saved_step = int(state.step)
-        self._stall_seconds = time.perf_counter() - begun
+        stalled = time.perf_counter() - begun
         if waited_seconds >= TOLD_WAIT_SECONDS:
             self._tell.warning(
                 "checkpoint_waited",
-                step=self._last_saved_step,
+                step=int(state.step),
                 message=f"Training waited {waited_seconds:.1f} s at step {state.step:,} for earlier checkpoints to be "
                 "written: they are due more often than the store takes them.",
                 seconds=round(waited_seconds, 3),
             )
-        return self._stall_seconds
+        return stalled
 
     def check(self) -> None:
         """Tells what the writer did since, and surfaces its errors as `policy.on_error` says. Never waits.
@@ -146,19 +143,9 @@ class CheckpointManager:
             self._tell_news(goes_on=False)
 
     @property
-    def last_saved_step(self) -> int | None:
-        """The step of the last `save`."""
-        return self._last_saved_step
-
-    @property
     def last_committed_step(self) -> int | None:
         """The step of the last checkpoint that this manager committed."""
         return self._thread.last_committed_step
-
-    @property
-    def stall_seconds(self) -> float | None:
-        """What the last save cost training; None before the first."""
-        return self._stall_seconds
 
     @property
     def write_seconds(self) -> float | None:

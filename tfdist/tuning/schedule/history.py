@@ -53,13 +53,6 @@ class Parameter:
         """The values it can take one of, in the order of the space; none for numbers."""
         return (False, True) if self.kind == "boolean" and not self.values else self.values
 
-    def exists_with(self, values: Mapping[str, Any]) -> bool:
-        """Whether the parents in `values` let this parameter exist."""
-        for parent, wanted in (self.under or {}).items():
-            if values.get(parent) not in (wanted if isinstance(wanted, list | tuple) else [wanted]):
-                return False
-        return True
-
 
 @dataclasses.dataclass(frozen=True)
 class Point:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import keras_tuner
 
-READY, IDLE, STOPPED = "RUNNING", "IDLE", "STOPPED"
+READY, STOPPED = "RUNNING", "STOPPED"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -399,10 +399,6 @@ def _described(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def _is_literal(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_literal, value))
