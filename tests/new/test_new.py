@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import prepare_digits
 import pytest
 from support import Finished, clean_environment, run_command, run_python
 
@@ -80,6 +81,12 @@ def write_two_arrays(folder: Path) -> Path:
     return folder / "x.npy"
 
 
+def write_tfds(folder: Path) -> Path:
+    """The digits as a prepared TensorFlow data set, whose name is its directory's."""
+    prepare_digits.prepare_tfds(str(folder), "tfrecord", num_shards=2)
+    return folder / "digits"
+
+
 def train(folder: Path, *arguments: str) -> Finished:
     return run_python(["-m", "tfdist.main", "--gin_file=train.gin", "--run_dir=runs/one", *arguments], cwd=folder)
 
@@ -94,6 +101,7 @@ def train(folder: Path, *arguments: str) -> Finished:
         (write_text, None, "accuracy"),
         (write_arrays, "labels", "accuracy"),
         (write_two_arrays, "y.npy", "rmse"),
+        (write_tfds, None, "accuracy"),
     ],
 )
 def test_what_is_written_is_valid_trains_and_is_clean(
@@ -101,7 +109,8 @@ def test_what_is_written_is_valid_trains_and_is_clean(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = make(tmp_path)
-    assert main(["own", f"--file={file.name}", *([f"--target={target}"] if target else [])]) == 0
+    flags = [f"--target={target}"] if target else ["--data=tfds"] if make is write_tfds else []
+    assert main(["own", f"--file={file.name}", *flags]) == 0
     own = tmp_path / "own"
     validated = run_python(["-m", "tfdist.main", "--gin_file=sweep.gin", "--mode=validate"], cwd=own).check()
     assert validated.stdout.splitlines()[-1] == "valid"
