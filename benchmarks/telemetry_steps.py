@@ -1,4 +1,4 @@
-"""Trainings in which telemetry.py turns sinks on and off: steps of a few milliseconds."""
+"""Trainings that telemetry.py compares: steps of a few milliseconds, with sinks and without."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import dataclasses
 import http.server
 import os
 import socket
+import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 from measuring import Figure, ratio
@@ -34,11 +34,12 @@ from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 
 WORKLOAD = dataclasses.replace(MEDIUM, num_examples=5 * MEDIUM.num_examples)  # an epoch of some seconds
+BLOCKS = 6  # of a training with all sinks or none
 BLOCK, WARM_BLOCKS = 2, 2  # epochs that are alike: the first one of a block still has to do with the facts before it
 
 
 class Switch(keras.callbacks.Callback):
-    """Turns sinks on and off, a block of epochs each, and times the last epoch of each block."""
+    """Turns a sink on and off, a block of epochs each, and times the last epoch of each block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,19 +58,6 @@ class Switch(keras.callbacks.Callback):
             self.seconds[self.is_off.is_set()].append(time.perf_counter() - self._began)
 
 
-class Switched(Sink):
-    """A sink that gets facts while it is on."""
-
-    def __init__(self, sink: Sink, switch: Switch) -> None:
-        self.open, self.close = sink.open, sink.close  # type: ignore[method-assign]
-        for name in ("event", "point", "sample", "phase"):
-            setattr(self, name, self._while_on(getattr(sink, name), switch))
-
-    @staticmethod
-    def _while_on(take: Callable[[Any], None], switch: Switch) -> Callable[[Any], None]:
-        return lambda fact: None if switch.is_off.is_set() else take(fact)
-
-
 class Hangs(Sink):
     """Does not return from a point or a sample while it is on."""
 
@@ -83,10 +71,24 @@ class Hangs(Sink):
         self._switch.is_off.wait()
 
 
-def steps(which: str, rounds: str) -> list[Figure]:
-    """A step with sinks, "all" or one that "hangs", ÷ one without, in turn in one training."""
+def hangs(rounds: str) -> list[Figure]:
+    """A step while a sink hangs ÷ one while it does not, in turn in one training."""
     switch = Switch()
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch, _sinks(which, switch, scratch) as sinks:
+    on, off = _trained([Hangs(switch)], switch, WARM_BLOCKS + 2 * int(rounds))
+    return [ratio("a step with a sink that hangs ÷ without", on, off, 1.01, unit="ms", at_most=True)]
+
+
+def steps(which: str) -> list[Figure]:
+    """Milliseconds a step with "all" sinks or "none": what they do later is theirs too, so nothing is switched."""
+    with _every_sink() if which == "all" else contextlib.nullcontext([]) as sinks:
+        on, off = _trained(sinks, Switch(), BLOCKS)
+    step = statistics.median([*on, *off])
+    return [Figure(which, step, None, (step, step), step, step, "ms")]
+
+
+def _trained(sinks: Sequence[Sink], switch: Switch, blocks: int) -> tuple[list[float], list[float]]:
+    """Milliseconds a step of epochs in which the switch was on, and in which it was off."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         settings = TrainSettings(
             model=WORKLOAD.build_model,
             train_data=lambda: ArraySource(WORKLOAD.arrays()),
@@ -94,7 +96,7 @@ def steps(which: str, rounds: str) -> list[Figure]:
             task=Supervised(loss=loss(), metrics=[metric]),
             strategy=OneDevice(),
             global_batch_size=WORKLOAD.global_batch_size,
-            epochs=BLOCK * (WARM_BLOCKS + 2 * int(rounds)),
+            epochs=BLOCK * blocks,
             checkpoint="off",
             xla="off",
             callbacks=[switch],
@@ -102,30 +104,23 @@ def steps(which: str, rounds: str) -> list[Figure]:
         )
         result = train(settings, Request(run_dir=f"{scratch}/run", console=lambda is_chief: NullConsole()))
     assert result is not None
-    on, off = (
-        [1e3 * seconds / result.steps_per_epoch for seconds in switch.seconds[is_off]] for is_off in (False, True)
-    )
-    name = {"all": "a step with every sink ÷ without", "hangs": "a step with a sink that hangs ÷ without"}[which]
-    return [ratio(name, on, off, 1.01, unit="ms", at_most=True)]
+    on, off = ([1e3 * t / result.steps_per_epoch for t in switch.seconds[is_off]] for is_off in (False, True))
+    return on, off
 
 
 @contextlib.contextmanager
-def _sinks(which: str, switch: Switch, scratch: str) -> Iterator[Sequence[Sink]]:
-    if which == "hangs":
-        yield [Hangs(switch)]
-        return
-    os.environ["WANDB_DIR"] = scratch
-    os.chdir(scratch)  # where MLflow lays down its artifacts
+def _every_sink() -> Iterator[Sequence[Sink]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with _collector() as endpoint:
-        every = (
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch, _collector() as endpoint:
+        os.environ["WANDB_DIR"] = scratch
+        os.chdir(scratch)  # where MLflow lays down its artifacts
+        yield [
             Prometheus(port=port, textfile_directory=scratch),
             OpenTelemetry(endpoint=endpoint),
             MLflow(tracking_uri=f"sqlite:///{Path(scratch, 'mlflow.db')}"),
             Wandb(mode="offline"),
-        )
-        yield [Switched(sink, switch) for sink in every]
+        ]
 
 
 class _Accepts(http.server.BaseHTTPRequestHandler):

@@ -107,3 +107,12 @@ def test_it_takes_a_while_without_a_break_to_be_named_and_again_after_one() -> N
     calls(SLOW_CALLS, 60, 9.0, 1.1, 1.2, 0.9)
     assert recorder.named == [(30 + SLOW_CALLS - 1, 2), (60 + SLOW_CALLS - 1, 0)]
     assert stragglers.news() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_short_calls_count_together_so_that_a_quick_one_among_them_is_no_break() -> None:
+    recorder = Recorder()
+    stragglers = Stragglers(FourWorkers(), recorder)
+    for step in range(200):
+        own = [1.0, 1.0, 1.0 if step % 4 == 0 else 3.0, 1.0]
+        stragglers.observe(step=step, steps=1, seconds=1 / 16, input_seconds=0.0, peer_seconds=0.01, news=own)
+    assert recorder.named == [(47, 2)]  # after 3 s

@@ -24,6 +24,7 @@ from tfdist.training.step.randomness import is_deterministic
 
 SLOW_FACTOR = 1.5  # of the median worker's own time
 SLOW_SECONDS, SLOW_CALLS = 3.0, 5  # so long without a break, both
+COMPARED_SECONDS = 0.5  # of calls at the least, that count as one: of a few steps alone each now and then is quick
 
 
 class Reduction:
@@ -81,6 +82,7 @@ class Stragglers:
         self._begun = False
         self._last = 0.0  # own seconds a step in the last call; 0 is not known
         self._slow = [_Streak() for _ in range(self._topology.num_workers)]
+        self._compared = np.zeros(2 + self._topology.num_workers)  # seconds, steps, and each worker's own seconds
         self._sums = np.zeros(4)  # steps, seconds, of them for input, and for others
 
     def news(self) -> list[float]:
@@ -102,11 +104,15 @@ class Stragglers:
             self._sums += (steps, seconds, input_seconds, peer_seconds)
         self._begun = True
         if len(news) > 1 and all(own > 0 for own in news):
-            self._compare(step, seconds, news)
+            self._compared += (seconds, steps, *(steps * own for own in news))
+            if self._compared[0] >= COMPARED_SECONDS:
+                self._compare(step, *self._compared.tolist())
+                self._compared[:] = 0
 
-    def _compare(self, step: int, seconds: float, news: Sequence[float]) -> None:
-        median = statistics.median_low(news)  # of two workers the quicker one
-        for worker, (own, streak) in enumerate(zip(news, self._slow, strict=True)):
+    def _compare(self, step: int, seconds: float, steps: float, *own_seconds: float) -> None:
+        times = [own / steps for own in own_seconds]
+        median = statistics.median_low(times)  # of two workers the quicker one
+        for worker, (own, streak) in enumerate(zip(times, self._slow, strict=True)):
             if own <= SLOW_FACTOR * median:
                 self._slow[worker] = _Streak()
             elif streak.goes_on(seconds):
@@ -123,7 +129,7 @@ class Stragglers:
 
 @dataclasses.dataclass
 class _Streak:
-    """A worker's calls in a row that were slow."""
+    """A worker's calls in a row that were slow, short ones taken together."""
 
     calls: int = 0
     seconds: float = 0.0
