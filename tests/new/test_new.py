@@ -15,6 +15,8 @@ import prepare_digits
 import pytest
 from support import Finished, clean_environment, run_command, run_python
 
+from tfdist.errors import UserError
+from tfdist.new import new
 from tfdist.new.new import main
 
 
@@ -135,6 +137,12 @@ def test_a_search_trains_and_exports_the_best_and_shows_the_others(tmp_path: Pat
     assert "val_loss of the best of" in told and "trial 0000" in told
     assert (own / "runs/best/export/saved_model").is_dir()
     assert (own / "runs/sweep/report/index.html").is_file()
+
+
+def test_a_search_whose_trials_all_fail_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new, "run_main", lambda *arguments: 0)
+    with pytest.raises(UserError, match=r"No trial has an objective; .*report/index\.html says why"):
+        new.search(tmp_path, minutes=None, trials=2)
 
 
 @pytest.mark.slow

@@ -73,11 +73,11 @@ def die_once_two_are_committed() -> None:
     writer_thread._committed = call
 
 
-def main(directory: str, strategy_name: str, sharding: str, epochs: str, dies: str = "") -> None:
+def main(directory: str, strategy_name: str, sharding: str, epochs: str, how: str = "") -> None:
     strategy = Mirrored(num_cpu_devices=3) if strategy_name == "mirrored3" else STRATEGIES[strategy_name]()
-    if dies == "killed":
+    if how == "killed":
         die_once_two_are_committed()
-    elif dies and dies != "packing":
+    elif how == "dies":
         die_while_saving(pathlib.Path(directory))
     settings = BASE | {
         "optimizer": clipped_adam,
@@ -90,7 +90,7 @@ def main(directory: str, strategy_name: str, sharding: str, epochs: str, dies: s
         "tensor_parallel": ["block"] if sharding == "tensors" else None,
         "canonical_replicas": 4 if sharding == "canonical" else None,
         "checkpoint": CheckpointPolicy(every_steps=2, keep_last=2),
-        "deterministic": dies != "packing",  # which is then measured
+        "deterministic": how != "packing",  # which is then measured
         "strategy": strategy,
     }
     settings["task"] = settings["task"]()

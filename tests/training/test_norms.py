@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
@@ -28,10 +29,15 @@ ONE_STEP: dict[str, Any] = {
 }
 
 
+def beginning_with(weights: list[np.ndarray]) -> keras.Model:
+    model = dense_model()
+    model.set_weights(weights)
+    return model
+
+
 def by_hand(start: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Gradients and updates of the one step."""
-    model = dense_model()
-    model.set_weights(start)
+    model = beginning_with(start)
     images, labels = digits(64)
     values = [v.value for v in model.trainable_variables]
     with tf.GradientTape() as tape:
@@ -47,12 +53,7 @@ def norm(arrays: list[np.ndarray]) -> float:
 
 def test_norms_are_those_of_numpy(tmp_path: pathlib.Path) -> None:
     start = dense_model().get_weights()
-
-    def model() -> keras.Model:
-        made = dense_model()
-        made.set_weights(start)
-        return made
-
+    model = functools.partial(beginning_with, start)
     groups = ["kernel$", "bias$"]
     found = run(tmp_path / "a", **ONE_STEP, model=model, log_norms=groups)
     (point,) = found.points("train")
@@ -75,12 +76,7 @@ def test_norms_are_those_of_numpy(tmp_path: pathlib.Path) -> None:
 
 def test_tensorboard_shows_how_gradients_are_spread_as_numpy_counts_them(tmp_path: pathlib.Path) -> None:
     start = dense_model().get_weights()
-
-    def model() -> keras.Model:
-        made = dense_model()
-        made.set_weights(start)
-        return made
-
+    model = functools.partial(beginning_with, start)
     found = run(tmp_path / "a", **ONE_STEP, model=model, summaries=["gradients"])
     gradients, _ = by_hand(start)
     shown = EventAccumulator(str(tmp_path / "a" / "tensorboard" / "train"), size_guidance={"tensors": 0}).Reload()

@@ -108,7 +108,7 @@ def look_at(given: Given) -> Found:
 def search(directory: Path, *, minutes: float | None, trials: int | None) -> int:
     """Runs the sweep, trains with the best values and exports that model; the first exit status that is not 0.
 
-    Raises UserError where the time was up before a trial had ended.
+    Raises UserError where no trial came to anything.
     """
     sweep, best = directory / "runs/sweep", directory / "runs/best"
     searching = [f"--gin_file={directory / 'sweep.gin'}", "--mode=tune", f"--run_dir={sweep}"]
@@ -116,6 +116,8 @@ def search(directory: Path, *, minutes: float | None, trials: int | None) -> int
     budget = [f"--gin_param=tune.max_trials = {trials or MOST_TRIALS}", f"--gin_param=tune.max_seconds = {seconds}"]
     status = run_main(*searching, *budget)
     if not status and not (sweep / "best.gin").exists():
+        if minutes is None:
+            raise UserError(f"No trial has an objective; {sweep / 'report/index.html'} says why.")
         raise UserError(
             f"No trial ended within --search_minutes={minutes:g}. What was trained is kept; go on with: "
             f"{shlex.join(['python', '-m', 'tfdist.main', *searching])}"

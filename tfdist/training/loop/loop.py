@@ -117,7 +117,7 @@ class Loop:
         self._stops_after_batch = False
         self._diverged: DivergedError | None = None
         self._norms: dict[str, float] = {}
-        self._gradients: dict[str, np.ndarray] = {}
+        self._spread: dict[str, tf.Tensor] = {}
         self._norm_watch = Watch()
         self._input_wait = InputWait(strategy, reporter, hint=input_hint)
         self._stragglers = Stragglers(strategy, reporter)
@@ -353,8 +353,7 @@ class Loop:
     def _observe_norms(self, seen: Mapping[str, tf.Tensor]) -> None:
         """Keeps what was seen of the call's last step, if it came to that."""
         norms = {name: float(value) for name, value in seen.items() if value.shape.rank == 0}
-        spread = {name: value.numpy() for name, value in seen.items() if value.shape.rank}
-        self._gradients |= {name: bins for name, bins in spread.items() if bins[:, 2].any()}
+        self._spread = {name: value for name, value in seen.items() if value.shape.rank}
         if norms and not any(map(math.isnan, norms.values())):
             self._norms = norms
             for group in self._norm_watch.observe(norms):
@@ -417,7 +416,7 @@ class Loop:
             evaluation=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
             seconds=seconds,
             rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
-            gradients=self._gradients,
+            gradients={name: bins for name, each in self._spread.items() if (bins := each.numpy())[:, 2].any()},
         )
         heartbeat.beat(heartbeat.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)

@@ -64,7 +64,12 @@ class Norms:
         return figures | {name: tf.zeros([BINS, 3]) for name in self._spread}
 
     def before(self, looks: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """The weights before an update, copied only where `looks`; outside of any replica, or in a whole step."""
+        """The weights before an update, copied only where `looks`; outside of any replica, or in a whole step.
+
+        Of no norms nothing, as nothing is compared then.
+        """
+        if not self._groups:
+            return []
         if self._strategy.needs_static_shapes:
             return [tf.identity(self._value(v)) for v in variables]
         copies = tf.cond(
@@ -96,16 +101,21 @@ class Norms:
     def _seen(
         self, before: Sequence[tf.Tensor], gradients: Sequence[Gradient], variables: Sequence[keras.Variable]
     ) -> dict[str, tf.Tensor]:
-        squares: dict[int, tuple[tf.Tensor, tf.Tensor, tf.Tensor]] = {}
+        values = [_values(gradient) for gradient in gradients]
         found = {name: tf.zeros([BINS, 3]) for name in self._spread}
+        if self._spread:
+            found |= {f"{GRADIENTS}{v.path}": _histogram(each) for v, each in zip(variables, values, strict=True)}
+        return found | (self._figures(before, values, variables) if self._groups else {})
+
+    def _figures(
+        self, before: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> dict[str, tf.Tensor]:
+        squares: dict[int, tuple[tf.Tensor, tf.Tensor, tf.Tensor]] = {}
         for variable, was, gradient in zip(variables, before, gradients, strict=True):
             was = tf.cast(tf.reshape(was, [-1]), tf.float32)
             change = tf.cast(tf.reshape(self._value(variable), [-1]), tf.float32) - was
-            gradient = without_repeats(gradient)
-            values = tf.cast(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, tf.float32)
-            squares[id(variable)] = _square(values), _square(change), _square(was)
-            if self._spread:
-                found[f"{GRADIENTS}{variable.path}"] = _histogram(values)
+            squares[id(variable)] = _square(gradient), _square(change), _square(was)
+        found: dict[str, tf.Tensor] = {}
         for group, members in self._groups.items():
             held = [squares[id(v)] for v in members if id(v) in squares]
             gradient_norm, update_norm, weight_norm = (
@@ -170,6 +180,12 @@ def _grouped(variables: Sequence[keras.Variable], groups: Sequence[str] | str) -
                 raise UserError(f"train.log_norms names {pattern!r}, which matches no variable. The model has {some}.")
             found[f"/{pattern}"] = members
     return found
+
+
+def _values(gradient: Gradient) -> tf.Tensor:
+    """A gradient's numbers, those of a row once."""
+    gradient = without_repeats(gradient)
+    return tf.cast(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, tf.float32)
 
 
 def _square(values: tf.Tensor) -> tf.Tensor:
