@@ -20,10 +20,16 @@ import support
 
 MODULE = """\
 import pathlib
+import time
 import keras
 import numpy as np
 
 FILE = pathlib.Path(__file__).with_name("digits.npz")
+
+class Held(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        while epoch >= 5 and FILE.with_name("hold").exists():
+            time.sleep(0.02)
 
 def linear(units=0):
     inputs = keras.Input((64,))
@@ -76,6 +82,17 @@ def write_experiment(directory: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@contextlib.contextmanager
+def held(gin_file: pathlib.Path) -> Iterator[None]:
+    """Inside, trials with `tiny.Held` do not get beyond their sixth epoch, however slow the others are."""
+    mark = gin_file.with_name("hold")
+    mark.touch()
+    try:
+        yield
+    finally:
+        mark.unlink()
+
+
 def arguments(gin_file: pathlib.Path, run_dir: pathlib.Path | str, *parameters: str, mode: str = "tune") -> list[str]:
     """Of the command."""
     given = [f"--gin_param={parameter}" for parameter in parameters]
@@ -125,7 +142,7 @@ class Sweep:
         return [json.loads(line) for line in lines]
 
     def pid(self, trial: str) -> int | None:
-        """Of the process that trains it now, or has built it and waits."""
+        """Of the process that trains it now, or has built it and waits; none before, and after its end."""
         try:
             return json.loads((self.directory / "trials" / trial / ".lease").read_text())["pid"]
         except (FileNotFoundError, ValueError):

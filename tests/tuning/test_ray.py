@@ -13,7 +13,7 @@ import pytest
 import ray_cluster
 import support
 from ray_cluster import HEAD, RayCluster
-from tuning.sweeps import Sweep, arguments, running, write_experiment
+from tuning.sweeps import Running, Sweep, arguments, held, running, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.telemetry.run_directory import RunDirectory
@@ -23,7 +23,7 @@ from tfdist.tuning.places.ray_place import RayPlace
 pytestmark = pytest.mark.slow
 
 ON_RAY = ("from tfdist.tuning.places import executor", "tune.executor = @executor.Ray()")
-LONG = ("train.epochs = 60", "train.steps_per_call = 1")
+LONG = ("train.epochs = 60", "train.steps_per_call = 1", "train.callbacks = [@tiny.Held()]")
 SAVING = ("from tfdist.checkpoint import policy", "train.checkpoint = @policy.CheckpointPolicy(every_epochs=1)")
 ASHA = ("tune.search = @search.Asha(factor=2)", "tune.max_trials = 6")
 TWO_WORKERS = (
@@ -40,6 +40,12 @@ TWO_WORKERS = (
 def cluster() -> Iterator[RayCluster]:
     with ray_cluster.running(3) as cluster:
         yield cluster
+
+
+def training_pid(chief: Running, sweep: Sweep, trial: str) -> int:
+    """Of a trial that has saved some epochs; `held` keeps it from ending."""
+    chief.until(lambda: len(sweep.of("trial_reported", trial=trial)) > 3)
+    return chief.until(lambda: sweep.pid(trial))
 
 
 def is_gone(pid: int) -> bool:
@@ -70,12 +76,12 @@ def test_a_killed_node_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathlib.
     budget = ("tune.num_workers = 3", "tune.max_trials = 4")
     command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *SAVING, *budget)
     with running(command, tmp_path / "log", cluster.variables) as chief:
-        chief.until(lambda: len({e["host"] for e in sweep.of("trial_started")}) == 3)
-        victim = next(e for e in sweep.of("trial_started") if e["host"] != HEAD)
-        chief.until(lambda: len(sweep.of("trial_reported", trial=victim["trial"])) > 3)
-        pid = sweep.pid(victim["trial"])
-        cluster.remove(victim["host"])
-        support.wait_until(lambda: is_gone(pid), seconds=60)
+        with held(gin_file):
+            chief.until(lambda: len({e["host"] for e in sweep.of("trial_started")}) == 3)
+            victim = next(e for e in sweep.of("trial_started") if e["host"] != HEAD)
+            pid = training_pid(chief, sweep, victim["trial"])
+            cluster.remove(victim["host"])
+            support.wait_until(lambda: is_gone(pid), seconds=60)
         cluster.add()
         assert chief.end() == 0, chief.output
     (lost,) = sweep.of("trial_ended", trial=victim["trial"], status="interrupted")
@@ -92,12 +98,12 @@ def test_a_killed_driver_takes_its_trials_along_and_resumes(
     sweep = Sweep(tmp_path / "sweep")
     budget = ("tune.num_workers = 2", "tune.max_trials = 3")
     command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *SAVING, *budget)
-    with running(command, tmp_path / "log", cluster.variables) as chief:
-        chief.until(lambda: all(len(sweep.of("trial_reported", trial=trial)) > 2 for trial in ("0000", "0001")))
-        pids = [sweep.pid(trial) for trial in ("0000", "0001")]
-        chief.signal(signal.SIGKILL)
-        chief.end()
-    support.wait_until(lambda: all(map(is_gone, pids)), seconds=60)
+    with held(gin_file):
+        with running(command, tmp_path / "log", cluster.variables) as chief:
+            pids = [training_pid(chief, sweep, trial) for trial in ("0000", "0001")]
+            chief.signal(signal.SIGKILL)
+            chief.end()
+        support.wait_until(lambda: all(map(is_gone, pids)), seconds=60)
     with running(command, tmp_path / "log", cluster.variables) as chief:
         assert chief.end() == 0, chief.output
     assert sorted((e["trial"], e["status"]) for e in sweep.ends) == [(f"{n:04d}", "done") for n in range(3)]
@@ -115,8 +121,10 @@ def test_sigterm_lets_the_trials_on_all_nodes_save(
     saving = ("from tfdist.checkpoint import policy", "train.checkpoint = @policy.CheckpointPolicy()")
     command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *saving, *budget)
     with running(command, tmp_path / "log", cluster.variables) as chief:
-        chief.until(lambda: all(sweep.of("trial_reported", trial=trial) for trial in ("0000", "0001")))
-        chief.signal(signal.SIGTERM)
+        with held(gin_file):
+            for trial in ("0000", "0001"):
+                training_pid(chief, sweep, trial)
+            chief.signal(signal.SIGTERM)
         assert chief.end() == 143, chief.output
     assert len(sweep.of("trial_ended", status="interrupted")) == 2
     assert all(list((sweep.directory / "trials" / trial / "checkpoints").iterdir()) for trial in ("0000", "0001"))
@@ -129,14 +137,14 @@ def test_a_killed_head_ends_the_sweep_and_another_cluster_resumes_it(
     command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *SAVING, "tune.max_trials = 2")
     (port,) = support.free_ports(1)
     with (
+        held(gin_file),
         ray_cluster.running(1, port=port) as first,
         running(command, tmp_path / "log", first.variables) as chief,
     ):
-        chief.until(lambda: len(sweep.of("trial_reported", trial="0000")) > 2)
-        pid = sweep.pid("0000")
+        pid = training_pid(chief, sweep, "0000")
         first.kill()
         assert chief.end() != 0
-    support.wait_until(lambda: is_gone(pid), seconds=60)
+        support.wait_until(lambda: is_gone(pid), seconds=60)
     with (
         ray_cluster.running(1, port=port) as second,
         running(command, tmp_path / "log", second.variables) as chief,
