@@ -29,14 +29,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MODULES = (
-    "tfdist.main",
-    "tfdist.launch",
-    "tfdist.commands.data_service",
-    "tfdist.doctor",
-    "equivalence.cases",
-    "keras_fit.callback_cases",
-)
+MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "tfdist.doctor")
+OF_TESTS = ("equivalence.", "keras_fit.", "strategies.", "training.")
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
 READ_LATE = (
     *("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_"),
@@ -84,7 +78,7 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     if command[1:4] == ["-I", "-S", str(CHILD)]:
         command = command[6:]
         return len(command) > 1 and _can_fork(command, environment)
-    is_module = command[1] == "-m" and command[2] in MODULES
+    is_module = command[1] == "-m" and (command[2] in MODULES or command[2].startswith(OF_TESTS))
     is_script = command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents
     if not (is_module or is_script) or "--help" in command:
         return False

@@ -12,6 +12,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 ensure_environment dev
+unset PYTHONDONTWRITEBYTECODE  # else each of some thousand processes compiles tfdist anew
 cd "$root"
 [[ "${TFDIST_SKIP_HOROVOD:-}" == 1 ]] || "$python" tools/build_horovod.py </dev/null
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -43,11 +44,12 @@ def build_model(*, steps_per_execution: int = 1) -> keras.Model:
     return model
 
 
+all_digits = functools.cache(lambda: load_digits(return_X_y=True))
 _WITH_OPTIONS = tf.data.Dataset.with_options
 
 
 def digits(count: int = BATCH_SIZE * BATCHES) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = load_digits(return_X_y=True)
+    images, labels = all_digits()
     return (images[:count] / 16).astype(np.float32), labels[:count]
 
 
@@ -102,7 +104,7 @@ def train(
     else:
         with scope():
             model = build_model()
-    images, labels = load_digits(return_X_y=True)
+    images, labels = all_digits()
     validation = (images[-128:] / 16).astype(np.float32), labels[-128:]
     history = model.fit(
         **data(kind),

@@ -26,6 +26,7 @@ from tfdist.errors import EXIT_PREEMPTED, UserError
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import fit_digits
 
+KILLS = 3
 PROGRAM = pathlib.Path(fit_digits.__file__)
 
 
@@ -347,7 +348,7 @@ def test_a_process_killed_at_any_moment_loses_nothing(kind: str, tmp_path: pathl
     for attempt in itertools.count():
         with start(tmp_path / "killed.npz", tmp_path / "checkpoints", kind) as process:
             try:
-                if attempt < 5:
+                if attempt < KILLS:
                     wait_for_line(process, b"batch\n", rng.randrange(1, 12))
                     for _ in range(rng.randrange(20_000)):  # some time, so that it is not always at the line's write
                         os.getpid()
@@ -360,7 +361,7 @@ def test_a_process_killed_at_any_moment_loses_nothing(kind: str, tmp_path: pathl
         kills += status == -signal.SIGKILL
         if status == 0:
             break
-    assert kills == 5
+    assert kills == KILLS
     assert_same(load(tmp_path / "killed.npz"), load(tmp_path / "undisturbed.npz"))
     assert not (tmp_path / "checkpoints").exists()
 

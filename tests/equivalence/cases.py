@@ -11,6 +11,7 @@ small as they begin.
 from __future__ import annotations
 
 import atexit
+import functools
 import pathlib
 import shutil
 import sys
@@ -69,8 +70,11 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 }
 
 
+all_digits = functools.cache(lambda: load_digits(split="all"))
+
+
 def digits(num_examples: int = 448) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = load_digits(split="all")
+    images, labels = all_digits()
     return images[:num_examples].reshape(num_examples, 64), labels[:num_examples]
 
 
@@ -304,6 +308,22 @@ def grouped_adamw() -> keras.optimizers.Optimizer:
     layerwise = LayerwiseDecay(["dense/", "dense_1/"], 0.5)
     rate = schedules.ForBatch(schedules.CosineDecay(3e-3, "1 of run"), 64)
     return Grouped(lambda: keras.optimizers.AdamW(rate, weight_decay=0.1), plain, layerwise)()
+
+
+def model_of_optimizers() -> keras.Model:
+    """Two layers for each of `OPTIMIZERS`, with initial weights that a test can tell."""
+    inputs = keras.Input((64,))
+    outputs = []
+    for seed, name in enumerate(OPTIMIZERS):
+        initial = keras.initializers.GlorotUniform(seed)
+        hidden = keras.layers.Dense(16, "tanh", kernel_initializer=initial, name=f"{name}_hidden")(inputs)
+        outputs.append(keras.layers.Dense(10, kernel_initializer=initial, name=f"{name}_head")(hidden))
+    return keras.Model(inputs, keras.layers.Average()(outputs))
+
+
+def each_optimizer() -> keras.optimizers.Optimizer:
+    by_path = {f"{name}_.*": make() for name, make in OPTIMIZERS.items()}
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), by_path))
 
 
 def ema_sgd() -> keras.optimizers.Optimizer:
@@ -659,7 +679,7 @@ CASES: dict[str, dict[str, Any]] = {
     "overflow": OVERFLOW | {"train_data": overflowing_digits},
     "overflow_left_out": OVERFLOW | {"train_data": lambda: digits(128)},
     "weight_decay": {"optimizer": lambda: keras.optimizers.AdamW(3e-3, weight_decay=0.05)},
-    **{f"optimizer_{name}": SHORT | {"optimizer": make} for name, make in OPTIMIZERS.items()},
+    "optimizers": SHORT | {"model": model_of_optimizers, "optimizer": each_optimizer},
     "sam": {"model": convnet_model, "train_data": lambda: digits(501), "sam_radius": 0.05, "optimizer": clipped_adam},
     "sam_microbatches": SHORT | {"sam_radius": 0.1, "num_microbatches": 2, "precision": "float32"},
     "sam_overflow": OVERFLOW | {"train_data": overflowing_digits, "sam_radius": 0.05},
@@ -738,6 +758,7 @@ DEEP_CONVNET: dict[str, Any] = {
     "epochs": 2,
 }
 UNSHARDED: dict[str, dict[str, Any]] = {
+    **{f"optimizer_{name}": SHORT | {"optimizer": OPTIMIZERS[name]} for name in ("lamb", "muon", "nadam")},
     "dropout": SHORT | {"model": dropout_model, "optimizer": clipped_adam},
     "plainly_accumulating_optimizer": SHORT
     | {"optimizer": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, clipnorm=0.3)},

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,31 +32,41 @@ LAUNCH = {
 }
 
 
+HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 Run = tuple[str, str]  # a strategy and a case
 
 
 class Runs:
-    """The runs of these cases by strategy, made all at once when the first of a strategy is asked for."""
+    """The runs of these cases by strategy, made all at once when the first of a strategy is asked for.
+
+    Modules of tests that run side by side share the directory, so that none does what another one did.
+    """
 
     def __init__(self, root: pathlib.Path, cases: Collection[Run]) -> None:
         self._root = root
         self._cases = cases
-        self._done: set[tuple[str, str]] = set()
+        self._asked: set[Run] = set()
 
     def of(self, strategy: str, case: str) -> pathlib.Path:
         """The run directory."""
         directory = self._root / strategy
-        if (strategy, case) not in self._done:
+        if (strategy, case) not in self._asked:
+            possible = PADDED_CASES if strategy == "padded2" else (*CASES, *UNSHARDED, *SHARDED, *CANONICAL, *STAGED)
+            names = [each for each in possible if each == case or (strategy, each) in self._cases]
+            self._asked.update((strategy, each) for each in names)
+            with (self._root / f"{strategy}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._make(strategy, [each for each in names if not (directory / each / "result.json").exists()])
+        assert (directory / case / "result.json").exists(), f"{strategy} did not finish {case}"
+        return directory / case
+
+    def _make(self, strategy: str, names: Collection[str]) -> None:
+        if names:
             launch = LAUNCH[strategy]
             program = [*launch, "--module=equivalence.cases", "--"] if launch else ["-m", "equivalence.cases"]
             paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-            possible = PADDED_CASES if strategy == "padded2" else (*CASES, *UNSHARDED, *SHARDED, *CANONICAL, *STAGED)
-            names = [each for each in possible if each == case or (strategy, each) in self._cases]
-            names = [each for each in names if (strategy, each) not in self._done]
-            self._done.update((strategy, each) for each in names)
-            support.run_python([*program, strategy, directory, *names], env={"PYTHONPATH": paths}, timeout=900).check()
-        assert (directory / case / "result.json").exists(), f"{strategy} did not finish {case}"
-        return directory / case
+            command = [*program, strategy, self._root / strategy, *names]
+            support.run_python(command, env={"PYTHONPATH": paths}, timeout=900).check()
 
     def weights(self, strategy: str, case: str) -> list[np.ndarray]:
         return keras.models.load_model(self.of(strategy, case) / "export" / "model.keras").get_weights()
@@ -81,4 +94,23 @@ def runs_of(
         if item.module is request.module and "case" in item.callspec.params:
             strategy, case = item.callspec.params.get("strategy", "one_device"), item.callspec.params["case"]
             cases |= {(strategy, case), *compared_with(strategy, case)}
-    return Runs(tmp_path_factory.mktemp("equivalence"), cases)
+    root = tmp_path_factory.getbasetemp()
+    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "equivalence"
+    root.mkdir(exist_ok=True)
+    return Runs(root, cases)
+
+
+def of_two_processes(cases: Iterable[str], with_both: Collection[str]) -> list[Any]:
+    """Parameters (strategy, case) of the strategies that have a process for each replica.
+
+    Args:
+      cases: their names.
+      with_both: those that ask the strategy for something of their own. What the others add happens on a replica
+        alone, and is shown with one of the two in turns.
+    """
+    strategies = [("multi_worker", ()), ("horovod", HOROVOD.marks)]
+    return [
+        pytest.param(strategy, case, marks=marks)
+        for number, case in enumerate(cases)
+        for strategy, marks in (strategies if case in with_both else [strategies[number % 2]])
+    ]

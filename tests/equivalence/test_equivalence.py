@@ -5,24 +5,28 @@ Each strategy does all cases in one start of its processes; the tests then read 
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
-from equivalence.cases import CASES
-from equivalence.runs import PADDED_CASES, Run, Runs, runs_of
+from equivalence.cases import CASES, model_of_optimizers
+from equivalence.runs import HOROVOD, PADDED_CASES, Run, Runs, of_two_processes, runs_of
 
 TOLERANCE = 1e-5
 HALF_PRECISION_TOLERANCE = 2e-3
 HALF_PRECISION = ("overflow", "overflow_left_out", "sam_overflow", "reduced_overflow")
 REDUCED_TOLERANCE = 5e-4  # of gradients that travel in 16 bits, of which one device has none
-HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
-OTHERS = ("mirrored2", "mirrored4", "multi_worker", HOROVOD)
 # What is built on top of the step is shown with two replicas; four add nothing but time.
 WITH_FOUR_REPLICAS = (
     *("sgd", "adam_clipped", "accumulation", "uneven", "fewer_examples_than_replicas", "weightless", "batch_norm"),
-    *("batch_norm_masked", "batch_norm_convolution", "two_outputs", "whole_batch", "counts", "counting_metrics"),
-    *("added_losses", "overflow", "overflow_left_out", "large_embedding", "masked_and_summed", "reduced_bfloat16"),
+    *("batch_norm_masked", "two_outputs", "whole_batch", "counts", "counting_metrics", "added_losses", "overflow"),
+    *("overflow_left_out", "large_embedding", "masked_and_summed", "reduced_bfloat16"),
 )
-WITH_TWO_REPLICAS = ("multi_worker", HOROVOD)
+WITH_BOTH_KINDS_OF_PROCESSES = (
+    *WITH_FOUR_REPLICAS,
+    *("float64", "two_optimizers", "optimizers", "sam_overflow", "rolled_back", "spiking", "renewed_statistics"),
+    *("contrastive", "gan", "reduced_overflow"),
+)
+OF_TWO_PROCESSES = of_two_processes(CASES, WITH_BOTH_KINDS_OF_PROCESSES)
 pytestmark = pytest.mark.slow
 
 
@@ -42,10 +46,9 @@ def tolerance(case: str) -> float:
 
 
 STRATEGIES_AND_CASES = [
-    pytest.param(*each.values, case, marks=each.marks) if isinstance(each, type(HOROVOD)) else (each, case)
-    for each in OTHERS
-    for case in CASES
-    if each != "mirrored4" or case in WITH_FOUR_REPLICAS
+    *(("mirrored2", case) for case in CASES),
+    *(("mirrored4", case) for case in WITH_FOUR_REPLICAS),
+    *OF_TWO_PROCESSES,
 ]
 
 
@@ -77,8 +80,7 @@ def test_padding_to_static_shapes_changes_nothing(runs: Runs, case: str) -> None
     test_reported_losses_and_metrics_agree_with_one_device(runs, "padded2", case)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("strategy", WITH_TWO_REPLICAS)
+@pytest.mark.parametrize(("strategy", "case"), OF_TWO_PROCESSES)
 def test_two_replicas_give_the_same_bits_under_every_strategy(runs: Runs, strategy: str, case: str) -> None:
     for ours, theirs in zip(runs.weights(strategy, case), runs.weights("mirrored2", case), strict=True):
         assert ours.tobytes() == theirs.tobytes()
@@ -94,7 +96,14 @@ def test_a_training_moves_the_weights_by_far_more_than_the_tolerance(runs: Runs,
         assert losses[0] - losses[-1] > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("strategy", ["one_device", *OTHERS])
+def test_each_of_several_optimizers_moves_its_layers(runs: Runs) -> None:
+    initial = model_of_optimizers()
+    trained = keras.models.load_model(runs.of("one_device", "optimizers") / "export" / "model.keras")
+    for layer in (layer for layer in initial.layers if layer.weights):
+        assert np.abs(layer.kernel - trained.get_layer(layer.name).kernel).max() > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored2", "mirrored4", "multi_worker", HOROVOD])
 def test_an_overflow_on_one_replica_skips_the_step_on_all(runs: Runs, strategy: str) -> None:
     skipped = [e for e in runs.events(strategy, "overflow") if e["event"] == "steps_skipped"]
     assert [(e["details"]["steps"], e["details"]["loss_scale"]) for e in skipped] == [(1, 2.0**14)]

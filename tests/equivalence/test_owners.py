@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import pytest
 from equivalence.cases import CANONICAL, SHARDED
-from equivalence.runs import Run, Runs, runs_of
+from equivalence.runs import Run, Runs, of_two_processes, runs_of
 
 TOLERANCE = 1e-5
 GRADIENTS_TOLERANCE = 1e-6  # they are added up in another order
@@ -17,6 +17,11 @@ WITH_FOUR_REPLICAS = (
     *("optimizer_adam_clipped", "optimizer_batch_norm", "optimizer_large_embedding", "gradients_adam_clipped"),
     *("gradients_accumulation", "weights_attention", "tensors_blocks", "canonical_dropout", "canonical_attention"),
     "canonical_deep_convnet",
+)
+WITH_BOTH_KINDS_OF_PROCESSES = (
+    *WITH_FOUR_REPLICAS,
+    *("optimizer_overflow", "gradients_overflow", "optimizer_reduced_float16", "gradients_reduced_bfloat16"),
+    *("weights_blocks", "tensors_large_embedding", "host_accumulation", "canonical_weights"),
 )
 
 pytestmark = pytest.mark.slow
@@ -32,14 +37,13 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return runs_of(request, tmp_path_factory, compared_with)
 
 
-def _with_strategies(cases: Iterable[str]) -> list[Any]:
-    found: list[Any] = []
-    for case in cases:
-        found += [("one_device", case)] if case.startswith("host_") else []
-        found += [("mirrored2", case), ("multi_worker", case)]
-        found += [pytest.param("horovod", case, marks=pytest.mark.horovod)]
-        found += [("mirrored4", case)] if case in WITH_FOUR_REPLICAS else []
-    return found
+def _with_strategies(cases: Collection[str]) -> list[Any]:
+    return [
+        *(("one_device", case) for case in cases if case.startswith("host_")),
+        *(("mirrored2", case) for case in cases),
+        *(("mirrored4", case) for case in cases if case in WITH_FOUR_REPLICAS),
+        *of_two_processes(cases, WITH_BOTH_KINDS_OF_PROCESSES),
+    ]
 
 
 @pytest.mark.parametrize(("strategy", "case"), _with_strategies(SHARDED))

@@ -66,14 +66,14 @@ class Case:
     """A training.
 
     Attributes:
-      covers: the class of `keras.callbacks` that this is about, if one.
+      covers: the classes of `keras.callbacks` that this is about.
       make: its callbacks, given a directory for what they write.
       settings: of `fit`, beside those of `BASE`.
       compiled: of `compile`, beside the classifier's own.
       diverges: whether the loss ends as not a number, which `tfdist.fit` raises when its callbacks have seen it.
     """
 
-    covers: str | None
+    covers: tuple[str, ...]
     make: Make
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     compiled: Callable[[], dict[str, Any]] = dict
@@ -85,75 +85,76 @@ HELD_OUT = {"validation_data": (X[:20], Y[:20]), "validation_batch_size": 10}
 K = keras.callbacks
 
 CASES: dict[str, Case] = {
-    "spy": Case("Callback", lambda _: [Spy()], HELD_OUT),
-    "spy_without_validation": Case("Callback", lambda _: [Spy()], {"initial_epoch": 1}),
-    "spy_on_batches": Case("Callback", lambda _: [BatchSpy()], HELD_OUT),
-    "spy_every_second_epoch": Case("Callback", lambda _: [BatchSpy()], HELD_OUT | {"validation_freq": 2}),
-    "uses_its_model": Case("Callback", lambda _: [UsesItsModel()], HELD_OUT),
-    "stops_in_the_middle": Case("Callback", lambda _: [StopsInTheMiddle(), BatchSpy()], HELD_OUT),
-    "history": Case("History", lambda _: [K.History(), Spy()], HELD_OUT),
-    "lambda": Case(
-        "LambdaCallback",
-        lambda path: [K.LambdaCallback(on_epoch_end=lambda epoch, logs: note(path, epoch, numbers(logs))), Spy()],
+    "spy": Case(("Callback",), lambda _: [Spy()], HELD_OUT),
+    "spy_without_validation": Case(("Callback",), lambda _: [Spy()], {"initial_epoch": 1}),
+    "spy_on_batches": Case(("Callback",), lambda _: [BatchSpy()], HELD_OUT),
+    "spy_every_second_epoch": Case(("Callback",), lambda _: [BatchSpy()], HELD_OUT | {"validation_freq": 2}),
+    "uses_its_model": Case(("Callback",), lambda _: [UsesItsModel()], HELD_OUT),
+    "stops_in_the_middle": Case(("Callback",), lambda _: [StopsInTheMiddle(), BatchSpy()], HELD_OUT),
+    "of_epochs": Case(
+        ("CSVLogger", "History", "LambdaCallback", "ModelCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard"),
+        lambda path: [
+            K.CSVLogger(str(inside(path, "csv") / "log.csv")),
+            K.History(),
+            K.LambdaCallback(on_epoch_end=lambda epoch, logs: note(path, epoch, numbers(logs))),
+            K.ModelCheckpoint(str(inside(path, "best") / "{epoch}.keras"), "val_accuracy", save_best_only=True),
+            K.ProgbarLogger(),
+            K.RemoteMonitor(root=listening(inside(path, "remote"))),
+            K.TensorBoard(str(inside(path, "tensorboard")), write_graph=False),
+            Spy(),
+        ],
+        HELD_OUT,
+    ),
+    "of_batches": Case(
+        ("ModelCheckpoint", "TensorBoard"),
+        lambda path: [
+            K.ModelCheckpoint(
+                str(inside(path, "checkpoints") / "{epoch}-{batch}.weights.h5"), save_weights_only=True, save_freq=3
+            ),
+            K.TensorBoard(str(inside(path, "tensorboard")), write_graph=False, update_freq=2),
+        ],
         HELD_OUT,
     ),
     "early_stopping": Case(
-        "EarlyStopping",
+        ("EarlyStopping",),
         lambda _: [K.EarlyStopping("val_accuracy", patience=1, min_delta=0.5, restore_best_weights=True), Spy()],
         HELD_OUT | {"epochs": 6},
     ),
     "early_stopping_with_averages": Case(
-        "EarlyStopping",
+        ("EarlyStopping",),
         lambda _: [K.EarlyStopping("val_loss", patience=1, min_delta=9.0, restore_best_weights=True), Spy()],
         HELD_OUT | {"epochs": 6},
         lambda: {"optimizer": keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9)},
     ),
     "reduce_rate": Case(
-        "ReduceLROnPlateau",
+        ("ReduceLROnPlateau",),
         lambda _: [K.ReduceLROnPlateau("val_accuracy", factor=0.5, patience=1, min_delta=0.5), Spy()],
         HELD_OUT | {"epochs": 5},
     ),
     "rate_by_epoch": Case(
-        "LearningRateScheduler",
+        ("LearningRateScheduler",),
         lambda _: [K.LearningRateScheduler(lambda epoch, rate: rate * 0.5**epoch), Spy()],
         HELD_OUT,
     ),
     "rate_by_batch": Case(
-        "LambdaCallback",
+        ("LambdaCallback",),
         lambda _: [RateByBatch(), Spy()],
         HELD_OUT,
     ),
-    "checkpoint_best": Case(
-        "ModelCheckpoint",
-        lambda path: [K.ModelCheckpoint(str(path / "{epoch}.keras"), "val_accuracy", save_best_only=True), Spy()],
-        HELD_OUT,
-    ),
-    "checkpoint_batches": Case(
-        "ModelCheckpoint",
-        lambda path: [K.ModelCheckpoint(str(path / "{epoch}-{batch}.weights.h5"), save_weights_only=True, save_freq=3)],
-        HELD_OUT,
-    ),
-    "csv": Case("CSVLogger", lambda path: [K.CSVLogger(str(path / "log.csv")), Spy()], HELD_OUT),
-    "tensorboard": Case("TensorBoard", lambda path: [K.TensorBoard(str(path), write_graph=False), Spy()], HELD_OUT),
-    "tensorboard_of_batches": Case(
-        "TensorBoard", lambda path: [K.TensorBoard(str(path), write_graph=False, update_freq=2)], HELD_OUT
-    ),
-    "remote": Case("RemoteMonitor", lambda path: [K.RemoteMonitor(root=listening(path)), Spy()], HELD_OUT),
     "averages_swapped": Case(
-        "SwapEMAWeights",
+        ("SwapEMAWeights",),
         lambda _: [K.SwapEMAWeights(swap_on_epoch=True), Spy()],
         HELD_OUT,
         lambda: {"optimizer": keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5)},
     ),
     "nan": Case(
-        "TerminateOnNaN",
+        ("TerminateOnNaN",),
         lambda _: [K.TerminateOnNaN(), Spy()],
         {"epochs": 6},
         lambda: {"optimizer": keras.optimizers.SGD(math.inf)},
         diverges=True,
     ),
-    "in_a_list": Case("CallbackList", lambda _: [Spy()]),
-    "bar": Case("ProgbarLogger", lambda _: [K.ProgbarLogger(), Spy()], HELD_OUT),
+    "in_a_list": Case(("CallbackList",), lambda _: [Spy()]),
 }
 NOT_COVERED = {
     "BackupAndRestore": "is refused: our own checkpoints do its work",
@@ -164,6 +165,12 @@ NOT_COVERED = {
 class RateByBatch(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.model.optimizer.learning_rate = 0.01 / (1 + batch)
+
+
+def inside(path: pathlib.Path, name: str) -> pathlib.Path:
+    """A directory for what one of several callbacks writes."""
+    (path / name).mkdir(parents=True, exist_ok=True)
+    return path / name
 
 
 def note(path: pathlib.Path, *what: Any) -> None:
@@ -200,7 +207,7 @@ def done(case: Case, path: pathlib.Path, fit: Callable[..., Any], scope: Any) ->
         model = classifier(**case.compiled())
     path.mkdir(parents=True, exist_ok=True)
     callbacks = case.make(path)
-    is_list = case.covers == "CallbackList"
+    is_list = "CallbackList" in case.covers
     given = K.CallbackList(callbacks, add_history=True, model=model, epochs=3, steps=5) if is_list else callbacks
     calls = [spy.calls for spy in callbacks if isinstance(spy, Spy)]
     if case.diverges:

@@ -43,17 +43,19 @@ def test_workers_that_are_lost_cost_no_more_than_time(
     strategy: str,
 ) -> None:
     run = Run(tmp_path / "run")
-    plan_faults(run.directory, ("killed", 1, 8), ("stopped", 0, 14), ("blocked", 1, 27))
+    # What hangs is noticed and stopped by the same code under both; horovodrun has its own for what dies.
+    hangs = [] if strategy == "horovod" else [("stopped", 0, 14), ("blocked", 1, 27)]
+    plan_faults(run.directory, ("killed", 1, 8), *hangs)
     options = (f"--launcher={LAUNCHERS[strategy]}", "--placement=spread", "--max_restarts=9", "--deadline_seconds=5")
     done = train(run.directory, strategy, options=options, variables=cluster.variables)
     assert done.status == 0, done.output
     assert differences(run, undisturbed(2)) == []
     assert [(event["place"], event["status"]) for event in details(run, "worker_failed")] == [(1, 137)]
-    assert [event["place"] for event in details(run, "worker_hung")] == [0, 1], done.output
-    assert done.said("hangs: it is stopped, as by SIGSTOP") and done.said(
-        "faulty.py"
-    )  # in the stacks of who is blocked
-    assert len(done.said("Ray placed worker 0 on 127.0.0.")) == 4
+    assert [event["place"] for event in details(run, "worker_hung")] == [place for _, place, _ in hangs], done.output
+    if hangs:
+        assert done.said("hangs: it is stopped, as by SIGSTOP")
+        assert done.said("faulty.py")  # in the stacks of who is blocked
+    assert len(done.said("Ray placed worker 0 on 127.0.0.")) == 2 + len(hangs)
 
 
 def test_a_killed_node_costs_no_more_than_time(
