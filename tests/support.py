@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import pathlib
 import socket
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import forks
 import psutil
@@ -72,6 +73,17 @@ def clean_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         environment[name] = ",".join(filter(None, [environment.get(name), "127.0.0.1", "localhost"]))
     path = os.pathsep.join(filter(None, [str(REPOSITORY), environment.get("PYTHONPATH")]))
     return environment | QUIET | THREADS | {"PYTHONPATH": path}
+
+
+@contextlib.contextmanager
+def shared_directory(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[pathlib.Path]:
+    """A directory that the processes of a parallel run of the tests have in common, held by one of them at a time."""
+    root = tmp_path_factory.getbasetemp()
+    directory = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
+    directory.mkdir(exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield directory
 
 
 PATIENCE = 4  # times as long as on a quiet machine

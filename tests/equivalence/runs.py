@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import pathlib
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -39,34 +37,25 @@ Run = tuple[str, str]  # a strategy and a case
 class Runs:
     """The runs of these cases by strategy, made all at once when the first of a strategy is asked for.
 
-    Modules of tests that run side by side share the directory, so that none does what another one did.
+    Modules of tests that run side by side share them, so that none does what another one did.
     """
 
-    def __init__(self, root: pathlib.Path, cases: Collection[Run]) -> None:
-        self._root = root
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory, cases: Collection[Run]) -> None:
+        self._tmp_path_factory = tmp_path_factory
         self._cases = cases
-        self._asked: set[Run] = set()
+        self._directories: dict[Run, pathlib.Path] = {}
 
     def of(self, strategy: str, case: str) -> pathlib.Path:
         """The run directory."""
-        directory = self._root / strategy
-        if (strategy, case) not in self._asked:
+        if (strategy, case) not in self._directories:
             possible = PADDED_CASES if strategy == "padded2" else (*CASES, *UNSHARDED, *SHARDED, *CANONICAL, *STAGED)
             names = [each for each in possible if each == case or (strategy, each) in self._cases]
-            self._asked.update((strategy, each) for each in names)
-            with (self._root / f"{strategy}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                self._make(strategy, [each for each in names if not (directory / each / "result.json").exists()])
-        assert (directory / case / "result.json").exists(), f"{strategy} did not finish {case}"
-        return directory / case
-
-    def _make(self, strategy: str, names: Collection[str]) -> None:
-        if names:
-            launch = LAUNCH[strategy]
-            program = [*launch, "--module=equivalence.cases", "--"] if launch else ["-m", "equivalence.cases"]
-            paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-            command = [*program, strategy, self._root / strategy, *names]
-            support.run_python(command, env={"PYTHONPATH": paths}, timeout=900).check()
+            with support.shared_directory(self._tmp_path_factory, f"equivalence-{strategy}") as root:
+                self._directories |= {(strategy, each): root / each for each in names}
+                _train(strategy, root, [each for each in names if not (root / each / "result.json").exists()])
+        directory = self._directories[strategy, case]
+        assert (directory / "result.json").exists(), f"{strategy} did not finish {case}"
+        return directory
 
     def weights(self, strategy: str, case: str) -> list[np.ndarray]:
         return keras.models.load_model(self.of(strategy, case) / "export" / "model.keras").get_weights()
@@ -76,6 +65,14 @@ class Runs:
 
     def events(self, strategy: str, case: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in (self.of(strategy, case) / "events.jsonl").read_text().splitlines()]
+
+
+def _train(strategy: str, root: pathlib.Path, names: Collection[str]) -> None:
+    if names:
+        launch = LAUNCH[strategy]
+        program = [*launch, "--module=equivalence.cases", "--"] if launch else ["-m", "equivalence.cases"]
+        paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+        support.run_python([*program, strategy, root, *names], env={"PYTHONPATH": paths}, timeout=900).check()
 
 
 def runs_of(
@@ -91,13 +88,11 @@ def runs_of(
     """
     cases: set[Run] = set()
     for item in request.session.items:
-        if item.module is request.module and "case" in item.callspec.params:
-            strategy, case = item.callspec.params.get("strategy", "one_device"), item.callspec.params["case"]
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.module is request.module and "case" in params:
+            strategy, case = params.get("strategy", "one_device"), params["case"]
             cases |= {(strategy, case), *compared_with(strategy, case)}
-    root = tmp_path_factory.getbasetemp()
-    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "equivalence"
-    root.mkdir(exist_ok=True)
-    return Runs(root, cases)
+    return Runs(tmp_path_factory, cases)
 
 
 def of_two_processes(cases: Iterable[str], with_both: Collection[str]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,13 @@ import support
 
 @pytest.fixture(scope="session")
 def _mirrored_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    directory: pathlib.Path = tmp_path_factory.mktemp("mirrored")
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-    command = ["-m", "training.under_mirrored", directory]
-    support.run_python(command, env={"PYTHONPATH": paths}, timeout=300).check()
-    return json.loads((directory / "results.json").read_text())
+    with support.shared_directory(tmp_path_factory, "mirrored") as directory:
+        results = directory / "results.json"
+        if not results.exists():
+            paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+            command = ["-m", "training.under_mirrored", directory]
+            support.run_python(command, env={"PYTHONPATH": paths}, timeout=300).check()
+        return json.loads(results.read_text())
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ for number, arguments in enumerate(json.loads(sys.argv[1])):
     print(f"status {main(arguments)}", flush=True)
 """
 BAYESIAN = ("tune.search = @search.Bayesian(num_initial_points=3)", "tune.max_trials = 6")
-SLOW = ("train.epochs = 40", "train.steps_per_call = 1")
+EPOCHS = 20
+SLOW = (f"train.epochs = {EPOCHS}", "train.steps_per_call = 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +218,7 @@ def test_asha_decides_when_a_worker_is_free_by_all_that_is_known_then(done: Done
 def test_poor_trials_are_stopped_early(done: Done) -> None:
     outcomes = done["median"].outcomes.values()
     stopped = [(values[RATE], epochs) for values, status, _, epochs in outcomes if status == "stopped"]
-    assert stopped and all(rate < 1e-4 and epochs < 40 for rate, epochs in stopped)
+    assert stopped and all(rate < 1e-4 and epochs < EPOCHS for rate, epochs in stopped)
     assert all(status == "done" for values, status, *_ in outcomes if values[RATE] > 0.1)
 
 
@@ -275,9 +276,9 @@ def test_a_sweep_in_a_bucket_leaves_and_goes_on(gcs: GcsServer, tmp_path: pathli
         assert chief.end() == 0, chief.output
     events = [json.loads(line) for line in files.read(f"{place}/sweep.jsonl").splitlines()]
     ends = [e for e in events if e["event"] == "trial_ended" and e["status"] != "interrupted"]
-    assert [(e["trial"], e["status"], e["epochs"]) for e in ends] == [(f"000{i}", "done", 40) for i in range(4)]
+    assert [(e["trial"], e["status"], e["epochs"]) for e in ends] == [(f"000{i}", "done", EPOCHS) for i in range(4)]
     reported = [(e["trial"], e["epoch"]) for e in events if e["event"] == "trial_reported"]
-    assert len(reported) == len(set(reported)) == 160
+    assert len(reported) == len(set(reported)) == 4 * EPOCHS
     assert not [name for name in files.list_tree(place) if name.endswith(".lease")]
 
 
@@ -336,7 +337,7 @@ def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathli
     assert sweep.of("trial_ended", trial="0001", status="interrupted")[0]["message"].endswith("status 137")
     assert sorted(e["trial"] for e in sweep.ends) == ["0000", "0001", "0002"]
     assert all(e["status"] == "done" for e in sweep.ends)
-    assert [e["epoch"] for e in sweep.of("trial_reported", trial="0001")] == [*range(1, 41)]
+    assert [e["epoch"] for e in sweep.of("trial_reported", trial="0001")] == [*range(1, EPOCHS + 1)]
     result = json.loads((sweep.directory / "trials" / "0001" / "result.json").read_text())
     assert result["resumed_from_step"] > 0
 
@@ -462,7 +463,7 @@ def test_a_sweep_goes_on_after_the_fork_server_was_killed_and_after_ctrl_c(
         assert chief.end() == 0, chief.output
     assert [(e["trial"], e["status"]) for e in sweep.ends] == [("0000", "done"), ("0001", "done")]
     for name in ("0000", "0001"):
-        assert [e["epoch"] for e in sweep.of("trial_reported", trial=name)] == [*range(1, 41)]
+        assert [e["epoch"] for e in sweep.of("trial_reported", trial=name)] == [*range(1, EPOCHS + 1)]
     interrupted = sweep.of("trial_ended", status="interrupted")
     assert [e["trial"] for e in interrupted] == ["0000", "0001"]
     assert json.loads((sweep.directory / "trials/0001/result.json").read_text())["resumed_from_step"] > 0
