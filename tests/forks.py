@@ -1,9 +1,10 @@
 """Python processes for tests that begin with TensorFlow and Keras imported, by a fork in place of six seconds.
 
-`Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, or a script
-of this repository, and its environment differs from `support.clean_environment()` only in what is read after the
-imports, the process is a fork of a server, which has imported TensorFlow, Keras and tfdist and used none of them. What
-a launcher of tfdist starts in turn is forked by a server of the launcher's own. All else is started as ever.
+`Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, a script of
+this repository, or a program that imports TensorFlow and does not ask what is imported, and its environment differs
+from `support.clean_environment()` only in what is read after the imports, the process is a fork of a server, which has
+imported TensorFlow, Keras and tfdist and used none of them. What a launcher of tfdist starts in turn is forked by a
+server of the launcher's own. All else is started as ever.
 
 Invariant: the process is a child of the one that asked for it, with its own pid, command line, environment, working
 directory, descriptors, session and signal handlers, and ends as any Python does. Linux alone.
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -80,7 +82,8 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
         return len(command) > 1 and _can_fork(command, environment)
     is_module = command[1] == "-m" and (command[2] in MODULES or command[2].startswith(OF_TESTS))
     is_script = command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents
-    if not (is_module or is_script) or "--help" in command:
+    is_program = command[1] == "-c" and "import tensorflow" in command[2] and "sys.modules" not in command[2]
+    if not (is_module or is_script or is_program) or "--help" in command:
         return False
     expected = _server_environment or _clean()
     changed = {n for n in {*expected, *environment} if expected.get(n) != environment.get(n)}
@@ -191,6 +194,11 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
         if command[2] == LAUNCHER:
             _start_own_server()
         runpy._run_module_as_main(command[2])
+    elif command[1] == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *command[3:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(command[2], "<string>", "exec"), main.__dict__)
     else:
         sys.argv = list(command[1:])
         if command[1] != str(CHILD):

@@ -17,11 +17,16 @@ PROGRAM = pathlib.Path(__file__).with_name("shows_itself.py")
 
 
 @pytest.mark.parametrize("session", [True, False])
-def test_a_forked_process_sees_what_a_started_one_does(tmp_path: pathlib.Path, session: bool) -> None:
+@pytest.mark.parametrize(
+    "command", [[str(PROGRAM)], ["-c", f"# import tensorflow\n{PROGRAM.read_text()}"]], ids=["script", "program"]
+)
+def test_a_forked_process_sees_what_a_started_one_does(
+    tmp_path: pathlib.Path, command: list[str], session: bool
+) -> None:
     seen = []
     for popen in (subprocess.Popen, forks.Popen):
         process = popen(
-            [sys.executable, str(PROGRAM), "--flag=1"],
+            [sys.executable, *command, "--flag=1"],
             env=support.clean_environment() | {"TFDIST_TEST_MARK": "m"},
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
@@ -35,7 +40,7 @@ def test_a_forked_process_sees_what_a_started_one_does(tmp_path: pathlib.Path, s
     assert seen[0] == seen[1]
     told, _, status = seen[1]
     assert (status, told["parent"], told["leads"], told["directory"]) == (7, os.getpid(), session, str(tmp_path))
-    assert told["command"][1:] == [str(PROGRAM), "--flag=1"] and told["mark"] == ["TFDIST_TEST_MARK=m"]
+    assert told["command"][1:] == [*command, "--flag=1"] and told["mark"] == ["TFDIST_TEST_MARK=m"]
 
 
 @pytest.mark.slow
