@@ -15,7 +15,7 @@ from tfdist.data.sources.source import Source
 from tfdist.strategies.base import Topology
 
 # (workers, replicas of each)
-TOPOLOGIES = [(1, 1), (1, 2), (2, 1), (3, 1), (4, 1), (2, 2)]
+TOPOLOGIES = [(1, 2), (3, 1), (2, 2)]
 
 
 def global_batches(

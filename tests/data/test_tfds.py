@@ -83,7 +83,7 @@ def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_form
 def test_the_batches_are_the_same_for_any_number_of_workers(prepared: dict[str, str], file_format: str) -> None:
     source = load_tfds(name="digits", split="train[:30%]", data_dir=prepared[file_format], **_blocks(file_format))
     alone = epoch(source, 1)
-    for num_workers in (2, 3, 4):
+    for num_workers in (2, 3):
         assert epoch(source, num_workers) == alone
 
 
