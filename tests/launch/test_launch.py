@@ -105,16 +105,14 @@ if index == 1:
     wait_for("pid0")
     print("no such binding", file=sys.stderr)
     sys.exit(2)
-time.sleep(100)
+time.sleep(600)
 """
-    began = time.monotonic()
     run = launch(program, options=(f"--launcher={launcher}",))
     status, _, stderr = run.end()
     assert status == 2
     assert "[worker 1] no such binding" in stderr
     assert stderr[-1] == "[launch] worker 1 ended with status 2"
     assert_gone(run.pid("pid0"))
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.slow

@@ -15,12 +15,13 @@ from tfdist.models.transformer import TransformerBlock
 from tfdist.recipes.recompute import chosen_layers
 
 
-def model() -> keras.Model:
+def model(num_blocks: int = 1) -> keras.Model:
     inputs = keras.Input((64,))
     layers = [keras.layers.Dense(64, kernel_regularizer="l2"), keras.layers.BatchNormalization(momentum=0.9)]
     x = keras.Sequential([*layers, keras.layers.Activation("tanh")], name="normalized")(inputs)
-    x = TransformerBlock(2, causal=True, dropout=0.2, name="block_0")(keras.layers.Reshape((8, 8))(x))
-    x = TransformerBlock(2, causal=False, dropout=0.2, name="block_1")(x)
+    x = keras.layers.Reshape((8, 8))(x)
+    for number in range(num_blocks):
+        x = TransformerBlock(2, causal=True, dropout=0.2, name=f"block_{number}")(x)
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
 
 
@@ -61,7 +62,7 @@ def test_it_takes_the_same_steps(tmp_path: pathlib.Path, changes: dict[str, Any]
 
 
 def test_layers_are_chosen_by_pattern_and_outermost() -> None:
-    made = model()
+    made = model(num_blocks=2)
     assert [layer.name for layer in chosen_layers(made, "auto")] == ["normalized", "block_0", "block_1"]
     assert [layer.name for layer in chosen_layers(made, ["block_*"])] == ["block_0", "block_1"]
     assert [layer.name for layer in chosen_layers(made, ["block_1", "wide"])] == ["block_1", "wide"]

@@ -168,7 +168,7 @@ def test_a_bucket_that_refuses_to_delete_does_not_hold_up_the_end_of_a_run(gcs: 
     gcs.faults.add(Fault("status", method="DELETE", count=None))
     begun = time.monotonic()
     held.release()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 50
     gcs.faults.clear()
     assert gcs.buckets.names("bucket") == ["run/.lease"]  # until it lapses
 

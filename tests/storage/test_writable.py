@@ -75,4 +75,4 @@ def test_a_bucket_behind_a_dead_server_fails_within_seconds_with_the_reason_and_
     message, seconds = done.check().stdout.splitlines()
     assert message.startswith("The run directory 'gs://some-bucket/run' cannot be written: ")
     assert message.endswith("Check the network and proxy settings, or choose a local run directory.")
-    assert float(seconds) < 20  # 94 with the library's own limits
+    assert float(seconds) < 60  # 94 with the library's own limits

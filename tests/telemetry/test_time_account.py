@@ -31,19 +31,21 @@ def test_each_moment_belongs_to_one_share() -> None:
 
 
 def test_a_call_is_divided_by_what_it_waited_and_never_below_nothing() -> None:
-    account = TimeAccount(time.monotonic() - 2.0)
+    begun = time.monotonic() - 2.0
+    account = TimeAccount(begun)
     account.move(0.5, "import", "input_wait")
     account.move(math.nan, "import", "peer_wait")
     account.move(100.0, "restore", "peer_wait")
     seconds = account.seconds()
     assert seconds["input_wait"] == 0.5 and seconds["peer_wait"] == 0.0
-    assert seconds["import"] == pytest.approx(1.5, abs=0.1)
+    assert 1.5 <= seconds["import"] <= time.monotonic() - begun - 0.5
 
 
 def test_waiting_for_a_turn_counts_for_nothing() -> None:
+    begun = time.monotonic()
     account = TimeAccount()
     account.leave_out(lambda: time.sleep(0.2))
-    assert sum(account.seconds().values()) < 0.2
+    assert sum(account.seconds().values()) <= time.monotonic() - begun - 0.2
 
 
 def test_a_fork_begins_its_own() -> None:
@@ -71,6 +73,6 @@ def test_the_samples_of_a_command_account_for_its_whole_life(tmp_path: pathlib.P
     assert sum(seconds.values()) <= wall
     times = [datetime.datetime.fromisoformat(sample["time"]).timestamp() for sample in samples]
     totals = [sum(sample["seconds"].values()) for sample in samples]
-    assert totals[-1] - totals[0] == pytest.approx(times[-1] - times[0], abs=0.05)
+    assert totals[-1] - totals[0] == pytest.approx(times[-1] - times[0], abs=0.5)
     assert all(seconds[share] > 0 for share in ("import", "data", "build", "compute", "evaluate", "finish"))
     assert samples[-1]["values"]["host_memory_bytes"] > 1e8
