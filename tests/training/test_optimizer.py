@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 from equivalence.cases import dense_model
+from training.trainings import run
 
 from tfdist.errors import UserError
 from tfdist.training.step.optimizer import build_optimizer, without_reduction
@@ -41,6 +43,30 @@ def test_clipping_and_moving_averages_of_the_optimizer_still_work() -> None:
     moved = sum(((v.numpy() - b) ** 2).sum() for v, b in zip(model.trainable_variables, before, strict=True)) ** 0.5
     assert moved == pytest.approx(1.0, rel=1e-5)
     assert without_reduction(optimizer) is optimizer
+
+
+@pytest.mark.slow
+def test_a_schedule_is_traced_once_for_all_variables(tmp_path: pathlib.Path) -> None:
+    traced: list[int] = []
+
+    class Falling(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step: Any) -> tf.Tensor:
+            if tf.inside_function():
+                traced.append(1)
+            return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+    def deep() -> keras.Model:
+        inputs = x = keras.Input((64,))
+        for _ in range(5):
+            x = keras.layers.Dense(8, "tanh")(x)
+        return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+    counts = []
+    for name, model in (("shallow", dense_model), ("deep", deep)):
+        traced.clear()
+        run(tmp_path / name, model=model, optimizer=lambda: keras.optimizers.AdamW(Falling()), epochs=1, eval_data=None)
+        counts.append(len(traced))
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize(

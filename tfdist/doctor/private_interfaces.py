@@ -91,7 +91,7 @@ OF_OBJECTS = {
         "_clip_gradients": "the update of accumulated gradients",
         "_get_variable_index": "the accumulator of a variable, and its group",
         "_iterations": "steps, not updates",
-        "_learning_rate": "whether a schedule sets it",
+        "_learning_rate": "whether a schedule sets it, whose rate is computed once for all variables",
         "_model_variables_moving_average": "the averages of use_ema",
         "_trainable_variables": "the variables of those averages",
         "_use_weight_decay": "decay by groups keeps what the optimizer excludes",

@@ -59,6 +59,16 @@ class Update:
         self, optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]
     ) -> None:
         done = tf.convert_to_tensor(self._strategy.first_local(optimizer._iterations.value))
+        with _one_rate(optimizer, done):
+            self._by_one_at(done, optimizer, gradients, variables)
+
+    def _by_one_at(
+        self,
+        done: tf.Tensor,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Gradients,
+        variables: Sequence[keras.Variable],
+    ) -> None:
         every = optimizer.gradient_accumulation_steps
         if every:
             updates = done // every
@@ -140,6 +150,18 @@ class Update:
             return run
 
         tf.cond(condition, branch(then), branch(otherwise))
+
+
+@contextlib.contextmanager
+def _one_rate(optimizer: keras.optimizers.Optimizer, step: tf.Tensor) -> Iterator[None]:
+    """The optimizer with the rate of this step, which Keras else traces again for each variable that decays."""
+    schedule = optimizer._learning_rate
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        rate = schedule(step)
+        with changed(optimizer, _learning_rate=lambda: rate):
+            yield
+    else:
+        yield
 
 
 def _apply(optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
