@@ -30,7 +30,7 @@ class InTerminal:
         self.run_dir, self.output = run_dir, ""
         self.mark = uuid.uuid4().hex
         self.master, slave = pty.openpty()
-        flags = [f"--gin_param={text}" for text in ("train.epochs = 100000", *params)]
+        flags = [f"--gin_param={text}" for text in ("train.epochs = 100000", "train.xla = 'off'", *params)]
         flags = ["--gin_file=configs/experiments/digits.gin", *flags, f"--run_dir={run_dir}"]
         self.process = forks.Popen(
             [sys.executable, "-m", "tfdist.main", *flags],

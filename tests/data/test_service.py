@@ -141,9 +141,10 @@ def test_a_service_that_reads_other_data_or_is_not_there_is_refused(files: list[
 
 
 def test_a_training_ends_when_a_service_is_killed(files: list[str], tmp_path: pathlib.Path) -> None:
+    endless = ("--gin_param=train.epochs = 1000000", "--gin_param=train.xla = 'off'")
     with services(files, 2) as (named, started):
         training = forks.Popen(
-            [sys.executable, *command(files, tmp_path / "run", named, "--gin_param=train.epochs = 1000000")],
+            [sys.executable, *command(files, tmp_path / "run", named, *endless)],
             env=support.clean_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

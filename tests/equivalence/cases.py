@@ -75,7 +75,7 @@ all_digits = functools.cache(lambda: load_digits(split="all"))
 
 def digits(num_examples: int = 448) -> tuple[np.ndarray, np.ndarray]:
     images, labels = all_digits()
-    return images[:num_examples].reshape(num_examples, 64), labels[:num_examples]
+    return images[:num_examples].reshape(num_examples, 64).copy(), labels[:num_examples].copy()
 
 
 def linear_model() -> keras.Model:
@@ -311,18 +311,17 @@ def grouped_adamw() -> keras.optimizers.Optimizer:
 
 
 def model_of_optimizers() -> keras.Model:
-    """Two layers for each of `OPTIMIZERS`, with initial weights that a test can tell."""
+    """A layer for each of `OPTIMIZERS`, side by side, with initial weights that a test can tell."""
     inputs = keras.Input((64,))
-    outputs = []
+    hidden = []
     for seed, name in enumerate(OPTIMIZERS):
         initial = keras.initializers.GlorotUniform(seed)
-        hidden = keras.layers.Dense(16, "tanh", kernel_initializer=initial, name=f"{name}_hidden")(inputs)
-        outputs.append(keras.layers.Dense(10, kernel_initializer=initial, name=f"{name}_head")(hidden))
-    return keras.Model(inputs, keras.layers.Average()(outputs))
+        hidden.append(keras.layers.Dense(16, "tanh", kernel_initializer=initial, name=f"by_{name}")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Concatenate()(hidden)))
 
 
 def each_optimizer() -> keras.optimizers.Optimizer:
-    by_path = {f"{name}_.*": make() for name, make in OPTIMIZERS.items()}
+    by_path = {f"by_{name}/.*": make() for name, make in OPTIMIZERS.items()}
     return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), by_path))
 
 
