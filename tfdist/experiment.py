@@ -23,7 +23,7 @@ from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from, open_recovery
 from tfdist.training.recovery.weights import find_exported
-from tfdist.training.run import assembly
+from tfdist.training.run import assembly, model_files
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.checking import checks
 from tfdist.training.run.checking.fast_check import shortened
@@ -116,7 +116,7 @@ def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
                 assembly.evaluate_at_last(evaluator, outcome, opened.recovery)
                 if learner.shards is not None:
                     learner.shards.make_whole(keep=run.topology.is_chief)
-                assembly.export_model(run, learner.model)
+                model_files.export_model(run, learner.model)
     except (DivergedError, OutOfMemoryError, UnreadableError) as error:
         rollbacks.note(error, found=lambda unreadable: assembly.found(training, unreadable))
         run.metrics.close()  # whose last points go when the run is back
@@ -225,7 +225,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
         find_exported(RunDirectory(request.run_dir))
     with open_run(request, strategy, mode="evaluate") as run:
         set_precision(settings.precision)
-        found = assembly.find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
+        found = model_files.find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
         source = assembly.open_source(run, settings.data, "evaluation")
         if task is None:
             model, _, task = parts_of(strategy, model, None, None, source.structure)
@@ -233,7 +233,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
             built = build_model(model, task, source.structure)
             metrics = MetricGroup(task.metric_specs())
             check_fit(built, task, source.structure, [metrics])
-        assembly.put_weights(run, built, found)
+        model_files.put_weights(run, built, found)
         evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
         results = evaluator.evaluate()
         assert results is not None  # nothing asks it to leave

@@ -1,8 +1,8 @@
 """The configuration: reads gin files, checks all that can be checked before a run, and calls a root with it.
 
 Invariant: a mistake of the user is a `UserError` that names the statement, and those that need no TensorFlow to be seen
-(files, syntax, misspelt macros) are raised before anything is imported. The only module that imports gin; called by
-`tfdist.main` and by tuning's trials.
+(files, syntax, misspelt macros) are raised before anything is imported. gin is imported here, in `syntax` and in
+`names` alone. Called by `tfdist.main` and by tuning's trials.
 
 What differs from plain gin: dynamic registration is always on; the roots have plain names (`train.epochs`) in every
 file; a `--gin_param` may use whatever the files import; `@f(a=1)` gives a call its arguments in place; a setting that
@@ -15,8 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import io
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,30 +27,27 @@ from gin import config as gin_config
 from gin import config_parser, selector_map
 
 from tfdist import user_code
-from tfdist.config import files, graph, report, run_directory
+from tfdist.config import files, graph, report, run_directory, syntax
 from tfdist.config.functions import Function, describe
 from tfdist.config.graph import CONSTANT, MACRO, Graph, Reference, Setting, Source
+from tfdist.config.names import Context, Registered, is_decorated
 from tfdist.config.report import Binding
 from tfdist.config.statements import (
     MODULES_IN,
     PARAMS,
     Assignment,
     Import,
-    Include,
     Reader,
     Statement,
     check_macros,
     stated_at,
 )
-from tfdist.errors import UserError, is_unicode, suggest
+from tfdist.errors import UserError, suggest
 
 # gin's version is pinned. Of its private names this module uses, in gin.config:
 #   _CONFIG, _OPERATIVE_CONFIG, _SINGLETONS, _CONFIG_IS_LOCKED: what a call of a configurable function reads and writes;
-#   _REGISTRY, _INVERSE_REGISTRY, _CONSTANTS, _PARSE_CONTEXTS: what a name means;
-#   _make_configurable, _inverse_lookup, and what _Context takes from ParseContext.
+#   _REGISTRY, _INVERSE_REGISTRY, _CONSTANTS, _PARSE_CONTEXTS, _make_configurable: what a name means.
 MAX_SETTINGS_SHOWN = 6
-MAX_NESTING = 50  # brackets and calls within each other
-INLINE = "with_"  # begins the scope that holds the arguments of `@f(a=1)`
 _ROOT = ("a root", "")  # stands where dynamic registration keeps the import that a function came by
 
 
@@ -224,7 +219,7 @@ def stated(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, 
 
 def _read(gin_files: Sequence[str], gin_params: Sequence[str], read_url: Callable[[str], str]) -> Reader:
     """All statements, macros checked as far as can be without an import."""
-    reader = Reader(_parse, read_url)
+    reader = Reader(syntax.parse, read_url)
     for name in gin_files:
         reader.read_file(name)
     reader.read_params(gin_params)
@@ -261,223 +256,6 @@ def _is_constant(name: str) -> bool:
     return run_directory.is_within(name) or bool(gin_config._CONSTANTS.matching_selectors(name))
 
 
-class _Delegate(config_parser.ParserDelegate):
-    """Leaves the references and macros in a value as they are written."""
-
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
-        *scope, name = scoped_configurable_name.split("/")
-        return Reference(name, tuple(scope), evaluate)
-
-    def macro(self, macro_name: str) -> Reference:
-        return Reference(MACRO, tuple(macro_name.split("/")), True)
-
-
-class _Parser(config_parser.ConfigParser):
-    def __init__(self, text: str) -> None:
-        super().__init__(io.StringIO(text), _Delegate())
-        self.inline: list[Assignment] = []  # the arguments within the statement that was parsed last
-        self._nesting = 0
-        self._keys: set[Any] = set()  # of the dict that is being read
-
-    def parse_value(self) -> Any:
-        self._nesting += 1
-        if self._nesting > MAX_NESTING:
-            self._raise_syntax_error(f"More than {MAX_NESTING} brackets stand within each other.")
-        value = super().parse_value()
-        self._nesting -= 1
-        return value
-
-    def _maybe_parse_container(self) -> tuple[bool, Any]:
-        outer, self._keys = self._keys, set()
-        parsed = super()._maybe_parse_container()
-        self._keys = outer
-        return parsed
-
-    def _parse_dict_item(self) -> tuple[Any, Any]:
-        location = self._current_location()
-        key, value = super()._parse_dict_item()
-        try:
-            is_repeated = key in self._keys
-        except TypeError:  # a list or a dict
-            self._raise_syntax_error("Unhashable key.", location)
-        if is_repeated:
-            self._raise_syntax_error(f"The key {key!r} stands there twice.", location)
-        self._keys.add(key)
-        return key, value
-
-    def _maybe_parse_basic_type(self) -> tuple[bool, Any]:
-        location = self._current_location()
-        negative = self.current_token.string == "-"
-        success, value = super()._maybe_parse_basic_type()
-        if negative and not success:  # gin would forget the sign
-            self._raise_syntax_error("Only a number can follow '-'.")
-        if isinstance(value, str) and not is_unicode(value):
-            self._raise_syntax_error("Not Unicode.", location)
-        return success, value
-
-    def _maybe_parse_configurable_reference(self) -> tuple[bool, Any]:
-        """As gin's, and `@f(a=1)` too: `@scope/f()` in a scope of its own, with `scope/f.a = 1`."""
-        if self._current_token.string != "@":
-            return False, None
-        self._advance_one_token()
-        name = self._parse_selector(allow_periods_in_scope=True)
-        evaluate = self._current_token.string == "("
-        if evaluate:
-            self._advance()
-            name = self._with_arguments(name)
-        self._skip_whitespace_and_comments()
-        return True, self._delegate.configurable_reference(name, evaluate)
-
-    def _with_arguments(self, name: str) -> str:
-        """The name, in the scope that holds its arguments if it has any; leaves `)` behind."""
-        arguments: dict[str, Any] = {}
-        while self._current_token.string != ")":
-            if not self._current_token.string.isidentifier():
-                self._raise_syntax_error("Expected an argument.")
-            argument = self._current_token.string
-            if argument in arguments:
-                self._raise_syntax_error(f"The argument {argument!r} stands there twice.")
-            self._advance()
-            if self._current_token.string != "=":
-                self._raise_syntax_error("Expected an argument.")
-            self._advance()
-            arguments[argument] = self.parse_value()
-            if self._current_token.string == ",":
-                self._advance()
-            elif self._current_token.string != ")":
-                self._raise_syntax_error("Expected ')'.")
-        self._advance_one_token()
-        if not arguments:
-            return name
-        *outer, function = name.split("/")
-        scope = (*outer, f"{INLINE}{hashlib.sha256(repr((function, arguments)).encode()).hexdigest()[:8]}")
-        self.inline += [Assignment(scope, function, argument, value) for argument, value in arguments.items()]
-        return "/".join([*scope, function])
-
-
-def _parse(text: str) -> Iterator[tuple[Import | Include | Assignment, int, str]]:
-    parser = _Parser(text)
-    while (parsed := parser.parse_statement()) is not None:
-        place = parsed.location.line_num, parsed.location.line_content
-        yield from ((argument, *place) for argument in parser.inline)
-        parser.inline.clear()
-        content: Import | Include | Assignment
-        if isinstance(parsed, config_parser.ImportStatement):
-            content = Import(parsed.module, parsed.is_from, parsed.alias)
-        elif isinstance(parsed, config_parser.IncludeStatement):
-            content = Include(parsed.filename)
-        else:
-            scope = tuple(parsed.scope.split("/")) if parsed.scope else ()
-            is_head = isinstance(parsed, config_parser.BlockDeclaration)
-            content = Assignment(
-                scope, parsed.selector, None if is_head else parsed.arg_name, None if is_head else parsed.value
-            )
-        yield content, *place
-
-
-class _Context(gin_config.ParseContext):
-    """What names mean in one file: its imports, the roots, gin's own, and what the user's code has decorated."""
-
-    def __init__(
-        self, roots: Mapping[str, gin_config.Configurable], imported_elsewhere: Mapping[str, Statement]
-    ) -> None:
-        super().__init__()
-        self._enable_dynamic_registration()
-        self._roots = roots
-        self._imported_elsewhere = imported_elsewhere
-        self._ambiguous: dict[str, list[str]] = {}  # names that mean several modules: the imports that bind them
-        self._symbol_table.update({name: root.wrapped for name, root in roots.items()})
-
-    def adopt(self, other: _Context) -> None:
-        """Knows by name what another file does; what the two mean different modules by has to be imported here."""
-        for name, statement in other._symbol_source.items():
-            if statement is None:  # gin's own
-                continue
-            module = other._symbol_table[name]
-            if self._symbol_table.setdefault(name, module) is not module:
-                known = self._ambiguous.setdefault(name, [self._symbol_source[name].format()])
-                known += [statement.format()] if statement.format() not in known else []
-            self._symbol_source.setdefault(name, statement)
-        self._ambiguous |= {n: lines for n, lines in other._ambiguous.items() if n not in self._ambiguous}
-
-    def run_import(self, statement: Import) -> None:
-        """Makes the name that an import binds known; raises UserError where it cannot be imported or is taken."""
-        if statement.module.startswith("__gin__."):
-            if str(statement) != "from __gin__ import dynamic_registration":
-                raise UserError(
-                    f"gin has nothing for {str(statement)!r}. Write 'from __gin__ import dynamic_registration'."
-                )
-            return
-        if statement.bound_name in (*self._roots, "gin"):
-            raise UserError(
-                f"the name {statement.bound_name!r} has a meaning of its own in every gin file. "
-                f"Import the module under another: '{statement} as my_{statement.bound_name}'."
-            )
-        parsed = config_parser.ImportStatement(statement.module, statement.is_from, statement.alias, None)
-        files.import_module(str(statement), statement.module)
-        self.process_import(parsed)
-        self._ambiguous.pop(statement.bound_name, None)
-
-    def find(self, selector: str) -> gin_config.Configurable:
-        """The function or class that `module.function` names, registered with gin if it was not yet."""
-        first, *rest = selector.split(".")
-        if first not in self._symbol_table:
-            return self._find_decorated(selector)
-        if first in self._ambiguous:
-            lines = " and ".join(map(repr, self._ambiguous[first]))
-            raise UserError(f"the name {first!r} may be of {lines}. Add the line that is meant to this file.")
-        holder, path = self._symbol_table[first], first
-        for part in rest:
-            if not hasattr(holder, part):
-                raise UserError(_why_no_attribute(holder, path, part))
-            holder, path = getattr(holder, part), f"{path}.{part}"
-        if not callable(holder):
-            raise UserError(f"{path} is a {type(holder).__name__}, not a function or a class.")
-        try:
-            return gin_config._inverse_lookup(holder) or self._register(*self._resolve_selector(selector))
-        except Exception as error:
-            raise UserError(f"gin cannot configure {path}: {error}") from error
-
-    def _find_decorated(self, selector: str) -> gin_config.Configurable:
-        found = [c for c in gin_config._REGISTRY.get_all_matches(selector) if _is_decorated(c)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UserError(f"{selector} may be any of {', '.join(c.selector for c in found)}. Write more of its name.")
-        name = selector.split(".")[0]
-        elsewhere = self._imported_elsewhere.get(name)
-        line = str(elsewhere.content) if elsewhere else files.import_line_for(name)
-        if line:
-            advice = f" Add the line {line!r}."
-            if elsewhere:
-                advice = (
-                    f" Add the line {line!r}, as {elsewhere.source.location} does: an import holds in its own file and "
-                    "in those that include it."
-                )
-        else:
-            advice = suggest(name, [n for n in self._symbol_table if n != "gin"]) or (
-                " Import its module, and write module.function." if "." not in selector else " Import its module."
-            )
-        raise UserError(f"the name {name!r} is not imported here.{advice}")
-
-
-def _why_no_attribute(holder: Any, path: str, name: str) -> str:
-    if files.is_submodule(holder, name):
-        return f"{path}.{name} is a module of its own. Add the line 'from {holder.__name__} import {name}'."
-    return f"{path} has no {name!r}.{suggest(name, [known for known in dir(holder) if not known.startswith('_')])}"
-
-
-class _Registered(gin_config.ParseContext):
-    """Looks up complete selectors, for references whose names have been resolved."""
-
-    def get_configurable(self, selector: str) -> gin_config.Configurable:
-        return gin_config._REGISTRY[selector]
-
-
-def _is_decorated(configurable: gin_config.Configurable) -> bool:
-    return configurable.import_source is None and configurable.module != "gin"
-
-
 class _Loader:
     """The second pass: statements to settings, with everything imported."""
 
@@ -491,7 +269,7 @@ class _Loader:
         self._roots = {name: gin_config._INVERSE_REGISTRY[root] for name, root in roots.items()}
         self._configurables = {root.selector: root for root in self._roots.values()}
         self._configurables[MACRO] = gin_config._REGISTRY[MACRO]
-        self._contexts: dict[int, _Context] = {}
+        self._contexts: dict[int, Context] = {}
         self._macros = {s.content.macro for s in self._statements if isinstance(s.content, Assignment)} - {None}
 
     def load(self, inherited: Mapping[str, Sequence[str]]) -> Config:
@@ -526,7 +304,7 @@ class _Loader:
         imports = [(s, s.content) for s in self._statements if isinstance(s.content, Import)]
         elsewhere = {content.bound_name: statement for statement, content in imports}
         for file in sorted(self._included, reverse=True):  # an included file comes after the file that includes it
-            context = self._contexts[file] = _Context(self._roots, elsewhere)
+            context = self._contexts[file] = Context(self._roots, elsewhere)
             visible = [f for f in self._included if f != PARAMS] if file == PARAMS else self._included[file]
             for other in visible:
                 context.adopt(self._contexts[other])
@@ -635,7 +413,7 @@ def _forget_registrations() -> None:
 
 def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str, Any]]:
     bindings: dict[tuple[str, str], dict[str, Any]] = {}
-    gin_config._PARSE_CONTEXTS.append(_Registered())
+    gin_config._PARSE_CONTEXTS.append(Registered())
     try:
         for setting in settings:
             value = graph.map_references(setting.value, _gin_value)
@@ -658,7 +436,7 @@ def _describe(configurable: gin_config.Configurable, *, name: str) -> Function:
         identity=name if configurable.import_source is _ROOT else "",
         allowed=configurable.allowlist,
         denied=configurable.denylist or (),
-        is_decorated=_is_decorated(configurable),
+        is_decorated=is_decorated(configurable),
         no_default=gin_config.REQUIRED,
     )
 

@@ -21,7 +21,7 @@ from tfdist.strategies.gathering import replica_index, rows_of_all
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import Found
-from tfdist.training.run import assembly
+from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
 from tfdist.training.run.run import Request, Run, open_run
 from tfdist.training.step.precision import set_precision
@@ -44,12 +44,12 @@ def predict(settings: PredictSettings, request: Request) -> str:
     check_format(settings.format)
     with open_run(request, settings.strategy, mode="predict") as run:
         set_precision(settings.precision)
-        found = assembly.find_weights(run, settings.weights, settings.policy, setting="predict.weights")
+        found = model_files.find_weights(run, settings.weights, settings.policy, setting="predict.weights")
         source = assembly.open_source(run, settings.data, "prediction")
         task = InputsAlone(settings.task)
         with run.strategy.scope():
             model = build_model(builder, task, source.structure)
-        assembly.put_weights(run, model, found)
+        model_files.put_weights(run, model, found)
         plan = BatchPlan(
             num_examples=source.num_examples,
             global_batch_size=settings.global_batch_size,

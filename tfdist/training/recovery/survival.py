@@ -37,7 +37,7 @@ from tfdist.training.recovery.in_memory import newest, open_memory
 from tfdist.training.recovery.recovery import Opened, Position, Recovery, restored, tell_left_out
 from tfdist.training.recovery.renaming import renamed
 from tfdist.training.recovery.weights import FILES, find_checkpoint, places_of_checkpoints
-from tfdist.training.run import assembly
+from tfdist.training.run import model_files
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.directory.identity import identity
 from tfdist.training.run.run import Run
@@ -266,7 +266,7 @@ def _load_file(model: keras.Model, path: str, *, partial: bool) -> list[str]:
     """Loads a file of weights; a line for each variable that a partial restore left out."""
     if partial:
         return load_fitting(model, path)
-    assembly.load_weights(model, path)
+    model_files.load_weights(model, path)
     return []
 
 

@@ -6,16 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
 
-from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.input_hints import hint_for
@@ -24,15 +20,12 @@ from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
 from tfdist.recipes.followed import Holders, followed
 from tfdist.recipes.lengths import RunLength
-from tfdist.recipes.lora import adapter_bytes, adapter_of, kept_adapters
 from tfdist.recipes.recompute import recomputed
-from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.tasks.in_turns import InTurns, OneTurn, Turn
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.console.console_text import Plan
-from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop import batch_statistics
 from tfdist.training.loop.best import check_keep_best, watched
@@ -49,9 +42,8 @@ from tfdist.training.loop.monitors import check_monitors
 from tfdist.training.loop.outcome import Outcome
 from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by
 from tfdist.training.loop.votes import no_votes
-from tfdist.training.recovery.recovery import Opened, Recovery, restored
+from tfdist.training.recovery.recovery import Opened, Recovery
 from tfdist.training.recovery.rollback import Rollbacks
-from tfdist.training.recovery.weights import Found, find
 from tfdist.training.run.canonical import check_canonical, sums_as_written
 from tfdist.training.run.checking.examples import check_held
 from tfdist.training.run.compiled import parts_of
@@ -76,12 +68,10 @@ from tfdist.training.step.norms import Norms
 from tfdist.training.step.optimizer import bind_schedules, check_turns, parts
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
-from tfdist.training.step.state import ModelState
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.pace import Pace
 from tfdist.training.watch.profiler import Profiler
 from tfdist.training.watch.xla_trial import UNCOMPILED, XlaTrial
-from tfdist.user_code import said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -598,72 +588,3 @@ def evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, recovery: Re
             assert recovery is not None
             recovery.leave(outcome.step)
         outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
-
-
-def export_model(run: Run, model: keras.Model) -> None:
-    """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief."""
-    heartbeat.beat(heartbeat.FINISHING)
-    if not run.topology.is_chief:
-        return
-    if not run.request.keeps:
-        return
-    with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
-        path = os.path.join(scratch, "model.keras")
-        model.save(path)
-        files.make_dirs(run.directory.export)
-        with open(path, "rb") as saved:
-            files.write_atomic(run.directory.model, saved.read())
-    adapter = adapter_of(model)
-    if adapter:
-        files.write_atomic(run.directory.adapter, adapter_bytes(adapter))
-
-
-def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None, *, setting: str) -> Found:
-    """What a setting, such as `evaluate.weights`, names.
-
-    A collective: the chief looks, the others learn what it found, without the values.
-
-    Raises:
-      UserError: there is no such thing; on every worker.
-    """
-    found = run.strategy.on_chief(
-        lambda: find(weights, run.directory, policy, tell=run.events, setting=setting), "The checkpoints cannot be read"
-    )
-    if run.topology.num_workers == 1:
-        assert found is not None
-        return found
-    text = to_json([found.path, found.step, found.why]).encode() if found is not None else None
-    path, step, why = json.loads(bytes(run.strategy.broadcast(text)))
-    return found or Found(path, step, None, why)
-
-
-def put_weights(run: Run, model: keras.Model, found: Found) -> None:
-    """Gives a built model the weights. A collective.
-
-    Raises:
-      UserError: they do not fit.
-    """
-    if found.step is None:
-        load_weights(model, found.path)
-    else:
-        restored(run.strategy, ModelState(model), lambda: found.state, partial=False, tell=run.events, only_model=True)
-
-
-def load_weights(model: keras.Model, path: str) -> None:
-    """Loads a .keras or .weights.h5 file, local or gs://, into a built model.
-
-    Raises:
-      UserError: it cannot be read, or its variables are not the model's.
-    """
-    suffix = next((s for s in (".keras", ".weights.h5") if path.endswith(s)), None)
-    if suffix is None:
-        raise UserError(f"Weights are read from .keras and .weights.h5 files; received {path!r}.")
-    with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
-        copy = os.path.join(scratch, f"model{suffix}")
-        try:
-            with open(copy, "wb") as target:
-                target.write(files.read(path))
-            with kept_adapters(model):
-                model.load_weights(copy)
-        except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
-            raise UserError(f"The weights in {path} do not load into this model: {said(error)}") from error

@@ -1,0 +1,123 @@
+"""What a name means in a gin file: the imports there, the roots, and what decorators have registered with gin.
+
+Invariant: a name that is not known, or means several things, is a `UserError` that says which line to add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gin import config as gin_config
+from gin import config_parser
+
+from tfdist.config import files
+from tfdist.config.statements import Import, Statement
+from tfdist.errors import UserError, suggest
+
+# gin's version is pinned. Of its private names this module uses _REGISTRY and _inverse_lookup of gin.config, and what
+# Context takes from ParseContext.
+
+
+class Context(gin_config.ParseContext):
+    """What names mean in one file: its imports, the roots, gin's own, and what the user's code has decorated."""
+
+    def __init__(
+        self, roots: Mapping[str, gin_config.Configurable], imported_elsewhere: Mapping[str, Statement]
+    ) -> None:
+        super().__init__()
+        self._enable_dynamic_registration()
+        self._roots = roots
+        self._imported_elsewhere = imported_elsewhere
+        self._ambiguous: dict[str, list[str]] = {}  # names that mean several modules: the imports that bind them
+        self._symbol_table.update({name: root.wrapped for name, root in roots.items()})
+
+    def adopt(self, other: Context) -> None:
+        """Knows by name what another file does; what the two mean different modules by has to be imported here."""
+        for name, statement in other._symbol_source.items():
+            if statement is None:  # gin's own
+                continue
+            module = other._symbol_table[name]
+            if self._symbol_table.setdefault(name, module) is not module:
+                known = self._ambiguous.setdefault(name, [self._symbol_source[name].format()])
+                known += [statement.format()] if statement.format() not in known else []
+            self._symbol_source.setdefault(name, statement)
+        self._ambiguous |= {n: lines for n, lines in other._ambiguous.items() if n not in self._ambiguous}
+
+    def run_import(self, statement: Import) -> None:
+        """Makes the name that an import binds known; raises UserError where it cannot be imported or is taken."""
+        if statement.module.startswith("__gin__."):
+            if str(statement) != "from __gin__ import dynamic_registration":
+                raise UserError(
+                    f"gin has nothing for {str(statement)!r}. Write 'from __gin__ import dynamic_registration'."
+                )
+            return
+        if statement.bound_name in (*self._roots, "gin"):
+            raise UserError(
+                f"the name {statement.bound_name!r} has a meaning of its own in every gin file. "
+                f"Import the module under another: '{statement} as my_{statement.bound_name}'."
+            )
+        parsed = config_parser.ImportStatement(statement.module, statement.is_from, statement.alias, None)
+        files.import_module(str(statement), statement.module)
+        self.process_import(parsed)
+        self._ambiguous.pop(statement.bound_name, None)
+
+    def find(self, selector: str) -> gin_config.Configurable:
+        """The function or class that `module.function` names, registered with gin if it was not yet."""
+        first, *rest = selector.split(".")
+        if first not in self._symbol_table:
+            return self._find_decorated(selector)
+        if first in self._ambiguous:
+            lines = " and ".join(map(repr, self._ambiguous[first]))
+            raise UserError(f"the name {first!r} may be of {lines}. Add the line that is meant to this file.")
+        holder, path = self._symbol_table[first], first
+        for part in rest:
+            if not hasattr(holder, part):
+                raise UserError(_why_no_attribute(holder, path, part))
+            holder, path = getattr(holder, part), f"{path}.{part}"
+        if not callable(holder):
+            raise UserError(f"{path} is a {type(holder).__name__}, not a function or a class.")
+        try:
+            return gin_config._inverse_lookup(holder) or self._register(*self._resolve_selector(selector))
+        except Exception as error:
+            raise UserError(f"gin cannot configure {path}: {error}") from error
+
+    def _find_decorated(self, selector: str) -> gin_config.Configurable:
+        found = [c for c in gin_config._REGISTRY.get_all_matches(selector) if is_decorated(c)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"{selector} may be any of {', '.join(c.selector for c in found)}. Write more of its name.")
+        name = selector.split(".")[0]
+        elsewhere = self._imported_elsewhere.get(name)
+        line = str(elsewhere.content) if elsewhere else files.import_line_for(name)
+        if line:
+            advice = f" Add the line {line!r}."
+            if elsewhere:
+                advice = (
+                    f" Add the line {line!r}, as {elsewhere.source.location} does: an import holds in its own file and "
+                    "in those that include it."
+                )
+        else:
+            advice = suggest(name, [n for n in self._symbol_table if n != "gin"]) or (
+                " Import its module, and write module.function." if "." not in selector else " Import its module."
+            )
+        raise UserError(f"the name {name!r} is not imported here.{advice}")
+
+
+def _why_no_attribute(holder: Any, path: str, name: str) -> str:
+    if files.is_submodule(holder, name):
+        return f"{path}.{name} is a module of its own. Add the line 'from {holder.__name__} import {name}'."
+    return f"{path} has no {name!r}.{suggest(name, [known for known in dir(holder) if not known.startswith('_')])}"
+
+
+class Registered(gin_config.ParseContext):
+    """Looks up complete selectors, for references whose names have been resolved."""
+
+    def get_configurable(self, selector: str) -> gin_config.Configurable:
+        return gin_config._REGISTRY[selector]
+
+
+def is_decorated(configurable: gin_config.Configurable) -> bool:
+    """Whether a decorator registered it, not an import of a gin file."""
+    return configurable.import_source is None and configurable.module != "gin"
