@@ -53,7 +53,10 @@ def pieces(plan: BatchPlan, step: int, replica: int) -> list[list[tuple[int, flo
     order = {"num_examples": plan.num_examples, "seed": plan.shuffle_seed}
     indices = permute(held["positions"], held["epoch"], **order).numpy().tolist()
     shares = held["shares"].numpy().tolist() if "shares" in held else [1.0] * len(indices)
-    splits = held["splits"].numpy().tolist() if "splits" in held else [0, len(indices)]
+    size = len(indices) // plan.num_microbatches
+    splits = held["splits"].numpy().tolist() if "splits" in held else [*range(0, len(indices) + 1, size)]
+    assert plan.width in (None, len(indices))
+    assert (plan.num_microbatches == 1 or plan.width is not None) == ("splits" not in held)
     assert len(splits) == plan.num_microbatches + 1 and splits[-1] == len(indices) == len(shares)
     rows = list(zip(indices, shares, strict=True))
     return [rows[begin:end] for begin, end in itertools.pairwise(splits)]

@@ -48,16 +48,16 @@ def test_the_workers_streams_together_are_the_global_batches(
         pieces = [piece for s in streams for piece in s[step * num_local : (step + 1) * num_local]]
         assert len(pieces) == num_workers * num_local
         for m in range(microbatches):
-            found = np.concatenate([_numbers(piece, m) for piece in pieces])
+            found = np.concatenate([_numbers(piece, m, microbatches) for piece in pieces])
             # Of fewer examples than replicas every replica has all.
-            assert list(dict.fromkeys(found)) == list(dict.fromkeys(_numbers(whole, m)))
+            assert list(dict.fromkeys(found)) == list(dict.fromkeys(_numbers(whole, m, microbatches)))
 
 
-def _numbers(piece: dict[str, Any], microbatch: int) -> np.ndarray:
+def _numbers(piece: dict[str, Any], microbatch: int, of: int) -> np.ndarray:
     (inputs, labels) = piece["examples"]
     np.testing.assert_array_equal(inputs["square"], inputs["number"].astype(np.float32) ** 2)
     np.testing.assert_array_equal(labels[:, 0], inputs["number"] % 3)
-    splits = piece.get("splits", [0, len(labels)])
+    splits = piece["splits"] if "splits" in piece else range(0, len(labels) + 1, len(labels) // of)
     shares = piece.get("shares", np.ones(len(labels), np.float32))
     kept = slice(splits[microbatch], splits[microbatch + 1])
     return inputs["number"][kept][shares[kept] > 0]
@@ -73,10 +73,16 @@ def test_a_stream_from_a_step_on_is_the_stream_that_skips_to_it(first_step: int,
         tf.nest.map_structure(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_a_padded_stream_has_static_shapes() -> None:
-    spec = build_pipeline(source(), plan(num_replicas=2, num_microbatches=3, pad=True), Topology(0, 1, 2)).element_spec
-    shapes = [s.shape.as_list() for s in tf.nest.flatten(spec)]
-    assert shapes == [[6], [6], [6, 1], [6], [4]]
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [({"pad": True}, 6), ({"drop_remainder": True}, 6), ({"num_examples": 24}, 6), ({}, None)],
+    ids=["padded", "the remainder dropped", "no remainder", "a remainder"],
+)
+def test_shapes_are_static_where_all_batches_are_full(settings: dict[str, Any], rows: int | None) -> None:
+    batches = plan(num_replicas=2, num_microbatches=3, **settings)
+    spec = build_pipeline(source(), batches, Topology(0, 1, 2)).element_spec
+    shapes = [s.shape.as_list() for s in tf.nest.flatten(spec["examples"])]
+    assert shapes == [[rows], [rows], [rows, 1]] and ("splits" in spec) == (rows is None)
 
 
 def test_a_stream_never_ends_and_can_be_disposed_of() -> None:

@@ -154,18 +154,9 @@ def _rows(batch: dict[str, Any]) -> int:
 
 
 def _with_rows(batch: dict[str, Any], count: int) -> dict[str, Any]:
-    """The batch with its rows repeated until there are so many."""
-    rows = _rows(batch)
-
-    def repeated(tensor: tf.Tensor) -> tf.Tensor:
-        return tf.gather(tensor, np.arange(count) % rows)
-
-    splits = {}
-    if "splits" in batch:
-        number = len(batch["splits"]) - 1
-        splits = {"splits": tf.constant(np.arange(number + 1) * (count // number), batch["splits"].dtype)}
-    rest = {name: value for name, value in batch.items() if name != "splits"}
-    return tf.nest.map_structure(repeated, rest) | splits
+    """The padded batch with its rows repeated until there are so many."""
+    rows = np.arange(count) % _rows(batch)
+    return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), batch)
 
 
 def _bytes(values: keras.Variable | tf.Tensor) -> int:

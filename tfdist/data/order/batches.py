@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -91,13 +92,35 @@ class BatchPlan:
         an_epoch = min(self.num_examples, self.steps_per_epoch * self.global_batch_size)
         return epochs * an_epoch + min(steps * self.global_batch_size, an_epoch)
 
+    @property
+    def width(self) -> int | None:
+        """Examples of a replica in every step, in microbatches of one size; None where the sizes differ."""
+        is_full = self.pad or self.drop_remainder or self.num_examples % self.global_batch_size == 0
+        is_even = self.global_batch_size % (self.num_replicas * self.num_microbatches) == 0
+        return self.global_batch_size // self.num_replicas if is_full and is_even else None
+
+    def shaped(self, nest: Any) -> Any:
+        """A nest of a replica's rows, with their number as the static size of the first axis where it is `width`.
+
+        What is traced with it needs less: of an LSTM's loop, TensorFlow keeps half as much for the way back.
+        """
+        width = self.width
+        if width is None:
+            return nest
+
+        def with_width(rows: Any) -> Any:
+            is_dense = isinstance(rows, tf.Tensor) and rows.shape.rank is not None
+            return tf.ensure_shape(rows, [width, *rows.shape[1:]]) if is_dense else rows
+
+        return tf.nest.map_structure(with_width, nest)
+
     def replica_slice(self, step: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The examples of `replica` in the run's step number `step`, both int64 scalars.
 
         Returns:
           positions: int64 [n], places in the epoch's order, microbatch after microbatch; never empty.
           epoch: int64 scalar.
-          splits: int64 [num_microbatches + 1], where each microbatch begins; only with several microbatches.
+          splits: int64 [num_microbatches + 1], where each microbatch begins; only with several whose sizes differ.
           shares: float32 [n], how much of each example is this replica's; only where it is not 1 for all.
         """
         steps_per_epoch = tf.constant(self.steps_per_epoch, tf.int64)
@@ -107,7 +130,7 @@ class BatchPlan:
         microbatches = self._microbatches(first, size)
         if self.pad:
             return {"epoch": epoch, **self._padded(microbatches, replica)}
-        return {"epoch": epoch, **self._exact(microbatches, replica, may_be_short=self._has_short_microbatch)}
+        return {"epoch": epoch, **self._exact(microbatches, replica)}
 
     def slice_of(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The rows of `replica` in a batch of `size` examples, both int64 scalars; for batches of any size.
@@ -115,8 +138,7 @@ class BatchPlan:
         Returns:
           positions, splits and shares as `replica_slice` gives them; positions are counted from the batch's first row.
         """
-        may_be_short = self.num_replicas * self.num_microbatches > 1
-        return self._exact(self._microbatches(tf.constant(0, tf.int64), size), replica, may_be_short=may_be_short)
+        return self._exact(self._microbatches(tf.constant(0, tf.int64), size), replica, of_any_size=True)
 
     def _microbatches(self, first: tf.Tensor, size: tf.Tensor) -> list[Range]:
         edges = [first + size * i // self.num_microbatches for i in range(self.num_microbatches + 1)]
@@ -133,14 +155,19 @@ class BatchPlan:
         size = end - begin
         return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
 
-    def _exact(self, microbatches: list[Range], replica: tf.Tensor, *, may_be_short: bool) -> dict[str, tf.Tensor]:
+    def _exact(
+        self, microbatches: list[Range], replica: tf.Tensor, *, of_any_size: bool = False
+    ) -> dict[str, tf.Tensor]:
+        may_be_short, are_even = self._has_short_microbatch, self.width is not None
+        if of_any_size:
+            may_be_short, are_even = self.num_replicas * self.num_microbatches > 1, False
         piece: dict[str, tf.Tensor] = {}
         parts: Sequence[Range] = [self._part(begin, end, replica) for begin, end in microbatches]
         if may_be_short:
             parts, shares = zip(*(self._shared(begin, end, replica) for begin, end in microbatches), strict=True)
             sizes = [end - begin for begin, end in parts]
             piece["shares"] = tf.concat([tf.fill([n], share) for n, share in zip(sizes, shares, strict=True)], axis=0)
-        if len(parts) > 1:
+        if len(parts) > 1 and not are_even:
             sizes = tf.stack([end - begin for begin, end in parts])
             piece["splits"] = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
         positions = [tf.range(begin, end) for begin, end in parts]
@@ -169,10 +196,7 @@ class BatchPlan:
         positions = tf.concat([begin + offsets for begin, _ in parts], axis=0)
         real = tf.concat([begin + offsets < end for begin, end in parts], axis=0)
         positions = tf.where(real, positions, tf.fill(tf.shape(positions), parts[0][0]))
-        piece = {"positions": positions, "shares": tf.cast(real, tf.float32)}
-        if self.num_microbatches > 1:
-            piece["splits"] = tf.range(self.num_microbatches + 1, dtype=tf.int64) * width
-        return piece
+        return {"positions": positions, "shares": tf.cast(real, tf.float32)}
 
 
 def check_split(global_batch_size: int, num_replicas: int, num_microbatches: int, *, even: bool) -> None:

@@ -65,6 +65,8 @@ def build_pipeline(
     read. Of these, elements `turn`, `turn` + `of` … alone, where several processes take turns.
     """
     num_local = topology.num_local_replicas
+    if plan.pad:
+        _check_static(source.structure)
     if isinstance(source, StreamSource):
         dataset = source.local_batches(plan, topology, first_step)
         if left_out:
@@ -75,10 +77,6 @@ def build_pipeline(
         if left_out:
             turns = turns.filter(lambda t: _is_kept(t // num_local, left_out))
         dataset = _indexed(source, plan, topology, turns)
-    if plan.pad:
-        _check_static(source.structure)
-        width = plan.global_batch_size // plan.num_replicas
-        dataset = dataset.map(lambda batch: _with_width(batch, width, plan.num_microbatches))
     # Endless by construction; saying so spares tf.distribute a check for the end at every step.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     dataset = dataset.prefetch(PREFETCHED_STEPS * num_local)
@@ -115,7 +113,7 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.da
         examples = stages.decode(piece.pop("fetched"))
         if source.augment is not None and plan.shuffle_seed is not None:
             examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
-        return {"examples": examples, **piece}
+        return plan.shaped({"examples": examples, **piece})
 
     if stages is read and not source.waits:
         dataset = map_inline(dataset, fetched)
@@ -163,15 +161,6 @@ def _check_static(structure: Any) -> None:
             f"The strategy needs batches of one shape, but the data gives {structure}, with a length that changes. "
             "Give examples one length: for lines of text, TextLines.pad_to_max = True."
         )
-
-
-def _with_width(batch: dict[str, Any], width: int, num_microbatches: int) -> dict[str, Any]:
-    """The batch with the static shapes that a padded plan guarantees."""
-    splits = batch.pop("splits", None)
-    batch = tf.nest.map_structure(lambda t: tf.ensure_shape(t, [width, *t.shape[1:]]), batch)
-    if splits is not None:
-        batch["splits"] = tf.ensure_shape(splits, [num_microbatches + 1])
-    return batch
 
 
 def dispose(iterator: Iterator[Any]) -> None:

@@ -169,7 +169,7 @@ class DatasetFunction(StreamSource):
             piece = plan.replica_slice(step, topology.first_replica + t % num_local)
             piece.pop("epoch")
             rows = piece.pop("positions") - step % plan.steps_per_epoch * plan.global_batch_size
-            return {"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece}
+            return plan.shaped({"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece})
 
         batches = self._global_batches(plan, first_step)
         if num_local > 1:

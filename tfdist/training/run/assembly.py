@@ -319,7 +319,6 @@ def step_of(training: Training, xla: str) -> TrainStep:
             scale_factor=learner.scale_factor,
             jit_compile=compiles_pass,
             in_order=in_order,
-            even=plan.pad,
             shards=learner.shards,
             **own,
         )

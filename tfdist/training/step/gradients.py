@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.ordered_sum import ordered_sum_of_short
-from tfdist.tasks.base import ROWS, Objective, Task, reduce_terms
+from tfdist.tasks.base import Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layers.layer_state import layer_losses, map_penalized, moving_variables
@@ -70,7 +70,6 @@ class LocalGradients:
       jit_compile: whether XLA compiles the pass.
       in_order: adds up microbatches as a tree, and has each draw its own random numbers, so that no bit depends on
         how many of the parts of a batch are replicas and how many microbatches (`ordered_sum`).
-      even: all microbatches have the same size, known when they are traced.
       shards: where weights lie; None: on every replica. Gradients of those that lie nowhere as a whole come summed
         over all, where they lie.
 
@@ -96,7 +95,6 @@ class LocalGradients:
         scale_factor: float = 1.0,
         jit_compile: bool = False,
         in_order: bool = False,
-        even: bool = False,
         shards: Shards | None = None,
     ) -> None:
         self._strategy = strategy
@@ -111,7 +109,6 @@ class LocalGradients:
         self._shards = shards
         self._num_replicas = strategy.topology.num_replicas
         self._in_stages = bool(strategy.stages)
-        self._is_even = even
         num_parts = strategy.topology.num_replicas * num_microbatches
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
         self._is_scaled = loss_scale is not None or scale_factor != 1.0
@@ -127,9 +124,9 @@ class LocalGradients:
         sums: LocalSums | None = None
         for i in range(self._num_microbatches):
             # One after the other, so that only one microbatch's activations are alive; or each at another stage.
-            before = [] if sums is None or self._in_stages else [sums.divisors[ROWS], *sums.shown.values()]
+            before = [] if sums is None or self._in_stages else _tensors(sums.gradients)
             with tf.control_dependencies(before):
-                part = _microbatch(batch, i, self._num_microbatches, even=self._is_even)
+                part = _microbatch(batch, i, self._num_microbatches)
             sums = self._on_microbatch(part, previous=sums, counts=counts)
         assert sums is not None
         return sums
@@ -152,18 +149,18 @@ class LocalGradients:
         before: list[tf.Tensor] = []
         for i in _halved(range(self._num_microbatches)):
             with tf.control_dependencies(before):
-                part = _microbatch(batch, i, self._num_microbatches, even=False)
+                part = _microbatch(batch, i, self._num_microbatches)
                 for generator, seed in zip(generators, seeds, strict=True):
                     generator.state.assign(seed)
             with drawing_for(i, self._num_replicas):
                 found = self._pass(part)
-            before = [*found[1].divisors.values()]
+            before = _tensors(found[0])
             yield part, found
 
     def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Pass]]:
         """The same, computed together, as layers need statistics of all; these are moved along once."""
         places = range(self._num_microbatches)
-        parts = [_microbatch(batch, i, self._num_microbatches, even=False) for i in places]
+        parts = [_microbatch(batch, i, self._num_microbatches) for i in places]
         moving = moving_variables(self._model)
 
         def over(place: int) -> tuple[Pass, list[Any]]:
@@ -264,16 +261,22 @@ def _num_examples(part: dict[str, Any]) -> tf.Tensor:
     return tf.cast(tf.shape(tf.nest.flatten(part["examples"])[0])[0], tf.float32)
 
 
-def _microbatch(batch: dict[str, Any], index: int, count: int, *, even: bool) -> dict[str, Any]:
-    """Slice `index` of the `count` that the batch's `splits` mark; with `even`, known without them."""
+def _microbatch(batch: dict[str, Any], index: int, count: int) -> dict[str, Any]:
+    """Slice `index` of the `count` that the batch's `splits` mark, or that are of one size and need no marks."""
     rows = {name: value for name, value in batch.items() if name != "splits"}
     if count == 1:
         return rows
-    first, last = batch["splits"][index], batch["splits"][index + 1]
-    if even:
-        size = tf.nest.flatten(batch["examples"])[0].shape[0]
-        first, last = size * index // count, size * (index + 1) // count
+    if "splits" in batch:
+        first, last = batch["splits"][index], batch["splits"][index + 1]
+    else:
+        size = next(t.shape[0] for t in tf.nest.flatten(rows) if t.shape[0] is not None) // count
+        first, last = size * index, size * (index + 1)
     return tf.nest.map_structure(lambda t: t[first:last], rows)
+
+
+def _tensors(gradients: dict[str, list[Gradient]]) -> list[tf.Tensor]:
+    """What is there once a backward pass is over."""
+    return [tensor for tensor in tf.nest.flatten(gradients, expand_composites=True) if tensor is not None]
 
 
 def _halved(places: Sequence[int]) -> list[int]:
