@@ -17,6 +17,7 @@ import uvicorn
 
 
 def make_app(directory: str) -> fastapi.FastAPI:
+    """An app that answers POST /predict, rows of each input by its name, with rows of each output; 422 for others."""
     loaded = tf.saved_model.load(directory)
     signature = loaded.signatures["serving_default"]
     wanted = signature.structured_input_signature[1]

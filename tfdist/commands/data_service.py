@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
             return start_several(given, arguments)
         serve(given)
     except KeyboardInterrupt:
-        pass
+        pass  # Ctrl-C or SIGTERM: how a service ends
     return EXIT_DONE
 
 

@@ -1,7 +1,7 @@
 """Finds what a configuration names outside itself: gin files and Python modules.
 
 Invariant: everything that is not found, or fails when it is read, becomes a `UserError` that says where it was looked
-for and what is near. Knows nothing of gin; called by `tfdist.config.loading` only.
+for and what is near. Knows nothing of gin; called by `loading`, `names` and `statements`.
 """
 
 from __future__ import annotations

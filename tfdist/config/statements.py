@@ -1,7 +1,7 @@
 """Reads gin files and params into statements, and checks what can be seen in them without importing anything.
 
 Invariant: statements come in the order in which they apply, an included file's in the place of its `include`. Knows
-nothing of gin: `tfdist.config.loading`, which alone calls this, passes the function that parses a text.
+nothing of gin: `tfdist.config.loading`, which reads by it, passes the function that parses a text.
 """
 
 from __future__ import annotations

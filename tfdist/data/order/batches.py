@@ -102,7 +102,8 @@ class BatchPlan:
     def shaped(self, nest: Any) -> Any:
         """A nest of a replica's rows, with their number as the static size of the first axis where it is `width`.
 
-        What is traced with it needs less: of an LSTM's loop, TensorFlow keeps half as much for the way back.
+        What is traced with it may need less: TensorFlow keeps for the way back through a loop whatever it needs the
+        shape of.
         """
         width = self.width
         if width is None:
@@ -130,7 +131,8 @@ class BatchPlan:
         microbatches = self._microbatches(first, size)
         if self.pad:
             return {"epoch": epoch, **self._padded(microbatches, replica)}
-        return {"epoch": epoch, **self._exact(microbatches, replica)}
+        of_size = {"may_be_short": self._has_short_microbatch, "are_even": self.width is not None}
+        return {"epoch": epoch, **self._exact(microbatches, replica, **of_size)}
 
     def slice_of(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The rows of `replica` in a batch of `size` examples, both int64 scalars; for batches of any size.
@@ -138,7 +140,8 @@ class BatchPlan:
         Returns:
           positions, splits and shares as `replica_slice` gives them; positions are counted from the batch's first row.
         """
-        return self._exact(self._microbatches(tf.constant(0, tf.int64), size), replica, of_any_size=True)
+        of_size = {"may_be_short": self.num_replicas * self.num_microbatches > 1, "are_even": False}
+        return self._exact(self._microbatches(tf.constant(0, tf.int64), size), replica, **of_size)
 
     def _microbatches(self, first: tf.Tensor, size: tf.Tensor) -> list[Range]:
         edges = [first + size * i // self.num_microbatches for i in range(self.num_microbatches + 1)]
@@ -156,11 +159,8 @@ class BatchPlan:
         return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
 
     def _exact(
-        self, microbatches: list[Range], replica: tf.Tensor, *, of_any_size: bool = False
+        self, microbatches: list[Range], replica: tf.Tensor, *, may_be_short: bool, are_even: bool
     ) -> dict[str, tf.Tensor]:
-        may_be_short, are_even = self._has_short_microbatch, self.width is not None
-        if of_any_size:
-            may_be_short, are_even = self.num_replicas * self.num_microbatches > 1, False
         piece: dict[str, tf.Tensor] = {}
         parts: Sequence[Range] = [self._part(begin, end, replica) for begin, end in microbatches]
         if may_be_short:
