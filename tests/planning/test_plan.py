@@ -136,6 +136,30 @@ def test_a_plan_is_valid_and_trains(tmp_path: Path) -> None:
     run_python(["-m", "tfdist.main", *files, "--gin_param=train.fast_check = True"], cwd=REPOSITORY).check()
 
 
+def test_strategies_follow_the_devices_and_an_experiment_with_horovod_keeps_it() -> None:
+    groups = [Group(KNOWN["l4"], 1), Group(KNOWN["h200"], 8), Group(KNOWN["h200"], 16), Group(KNOWN["v5e"], 8)]
+    for horovod, expected in [
+        (False, [("one_device", 1), ("mirrored", 1), ("multi_worker", 2), ("tpu", 1)]),
+        (True, [("one_device", 1), ("horovod", 8), ("horovod", 16), ("tpu", 1)]),
+    ]:
+        of_kind = dataclasses.replace(training(), horovod=horovod)
+        found = [next(estimates(of_kind, group, None)) for group in groups]
+        assert [(each.strategy, each.num_workers) for each in found] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_a_plan_for_horovod_trains(tmp_path: Path) -> None:
+    plan(tmp_path, "--gin_file=configs/strategies/horovod.gin", "--devices=h200:2", "--prices=h200=3").check()
+    found = json.loads((tmp_path / "plan.json").read_text())
+    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    assert found["strategy"] == "horovod" and found["distributed_config"]["num_workers"] == 2
+    files = [*DIGITS, f"--gin_file={tmp_path}/plan.gin", f"--run_dir={tmp_path}/run"]
+    launch = ["-m", "tfdist.launch", "--workers=2", "--launcher=horovod", "--", *files]
+    trained = run_python([*launch, "--gin_param=train.fast_check = True"], cwd=REPOSITORY).check()
+    assert "Horovod" in trained.stdout + trained.stderr
+
+
 @pytest.mark.slow
 def test_a_plan_for_spot_machines_saves_as_often_as_they_need(tmp_path: Path) -> None:
     plan(tmp_path, "--devices=l4:1", "--spot_hours=2").check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import textwrap
 import time
 from typing import Any
 
@@ -58,6 +59,46 @@ class Recorder:
 
     def input_bound(self, *, step: int, waited: Waited, hint: str) -> None:
         self.warnings.append((step, waited, hint))
+
+
+# Steps that compute a while with a batch that is there, on the only thread that the process has for operations.
+ONE_THREAD = """
+    import time
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    from tfdist.strategies.one_device import OneDevice
+    from tfdist.training.watch.input_wait import timed_next
+
+    strategy = OneDevice()
+    strategy.connect()
+    examples = {"x": tf.ones([300, 300]), "y": tf.constant(0.0)}
+    iterator = iter(tf.data.Dataset.from_tensors(examples).repeat().prefetch(50))
+
+    @tf.function
+    def waits(iterator, steps):
+        def step(i, total, waited):
+            batch, seconds = timed_next(strategy, iterator)
+            x = batch["x"]
+            for _ in range(20):
+                x = tf.matmul(x, x) / 300
+            return i + 1, total + tf.reduce_sum(x) + batch["y"], waited + seconds
+
+        zeros = [0, tf.constant(0.0), tf.constant(0.0, tf.float64)]
+        return tf.while_loop(lambda i, *_: i < steps, step, zeros, parallel_iterations=1)[2]
+
+    waits(iterator, tf.constant(20))
+    started = time.perf_counter()
+    print("waited", waits(iterator, tf.constant(100)).numpy(), "of", time.perf_counter() - started)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_computed_with_a_batch_on_the_only_thread_is_no_wait_for_it() -> None:
+    done = support.run_python(["-c", textwrap.dedent(ONE_THREAD)], env={"PYTHONPATH": str(support.REPOSITORY)}).check()
+    (line,) = [line.split() for line in done.stdout.splitlines() if line.startswith("waited ")]
+    waited, seconds = float(line[1]), float(line[3])
+    assert waited < seconds / 2
 
 
 @pytest.mark.slow

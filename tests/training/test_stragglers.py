@@ -90,7 +90,7 @@ class FourWorkers:
     topology = Topology(0, 4, 1)
 
 
-def test_it_takes_a_while_without_a_break_to_be_named_and_again_after_one() -> None:
+def test_who_is_slow_most_of_a_while_is_named_and_again_after_being_quick_for_one() -> None:
     recorder = Recorder()
     stragglers = Stragglers(FourWorkers(), recorder)
 
@@ -99,13 +99,16 @@ def test_it_takes_a_while_without_a_break_to_be_named_and_again_after_one() -> N
             stragglers.observe(step=step, steps=1, seconds=2.0, input_seconds=0.0, peer_seconds=1.0, news=list(own))
 
     calls(5, 0, 0.0, 0.0, 0.0, 0.0)  # nothing is known yet
-    calls(SLOW_CALLS - 1, 10, 1.0, 1.1, 1.6, 0.9)
-    calls(1, 20, 1.0, 1.1, 1.4, 0.9)
+    calls(3, 10, 1.0, 1.1, 1.4, 0.9)
+    calls(2, 20, 1.0, 1.1, 1.6, 0.9)
     assert not recorder.named
-    calls(2 * SLOW_CALLS, 30, 1.0, 1.1, 1.7, 0.9)
-    calls(1, 50, 1.0, 1.1, 1.2, 0.9)
-    calls(SLOW_CALLS, 60, 9.0, 1.1, 1.2, 0.9)
-    assert recorder.named == [(30 + SLOW_CALLS - 1, 2), (60 + SLOW_CALLS - 1, 0)]
+    calls(1, 30, 1.0, 1.1, 1.6, 0.9)  # the third of the last five
+    calls(1, 31, 1.0, 1.1, 1.2, 0.9)
+    calls(2 * SLOW_CALLS, 40, 1.0, 1.1, 1.7, 0.9)
+    assert recorder.named == [(30, 2)]
+    calls(SLOW_CALLS, 60, 1.0, 1.1, 1.2, 0.9)
+    calls(SLOW_CALLS, 70, 9.0, 1.1, 1.7, 0.9)
+    assert recorder.named == [(30, 2), (72, 0), (72, 2)]
     assert stragglers.news() == [1.0, 0.0, 0.0, 0.0]
 
 
@@ -116,3 +119,16 @@ def test_short_calls_count_together_so_that_a_quick_one_among_them_is_no_break()
         own = [1.0, 1.0, 1.0 if step % 4 == 0 else 3.0, 1.0]
         stragglers.observe(step=step, steps=1, seconds=1 / 16, input_seconds=0.0, peer_seconds=0.01, news=own)
     assert recorder.named == [(47, 2)]  # after 3 s
+
+
+def test_one_long_hiccup_is_not_told_and_a_worker_that_stalls_again_and_again_is() -> None:
+    for slow, expected in [((10,), []), ((10, 12, 13, 15, 16, 18), [(13, 2)])]:
+        recorder = Recorder()
+        stragglers = Stragglers(FourWorkers(), recorder)
+        for step in range(20):
+            seconds = 4.0 if slow == (10,) and step == 10 else 0.6
+            own = [1.0, 1.0, 5.0 if step in slow else 1.0, 1.0]
+            stragglers.observe(
+                step=step, steps=1, seconds=seconds, input_seconds=0.0, peer_seconds=0.01, news=own
+            )
+        assert recorder.named == expected

@@ -15,6 +15,7 @@ from tfdist.checkpoint.policy import AUTO
 from tfdist.planning.choosing import Limits
 from tfdist.planning.estimate import (
     ALLOCATED,
+    HOROVOD,
     MEASURED,
     MESSAGE_SECONDS,
     OPTIMIZER,
@@ -26,7 +27,13 @@ from tfdist.planning.estimate import (
 from tfdist.planning.measured import Measured
 from tfdist.training.run.settings import TrainSettings
 
-CLASSES = {"one_device": "OneDevice", "mirrored": "Mirrored", "multi_worker": "MultiWorker", "tpu": "TPU"}
+CLASSES = {
+    "one_device": "OneDevice",
+    "mirrored": "Mirrored",
+    "multi_worker": "MultiWorker",
+    HOROVOD: "Horovod",
+    "tpu": "TPU",
+}
 WARM_UP_EPOCHS = 5  # Goyal et al., "Accurate, Large Minibatch SGD", 2017
 ASSUMPTIONS = (
     "A step takes the longer of its products and its bytes, at the makers' peak rates, and its all-reduce besides: it "
@@ -172,7 +179,7 @@ def _batch(each: Estimate, training: Training) -> dict[str, Any]:
 def _distributed(each: Estimate) -> dict[str, Any]:
     return {
         "strategy": each.strategy,
-        "num_workers": each.group.num_machines,
+        "num_workers": each.num_workers,
         "num_replicas": each.group.count,
         "sharding": each.choice.sharding,
         "shards_optimizer": each.choice.sharding == OPTIMIZER,
@@ -190,10 +197,11 @@ def _resources(each: Estimate) -> dict[str, Any]:
 
 
 def _rdma(each: Estimate) -> dict[str, Any]:
-    is_nccl = each.strategy in ("mirrored", "multi_worker")
-    between = {"NCCL_SOCKET_IFNAME": "", "NCCL_IB_DISABLE": "0"} if each.strategy == "multi_worker" else {}
+    is_nccl = each.strategy in ("mirrored", "multi_worker", HOROVOD)
+    uses_network = each.group.num_machines > 1
+    between = {"NCCL_SOCKET_IFNAME": "", "NCCL_IB_DISABLE": "0"} if is_nccl and uses_network else {}
     return {
-        "uses_network": each.group.num_machines > 1,
+        "uses_network": uses_network,
         "environment": {"NCCL_DEBUG": "WARN", **between} if is_nccl else {},
         "note": "Empty values are this cluster's own: the network interface that python -m tfdist.doctor shows."
         if between

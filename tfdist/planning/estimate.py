@@ -21,6 +21,7 @@ MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of docs/s
 SPOT_WAIT_SECONDS = 300  # until there is another spot machine and the run goes on: an assumption
 MOST_MICROBATCHES = 64
 OPTIMIZER = "optimizer"
+HOROVOD = "horovod"
 ESTIMATED = "traced graph and the makers' figures"
 COMPILED = "the TPU's compiler"
 MEASURED = "measured in"
@@ -60,6 +61,7 @@ class Training:
       precisions: that may be chosen.
       compiled: memory, flops and bytes that a TPU's compiler tells of a step; None: there is none.
       policy: of its checkpoints.
+      horovod: whether Horovod is to be used where several GPUs are.
       spot_hours: after how many a spot machine is taken away, on the average; there is a policy then.
     """
 
@@ -69,6 +71,7 @@ class Training:
     traced: Callable[[str, bool], Traced | None]
     compiled: Callable[[Group, Choice], tuple[float, float, float] | None]
     policy: CheckpointPolicy | None
+    horovod: bool = False
     spot_hours: float | None = None
 
     def mean_seconds_between_failures(self, group: Group) -> float:
@@ -77,6 +80,16 @@ class Training:
             assert self.spot_hours is not None
             return 3600 * self.spot_hours / group.num_machines
         return math.inf if self.policy is None else self.policy.mean_seconds_between_failures
+
+    def strategy(self, group: Group) -> str:
+        """The name of its module."""
+        if group.device.is_tpu:
+            return "tpu"
+        if group.count == 1:
+            return "one_device"
+        if self.horovod:
+            return HOROVOD
+        return "mirrored" if group.num_machines == 1 else "multi_worker"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +108,7 @@ class Estimate:
     """A training on a group of devices; bytes and seconds are of one replica and step.
 
     Attributes:
+      strategy: the name of its module.
       largest_rows: of a microbatch that fits.
       memory_bytes: at the peak.
       compute_seconds, memory_seconds: what products and what moving bytes take at the most that the device can do.
@@ -107,6 +121,7 @@ class Estimate:
     """
 
     group: Group
+    strategy: str
     choice: Choice
     step: Step
     largest_rows: int
@@ -125,12 +140,9 @@ class Estimate:
     basis: tuple[str, str]
 
     @property
-    def strategy(self) -> str:
-        if self.group.device.is_tpu:
-            return "tpu"
-        if self.group.count == 1:
-            return "one_device"
-        return "mirrored" if self.group.num_machines == 1 else "multi_worker"
+    def num_workers(self) -> int:
+        """How many processes: Horovod's have one device each."""
+        return self.group.count if self.strategy == HOROVOD else self.group.num_machines
 
     @property
     def device_hours(self) -> float:
@@ -213,6 +225,7 @@ def _estimate(
     hours = training.total_steps * seconds * (1 + lost) / 3600
     return Estimate(
         group=group,
+        strategy=training.strategy(group),
         choice=choice,
         step=step,
         largest_rows=largest_rows,

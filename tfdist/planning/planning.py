@@ -19,6 +19,7 @@ from tfdist.planning.hardware import Group, devices, groups, priced
 from tfdist.planning.measured import read
 from tfdist.planning.traced_step import Step, step_of
 from tfdist.storage import files
+from tfdist.strategies.horovod import Horovod
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.chips import slice_of
@@ -163,6 +164,7 @@ def training_of(
         traced=traced,
         compiled=compiled,
         policy=settings.policy,
+        horovod=isinstance(settings.strategy, Horovod),
         spot_hours=spot_hours,
     )
 

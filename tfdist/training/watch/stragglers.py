@@ -9,6 +9,7 @@ are not measured.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import statistics
@@ -23,7 +24,7 @@ from tfdist.telemetry.reporter import Reporter
 from tfdist.training.step.randomness import is_deterministic
 
 SLOW_FACTOR = 1.5  # of the median worker's own time
-SLOW_SECONDS, SLOW_CALLS = 3.0, 5  # so long without a break, both
+SLOW_SECONDS, SLOW_CALLS = 3.0, 5  # of the latest calls, both at the least; the worker is slow in most of them
 COMPARED_SECONDS = 0.5  # of calls at the least, that count as one: of a few steps alone each now and then is quick
 
 
@@ -72,7 +73,8 @@ class Stragglers:
 
     Args:
       strategy: connected.
-      reporter: told of a worker that is slow for a while, once each time, and of all at the end.
+      reporter: told of a worker that is slow in most of the latest calls, again only after it was quick in all of as
+        many, and of all workers at the end.
     """
 
     def __init__(self, strategy: Strategy, reporter: Reporter) -> None:
@@ -81,7 +83,8 @@ class Stragglers:
         self._reporter = reporter
         self._begun = False
         self._last = 0.0  # own seconds a step in the last call; 0 is not known
-        self._slow = [_Streak() for _ in range(self._topology.num_workers)]
+        self._latest: collections.deque[_Comparison] = collections.deque()
+        self._told: set[int] = set()
         self._compared = np.zeros(2 + self._topology.num_workers)  # seconds, steps, and each worker's own seconds
         self._sums = np.zeros(4)  # steps, seconds, of them for input, and for others
 
@@ -110,12 +113,21 @@ class Stragglers:
                 self._compared[:] = 0
 
     def _compare(self, step: int, seconds: float, steps: float, *own_seconds: float) -> None:
-        times = [own / steps for own in own_seconds]
-        median = statistics.median_low(times)  # of two workers the quicker one
-        for worker, (own, streak) in enumerate(zip(times, self._slow, strict=True)):
-            if own <= SLOW_FACTOR * median:
-                self._slow[worker] = _Streak()
-            elif streak.goes_on(seconds):
+        latest = self._latest
+        latest.append(_Comparison(seconds, [own / steps for own in own_seconds]))
+        total = sum(each.seconds for each in latest)
+        while len(latest) > SLOW_CALLS and total - latest[0].seconds >= SLOW_SECONDS:
+            total -= latest.popleft().seconds
+        if len(latest) < SLOW_CALLS or total < SLOW_SECONDS:
+            return
+        for worker in range(self._topology.num_workers):
+            slow = [each for each in latest if each.is_slow(worker)]
+            if not slow:
+                self._told.discard(worker)
+            elif 2 * len(slow) > len(latest) and worker not in self._told:
+                self._told.add(worker)
+                own = statistics.fmean(each.times[worker] for each in slow)
+                median = statistics.fmean(each.median for each in slow)
                 self._reporter.straggler(step=step, worker=worker, seconds=own, median=median)
 
     def end(self, step: int) -> None:
@@ -127,22 +139,19 @@ class Stragglers:
             self._reporter.workers(step=step, times=[_times(*row) for row in figures.tolist()])
 
 
-@dataclasses.dataclass
-class _Streak:
-    """A worker's calls in a row that were slow, short ones taken together."""
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    """Calls taken together: what they took, and each worker's own seconds a step in them."""
 
-    calls: int = 0
-    seconds: float = 0.0
-    told: bool = False
+    seconds: float
+    times: list[float]
 
-    def goes_on(self, seconds: float) -> bool:
-        """Whether it is to be told now."""
-        self.calls += 1
-        self.seconds += seconds
-        if self.told or self.calls < SLOW_CALLS or self.seconds < SLOW_SECONDS:
-            return False
-        self.told = True
-        return True
+    @property
+    def median(self) -> float:
+        return statistics.median_low(self.times)  # of two workers the quicker one
+
+    def is_slow(self, worker: int) -> bool:
+        return self.times[worker] > SLOW_FACTOR * self.median
 
 
 def _times(steps: float, seconds: float, for_input: float, for_others: float) -> WorkerTimes:
