@@ -28,6 +28,7 @@ from tfdist.training.loop.votes import Vote
 from tfdist.training.run.canonical import sums_as_written
 from tfdist.training.run.tuned import COMPILED, choose_packing, xla_variants
 from tfdist.training.step.gradients import LocalGradients
+from tfdist.training.step.layers.recurrent import weights_read_once
 from tfdist.training.step.norms import Norms
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.pace import Pace
@@ -142,7 +143,8 @@ def tfdist_learner_and_training(
     iterator = batches()
 
     def train(num_steps: int) -> None:
-        with recomputed(learner.model, recompute), sums_as_written(in_order):
+        model = learner.model
+        with recomputed(model, recompute), weights_read_once(model), sums_as_written(in_order):
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), EpochSums().vector([]))
         _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
 

@@ -128,7 +128,5 @@ def test_one_long_hiccup_is_not_told_and_a_worker_that_stalls_again_and_again_is
         for step in range(20):
             seconds = 4.0 if slow == (10,) and step == 10 else 0.6
             own = [1.0, 1.0, 5.0 if step in slow else 1.0, 1.0]
-            stragglers.observe(
-                step=step, steps=1, seconds=seconds, input_seconds=0.0, peer_seconds=0.01, news=own
-            )
+            stragglers.observe(step=step, steps=1, seconds=seconds, input_seconds=0.0, peer_seconds=0.01, news=own)
         assert recorder.named == expected

@@ -63,6 +63,7 @@ class Follower:
         self._turns = 1
         self.live = self.peak = 0
         self.flops = self.bytes_moved = 0.0
+        self.of_loops = 0  # operations
         self.unknown: set[str] = set()  # operations with outputs whose shapes depend on values
 
     def follow(self, graph: Any, given: Sequence[Buffer]) -> list[Buffer]:
@@ -168,7 +169,8 @@ class Follower:
 
     def _looped(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
         """One turn, and what lists have grown by in it as often as there are turns."""
-        body = _function(operation, "body")
+        body, condition = (_function(operation, name) for name in ("body", "cond"))
+        self.of_loops += len(body.get_operations()) + len(condition.get_operations())
         turns = max(1, *(buffer.places for buffer in inputs))
         before = [(buffer.size, buffer.held) for buffer in inputs]
         outer, self._turns = self._turns, self._turns * turns

@@ -39,7 +39,7 @@ class Step:
       gradient_bytes: of what is trained.
       tensor_bytes: the most that is alive at once besides variables: activations, gradients, what the update needs.
       batch_bytes: of a local batch.
-      num_operations: of its graph, those of every microbatch.
+      num_operations: of its graph and its loops, those of every microbatch.
       process_bytes: by how much the process that traced it grew, model and optimizer included.
       bytes_moved: that operations read and write, each by itself.
       reduced_bytes: that a replica gives to all-reduces; 0 for one replica.
@@ -132,7 +132,7 @@ def step_of(
             gradient_bytes=sum(map(_bytes, model.trainable_variables)),
             tensor_bytes=follower.peak,
             batch_bytes=sum(map(_bytes, tf.nest.flatten(batch))),
-            num_operations=len(graph.get_operations()),
+            num_operations=len(graph.get_operations()) + follower.of_loops,
             process_bytes=grown,
             flops=follower.flops,
             bytes_moved=follower.bytes_moved,

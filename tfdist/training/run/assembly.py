@@ -63,6 +63,7 @@ from tfdist.training.sharding.shards import HOST
 from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layers.normalization import batch_norm_layers, microbatch_note, synchronized
+from tfdist.training.step.layers.recurrent import weights_read_once
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.norms import Norms
 from tfdist.training.step.optimizer import bind_schedules, check_turns, parts
@@ -161,6 +162,7 @@ def in_place(training: Training) -> Iterator[None]:
         synchronized(learner.model, training.run.strategy, **statistics),
         followed(settings.follow or {}, holders, length),
         recomputed(learner.model, settings.recompute),
+        weights_read_once(learner.model),
         sums_as_written(in_order),
     ):
         yield

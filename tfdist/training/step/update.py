@@ -123,10 +123,15 @@ class Update:
     def _run_compiled(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
         """The same for the only replica of this process, outside of its context, where nothing can be merged.
 
-        Rows of an embedding's gradient become all of it: Keras moves every row, and XLA does so in one pass.
+        Rows of an embedding's gradient become all of it, as Keras moves every row. XLA makes it so quicker than
+        TensorFlow, but compiles anew for each number of rows.
         """
-        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        tf.function(function, jit_compile=True, autograph=False)(dense)
+        given = [g if _rows_are_known(g) else tf.convert_to_tensor(g) for g in gradients]
+
+        def update(own: Gradients) -> None:
+            function([tf.convert_to_tensor(gradient) for gradient in own])
+
+        tf.function(update, jit_compile=True, autograph=False)(given)
 
     def compiles(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether XLA has all that an update of `variables` needs; nothing is run."""
@@ -150,6 +155,10 @@ class Update:
             return run
 
         tf.cond(condition, branch(then), branch(otherwise))
+
+
+def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
+    return isinstance(gradient, tf.IndexedSlices) and gradient.values.shape.is_fully_defined()
 
 
 @contextlib.contextmanager
