@@ -137,7 +137,7 @@ def test_a_plan_is_valid_and_trains(tmp_path: Path) -> None:
 
 
 def test_strategies_follow_the_devices_and_an_experiment_with_horovod_keeps_it() -> None:
-    groups = [Group(KNOWN["l4"], 1), Group(KNOWN["h200"], 8), Group(KNOWN["h200"], 16), Group(KNOWN["v5e"], 8)]
+    groups = [*(Group(KNOWN["h200"], count) for count in (1, 8, 16)), Group(KNOWN["v5p"], 8)]
     for horovod, expected in [
         (False, [("one_device", 1), ("mirrored", 1), ("multi_worker", 2), ("tpu", 1)]),
         (True, [("one_device", 1), ("horovod", 8), ("horovod", 16), ("tpu", 1)]),
