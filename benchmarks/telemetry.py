@@ -2,7 +2,8 @@
 
 report: the page of a run of 200,000 points, drawn by a process of its own: its seconds, imports included, and the size
 of the page. sinks: a step of a few milliseconds with every sink ÷ one without, each training in a process of its own,
-in turn; and one while a sink hangs ÷ one while it does not, epochs of one training.
+in turn, and the processor time of all that the sinks start ÷ the training's; and a step while a sink hangs ÷ one while
+it does not, epochs of one training.
 
     python benchmarks/telemetry.py [--json=FILE] [--part=PART] [--points=200000] [--rounds=5]
 """
@@ -19,16 +20,22 @@ PARTS = ("report", "sinks")
 def measure(parts: Sequence[str], *, points: int, rounds: int) -> list[Figure]:
     figures = figures_of("telemetry_parts", "report", points, rounds) if "report" in parts else []
     if "sinks" in parts:
-        figures += [_every_sink(rounds), *figures_of("telemetry_steps", "hangs", rounds)]
+        figures += [*_every_sink(rounds), *figures_of("telemetry_steps", "hangs", rounds)]
     return figures
 
 
-def _every_sink(rounds: int) -> Figure:
-    found: dict[str, list[float]] = {"none": [], "all": []}
+def _every_sink(rounds: int) -> list[Figure]:
+    found: dict[str, list[tuple[Figure, Figure]]] = {"none": [], "all": []}
     for _ in range(rounds):
-        for which, milliseconds in found.items():
-            milliseconds.append(figures_of("telemetry_steps", "steps", which)[0].ours)
-    return ratio("a step with every sink ÷ without", found["all"], found["none"], 1.01, unit="ms", at_most=True)
+        for which, figures in found.items():
+            step, beside = figures_of("telemetry_steps", "steps", which)
+            figures.append((step, beside))
+    with_all, without = ([step.ours for step, _ in found[which]] for which in ("all", "none"))
+    sinks, training = ([getattr(beside, side) for _, beside in found["all"]] for side in ("ours", "peer"))
+    return [
+        ratio("a step with every sink ÷ without", with_all, without, 1.01, unit="ms", at_most=True),
+        ratio("what every sink computes ÷ the training", sinks, training, 0.01, unit="s of CPU", at_most=True),
+    ]
 
 
 if __name__ == "__main__":

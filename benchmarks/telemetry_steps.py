@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import keras
+import numpy as np
+import psutil
 from measuring import Figure, ratio
 from step_parts import MEDIUM
 from workloads import loss, metric
@@ -45,6 +47,7 @@ class Switch(keras.callbacks.Callback):
         super().__init__()
         self.is_off = threading.Event()
         self.seconds: dict[bool, list[float]] = {True: [], False: []}  # by whether they are off
+        self.computed: list[np.ndarray] = []
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         block, place = divmod(epoch, BLOCK)
@@ -56,6 +59,7 @@ class Switch(keras.callbacks.Callback):
         block, place = divmod(epoch, BLOCK)
         if place == BLOCK - 1 and block >= WARM_BLOCKS:
             self.seconds[self.is_off.is_set()].append(time.perf_counter() - self._began)
+            self.computed.append(computed())
 
 
 class Hangs(Sink):
@@ -79,11 +83,29 @@ def hangs(rounds: str) -> list[Figure]:
 
 
 def steps(which: str) -> list[Figure]:
-    """Milliseconds a step with "all" sinks or "none": what they do later is theirs too, so nothing is switched."""
+    """Milliseconds a step with "all" sinks or "none", and what is computed beside the training ÷ by it.
+
+    What sinks do later is theirs too, so nothing is switched.
+    """
+    switch = Switch()
     with _every_sink() if which == "all" else contextlib.nullcontext([]) as sinks:
-        on, off = _trained(sinks, Switch(), BLOCKS)
+        on, off = _trained(sinks, switch, BLOCKS)
     step = statistics.median([*on, *off])
-    return [Figure(which, step, None, (step, step), step, step, "ms")]
+    beside, training = (switch.computed[-1] - switch.computed[0]).tolist()
+    return [
+        Figure(which, step, None, (step, step), step, step, "ms"),
+        ratio("beside the training", [beside], [training], 0.01, unit="s of CPU", at_most=True),
+    ]
+
+
+def computed() -> np.ndarray:
+    """Seconds of processor time: of Python's threads but the main one with child processes, and of the rest."""
+    process = psutil.Process()
+    seconds = {each.id: each.user_time + each.system_time for each in process.threads()}
+    children = sum(sum(child.cpu_times()[:2]) for child in process.children(recursive=True))
+    threads = [each.native_id for each in threading.enumerate() if each is not threading.main_thread()]
+    beside = sum(seconds.pop(thread, 0.0) for thread in threads if thread is not None)
+    return np.array([beside + children, sum(seconds.values())])
 
 
 def _trained(sinks: Sequence[Sink], switch: Switch, blocks: int) -> tuple[list[float], list[float]]:

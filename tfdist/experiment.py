@@ -23,7 +23,7 @@ from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from, open_recovery
 from tfdist.training.recovery.weights import find_exported
-from tfdist.training.run import assembly, model_files
+from tfdist.training.run import assembly, course, model_files
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.checking import checks
 from tfdist.training.run.checking.fast_check import shortened
@@ -108,12 +108,12 @@ def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
         with open_recovery(training) as opened:
             if rollbacks.arrived(opened.start, learner.optimizer):
                 step = assembly.build_step(training, rollbacks.skipped)
-            outcome, seconds = assembly.run_loop(training, step, evaluator, opened, rollbacks=rollbacks)
-            ending = assembly.tell_ending(training, outcome)
+            outcome, seconds = course.run_loop(training, step, evaluator, opened, rollbacks=rollbacks)
+            ending = course.tell_ending(training, outcome)
             if not outcome.paused:
-                assembly.note_weightless(run, outcome)
-                assembly.renew_statistics(training, outcome)
-                assembly.evaluate_at_last(evaluator, outcome, opened.recovery)
+                course.note_weightless(run, outcome)
+                course.renew_statistics(training, outcome)
+                course.evaluate_at_last(evaluator, outcome, opened.recovery)
                 if learner.shards is not None:
                     learner.shards.make_whole(keep=run.topology.is_chief)
                 model_files.export_model(run, learner.model)

@@ -1,7 +1,7 @@
 """Why a training came to its end, in a word for programs and in a sentence for people.
 
 Invariant: a callback that stopped the run is named, with what it had seen; where several could have, all of them are.
-`assembly.run_loop` says it, and result.json keeps it.
+`course.tell_ending` says it, and result.json keeps it.
 """
 
 from __future__ import annotations
