@@ -24,6 +24,7 @@ try:
         ColumnDataSource,
         FixedTicker,
         HoverTool,
+        NoOverlap,
         NumeralTickFormatter,
         Range1d,
         Span,
@@ -225,6 +226,7 @@ def _dress(made: Any) -> None:
     made.axis.minor_tick_line_color = None
     made.axis.major_label_text_color = INK
     made.axis.axis_label_text_font_style = "normal"
+    made.xaxis.major_label_policy = NoOverlap(min_distance=8)  # pixels
     made.min_border_right = 12
 
 
