@@ -38,8 +38,8 @@ def text(best: Sequence[Estimate], training: Training) -> str:
         "",
         *_table([_row(each) for each in best]),
         "",
-        f"plan: {first.group}, {first.strategy}, {choice.precision}, {number} microbatch{'es' if number > 1 else ''} of "
-        f"{choice.rows} examples"
+        f"plan: {first.group}, {first.strategy}, {choice.precision}, "
+        f"{number} microbatch{'es' if number > 1 else ''} of {choice.rows} examples"
         + (", gradient checkpointing" if choice.recomputes else "")
         + (f", train.sharding = {choice.sharding!r}" if choice.sharding else ""),
         f"all-reduce {1e3 * first.reduce_seconds:.3g} ms beside {1e3 * first.compute_seconds:.3g} ms of products and "
