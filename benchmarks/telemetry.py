@@ -25,11 +25,10 @@ def measure(parts: Sequence[str], *, points: int, rounds: int) -> list[Figure]:
 
 
 def _every_sink(rounds: int) -> list[Figure]:
-    found: dict[str, list[tuple[Figure, Figure]]] = {"none": [], "all": []}
+    found: dict[str, list[list[Figure]]] = {"none": [], "all": []}
     for _ in range(rounds):
         for which, figures in found.items():
-            step, beside = figures_of("telemetry_steps", "steps", which)
-            figures.append((step, beside))
+            figures.append(figures_of("telemetry_steps", "steps", which))
     with_all, without = ([step.ours for step, _ in found[which]] for which in ("all", "none"))
     sinks, training = ([getattr(beside, side) for _, beside in found["all"]] for side in ("ours", "peer"))
     return [

@@ -17,7 +17,6 @@ layers = keras.layers
 STEPS, FEATURES, UNITS = 6, 5, 7
 
 
-@keras.saving.register_keras_serializable()
 class DrawingCell(layers.Layer):
     """Draws at each time step, so that its seed moves along in the loop."""
 
@@ -78,7 +77,7 @@ def test_loss_and_gradients_are_the_same_and_seeds_move_along(name: str) -> None
         keras.utils.set_random_seed(0)
         inputs = keras.Input((STEPS, FEATURES))
         model = keras.Model(inputs, MODELS[name]()(inputs))
-        with context(*([model] if context is weights_read_once else [])):
+        with context(model):
             graph, (loss, gradients) = loss_and_gradients(model)
         seeds = [v.numpy() for v in model.variables if v.dtype.startswith("uint")]
         shapes = {tuple(v.shape) for v in model.trainable_variables} & kept_shapes(graph)
