@@ -6,13 +6,16 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 from equivalence.cases import CASES, digits
+from tensorflow.python.autograph.core import ag_ctx
 from training.checks import differ
 from training.trainings import run
 
 from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
 from tfdist.training.run.probe import quickest
 from tfdist.training.run.tuned import distinct_packings
 
@@ -38,6 +41,21 @@ def test_xla_agrees_with_what_is_not_compiled(tmp_path: pathlib.Path, name: str,
 def test_xla_agrees_on_two_replicas(mirrored: Callable[[str], Any]) -> None:
     assert differ(mirrored("xla_on"), mirrored("xla_off")) < 1e-5
     assert differ(mirrored("xla_on_microbatches"), mirrored("xla_off_microbatches")) < 1e-5
+
+
+@pytest.mark.parametrize("xla", ["off", "pass"])
+def test_code_is_taken_as_it_is_written(tmp_path: pathlib.Path, xla: str) -> None:
+    """AutoGraph would rewrite Python's `if` and `for` of a task, as Keras's `fit` does not, and takes seconds."""
+    seen = []
+
+    class Recording(Supervised):
+        def terms(self, *given: Any, **named: Any) -> Any:
+            seen.append(ag_ctx.control_status_ctx().status)
+            return super().terms(*given, **named)
+
+    task = Recording(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    run(tmp_path, task=lambda: task, xla=xla, epochs=1, eval_data=None)
+    assert seen and ag_ctx.Status.ENABLED not in seen
 
 
 def test_what_cannot_be_compiled_is_not_chosen() -> None:

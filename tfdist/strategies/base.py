@@ -268,7 +268,7 @@ class Strategy(abc.ABC):
         if self.topology.num_workers == 1:
             return vector
         if self._summed_over_workers is None:
-            self._summed_over_workers = tf.function(self._sum_on_first_replicas, reduce_retracing=True)
+            self._summed_over_workers = tf.function(self._sum_on_first_replicas, reduce_retracing=True, autograph=False)
         return self._summed_over_workers(tf.constant(vector)).numpy()
 
     def _sum_on_first_replicas(self, vector: tf.Tensor) -> tf.Tensor:
@@ -304,7 +304,9 @@ class Strategy(abc.ABC):
     def _broadcast_words(self, words: np.ndarray) -> np.ndarray:
         """The chief's int32 vector. Integers, because adding zeros to them changes no bit."""
         if self._broadcast_from_chief is None:
-            self._broadcast_from_chief = tf.function(self._sum_on_first_replicas, reduce_retracing=True)
+            self._broadcast_from_chief = tf.function(
+                self._sum_on_first_replicas, reduce_retracing=True, autograph=False
+            )
         return self._broadcast_from_chief(
             tf.constant(words if self.topology.is_chief else np.zeros_like(words))
         ).numpy()

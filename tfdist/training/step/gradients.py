@@ -115,7 +115,9 @@ class LocalGradients:
         self._factor = lambda: factor_of(loss_scale, scale_factor)
         self.gives_means = num_parts == 1 and not self._is_scaled
         self.is_compiled = jit_compile
-        self._pass = tf.function(self._differentiate, jit_compile=True) if jit_compile else self._differentiate
+        self._pass = (
+            tf.function(self._differentiate, jit_compile=True, autograph=False) if jit_compile else self._differentiate
+        )
 
     def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> LocalSums:
         """The sums over one local batch, as the pipeline gives it; in replica context. `counts`: metrics count it."""
