@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import threading
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -11,8 +13,10 @@ import tensorflow as tf
 from checkpoint.checkpoints import Listener, assert_same, new_manager
 
 from tfdist.checkpoint import restore
+from tfdist.checkpoint.format.tensor_files import FilePlan
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.snapshot import BufferPool, views
+from tfdist.checkpoint.write import snapshot
+from tfdist.checkpoint.write.snapshot import BufferPool, HostBuffer, views
 
 
 def test_every_kind_of_variable_and_tensor_is_saved(tmp_path: pathlib.Path) -> None:
@@ -95,6 +99,28 @@ def test_buffers_are_reused_and_there_are_two(tmp_path: pathlib.Path) -> None:
         pool.give_back(second)
         pool.give_back(first)
     assert len(seen) == 2
+    pool.close()
+
+
+def test_one_buffer_does_where_there_is_no_room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = [0]
+
+    class Buffer(HostBuffer):
+        def __init__(self, files: Sequence[FilePlan]) -> None:
+            if not room[0]:
+                raise MemoryError
+            room[0] -= 1
+            super().__init__(files)
+
+    monkeypatch.setattr(snapshot, "HostBuffer", Buffer)
+    pool = BufferPool(max_file_bytes=2**20)
+    with pytest.raises(MemoryError, match=r"no room for a copy of 4,0\d\d bytes"):
+        pool.take({"a": np.ones(1000, np.float32)})
+    room[0] = 1  # somebody else's memory came free
+    first, _ = pool.take({"a": np.ones(1000, np.float32)})
+    threading.Timer(0.05, pool.give_back, [first]).start()
+    second, _ = pool.take({"a": np.zeros(1000, np.float32)})
+    assert second is first and not second.contents[0].any()
     pool.close()
 
 

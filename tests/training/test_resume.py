@@ -20,7 +20,7 @@ from metadata_support import MetadataServer
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.write import writer_thread
+from tfdist.checkpoint.write import snapshot, writer_thread
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, PreemptedError, UserError
 from tfdist.tasks.supervised import Supervised
 
@@ -53,6 +53,21 @@ BASE: dict[str, Any] = {
     "steps_per_call": 2,
     "checkpoint": EACH_STEP,
 }
+
+
+def test_what_saving_takes_is_allocated_before_the_first_save(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocated = []
+
+    class Buffer(snapshot.HostBuffer):
+        def __init__(self, files: Any) -> None:
+            allocated.append(files)
+            super().__init__(files)
+
+    monkeypatch.setattr(snapshot, "HostBuffer", Buffer)
+    run(tmp_path, **BASE | {"epochs": 1})
+    assert len(allocated) == snapshot.NUM_BUFFERS and len(set(map(id, allocated))) == 1
 
 
 class Once(keras.callbacks.Callback):

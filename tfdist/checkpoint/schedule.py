@@ -15,7 +15,7 @@ from tfdist.checkpoint.policy import CheckpointPolicy
 
 FIRST_SECONDS = 30.0  # until the first checkpoint of the auto interval, at most, as its cost is not known yet
 FIRST_COST = 0.125  # seconds, as which it is taken
-LARGEST_SHARE = 0.01  # of the time that the auto interval spends on checkpoints
+LARGEST_SHARE = 0.01  # of the time for which training waits for checkpoints of the auto interval
 REMEMBERED_COSTS = 5  # the first checkpoint allocates its buffers, and its cost should not count forever
 
 
@@ -24,9 +24,10 @@ class Schedule:
 
     With no `every_…` set, the interval is √(2 · cost · mean time between failures), which loses the least time to
     checkpoints and to work done twice (J. W. Young, "A first order approximation to the optimum checkpoint interval",
-    Communications of the ACM 17(9), 1974), where the cost is the median of the last ones measured. It is never so
-    short that checkpoints take more than 1 % of the time, nor shorter than the last write. How long a write takes is no
-    part of it: what a failure loses to that is the same for every interval, and is for the throttle to keep small.
+    Communications of the ACM 17(9), 1974). The cost is what training waited, the median of the last ones measured, and
+    what it lacks while the writer computes. The interval is never so short that training waits for more than 1 % of the
+    time, nor shorter than the last write. How long a write takes is no part of the cost: what a failure loses to that
+    is the same for every interval, and is for the throttle to keep small.
 
     Args:
       policy: what to do.
@@ -44,7 +45,7 @@ class Schedule:
         self._step = step
         self._time = 0.0
         self._costs: list[float] = []
-        self._write_seconds = 0.0
+        self._write_seconds = self._write_cost = 0.0
 
     def begin(self, now: float) -> None:
         """Training begins; `now` is in seconds of the clock whose readings `due` and `saved` get."""
@@ -70,11 +71,11 @@ class Schedule:
             return self._policy.every_seconds
         if self._periods:
             return None
-        cost = statistics.median(self._costs or [FIRST_COST])
-        best = math.sqrt(2 * cost * self._policy.mean_seconds_between_failures)
+        wait = statistics.median(self._costs or [FIRST_COST])
+        best = math.sqrt(2 * (wait + self._write_cost) * self._policy.mean_seconds_between_failures)
         if not self._costs:
             return min(best, FIRST_SECONDS)
-        return max(best, cost / LARGEST_SHARE, self._write_seconds)
+        return max(best, wait / LARGEST_SHARE, self._write_seconds)
 
     def saved(self, step: int, now: float, *, cost_seconds: float) -> None:
         """A checkpoint of `step` was taken by `now` and kept the training waiting for `cost_seconds`."""
@@ -82,9 +83,12 @@ class Schedule:
         self._time = now
         self._costs = [*self._costs, cost_seconds][-REMEMBERED_COSTS:]
 
-    def written(self, seconds: float) -> None:
-        """The last checkpoint took `seconds` from its copy in memory to its commit."""
-        self._write_seconds = seconds
+    def written(self, seconds: float, *, cost_seconds: float) -> None:
+        """The last checkpoint took `seconds` from its copy in memory to its commit.
+
+        Meanwhile it computed as much as all of the process's processors do in `cost_seconds`.
+        """
+        self._write_seconds, self._write_cost = seconds, cost_seconds
 
 
 def _next_multiples(step: int, periods: list[int]) -> Iterator[int]:

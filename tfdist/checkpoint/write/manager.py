@@ -18,7 +18,7 @@ from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import snapshot
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.writer import Snapshot
-from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread
+from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread, WriteTime
 from tfdist.errors import UserError
 
 
@@ -74,7 +74,7 @@ class CheckpointManager:
         )
 
     def prepare(self, tensors: Mapping[str, Any]) -> None:
-        """Allocates the buffers for such tensors, so that the first `save` costs no more than the later ones."""
+        """Has the buffers for such tensors allocated, so that the first `save` costs no more than the later ones."""
         self._buffers.reserve(snapshot.views(tensors))
 
     def save(self, state: State, *, metrics: Mapping[str, float] | None = None) -> float:
@@ -148,9 +148,9 @@ class CheckpointManager:
         return self._thread.last_committed_step
 
     @property
-    def write_seconds(self) -> float | None:
+    def last_write(self) -> WriteTime | None:
         """What the last commit took the writer's thread; None before the first."""
-        return self._thread.write_seconds
+        return self._thread.last_write
 
     def _surface(self, failure: Failure, *, goes_on: bool) -> None:
         error = failure.error

@@ -77,7 +77,7 @@ class HostBuffer:
 
 
 class BufferPool:
-    """Two buffers that take turns. The second is allocated by a thread while the first is in use."""
+    """Two buffers that take turns, allocated by a thread."""
 
     def __init__(self, *, max_file_bytes: int) -> None:
         self._max_file_bytes = max_file_bytes
@@ -87,13 +87,14 @@ class BufferPool:
         self._files: tuple[FilePlan, ...] = ()
         self._free: list[HostBuffer] = []
         self._in_use: list[HostBuffer] = []  # of the plan that is now
+        self._has_room = True  # for one at least
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> tuple[HostBuffer, float]:
         """A buffer filled with `arrays`, and the seconds that were spent because both were in use, 0.0 if not.
 
         Raises UserError for arrays that cannot be stored, MemoryError when there is no room.
         """
-        self._fit(arrays)
+        self.reserve(arrays)
         buffer, waited_seconds = self._acquire()
         try:
             buffer.fill(arrays, self._threads)
@@ -103,9 +104,17 @@ class BufferPool:
         return buffer, waited_seconds
 
     def reserve(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Allocates what `take` will need for such arrays."""
-        self._fit(arrays)
-        self.give_back(self._acquire()[0])
+        """Has what `take` needs for such arrays allocated, if that is not what it has already.
+
+        Buffers in use that were allocated for other names, types or shapes are dropped when they come back.
+        """
+        specs = tuple(TensorSpec(name, array.dtype, array.shape) for name, array in arrays.items())
+        if specs == self._specs:
+            return
+        files = tuple(plan(specs, max_file_bytes=self._max_file_bytes))
+        with self._changed:
+            self._specs, self._files, self._free, self._in_use, self._has_room = specs, files, [], [], True
+        threading.Thread(target=self._allocate, args=[files], daemon=True).start()
 
     def give_back(self, buffer: HostBuffer) -> None:
         """Lets the next snapshot have a buffer that is written out."""
@@ -120,36 +129,31 @@ class BufferPool:
         with self._changed:
             self._free.clear()
 
-    def _fit(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Plans anew when names, types or shapes have changed; buffers in use are then dropped when they come back."""
-        specs = tuple(TensorSpec(name, array.dtype, array.shape) for name, array in arrays.items())
-        if specs == self._specs:
-            return
-        files = tuple(plan(specs, max_file_bytes=self._max_file_bytes))
-        with self._changed:
-            self._specs, self._files, self._free, self._in_use = specs, files, [], []
-
     def _acquire(self) -> tuple[HostBuffer, float]:
         with self._changed:
-            if not self._free and not self._in_use:
-                self._in_use.append(HostBuffer(self._files))
-                threading.Thread(target=self._add_free, args=[self._files], daemon=True).start()
-                return self._in_use[0], 0.0
             begun = time.perf_counter()
-            are_all_in_use = not self._free and len(self._in_use) == NUM_BUFFERS
-            self._changed.wait_for(lambda: self._free)
+            are_all_in_use = len(self._in_use) == NUM_BUFFERS
+            self._changed.wait_for(lambda: self._free or not self._has_room)
+            if not self._has_room:
+                self._specs = None  # the next one tries again
+                raise MemoryError(f"There is no room for a copy of {sum(f.num_bytes for f in self._files):,} bytes.")
             self._in_use.append(self._free.pop())
             return self._in_use[-1], time.perf_counter() - begun if are_all_in_use else 0.0
 
-    def _add_free(self, files: tuple[FilePlan, ...]) -> None:
-        try:
-            standby = HostBuffer(files)
-        except MemoryError:  # then one has to do, and training waits for its write
-            return
-        with self._changed:
-            if files is self._files:
-                self._free.append(standby)
+    def _allocate(self, files: tuple[FilePlan, ...]) -> None:
+        for _ in range(NUM_BUFFERS):
+            try:
+                found = [HostBuffer(files)]
+            except MemoryError:  # where there is room for one, training waits for its write
+                found = []
+            with self._changed:
+                if files is not self._files:
+                    return
+                self._free += found
+                self._has_room = bool(self._free or self._in_use)
                 self._changed.notify_all()
+            if not found:
+                return
 
 
 def _view(source: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist.checkpoint import catalog, retention
 from tfdist.checkpoint.format import packing
@@ -42,6 +42,13 @@ class News:
     message: str | None = None
     is_warning: bool = False
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class WriteTime(NamedTuple):
+    """What a write took: seconds until its commit, and those for which the writer's thread computed."""
+
+    seconds: float
+    computing: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +102,7 @@ class WriterThread:
         self._throttle = Throttle(policy.mean_seconds_between_failures)
         self.is_closed = False
         self.last_committed_step: int | None = None
-        self.write_seconds: float | None = None
+        self.last_write: WriteTime | None = None
         self._thread = threading.Thread(target=self._run, name="tfdist-checkpoint", daemon=True)
         self._thread.start()
 
@@ -187,7 +194,7 @@ class WriterThread:
             return
         if not self._is_started:  # as the store did not answer then
             self._start()
-        begun = time.perf_counter()
+        begun, computed = time.perf_counter(), time.thread_time()
         path = new_path(self._directory, snapshot.step)
         if self._part is not None:
             path = self._part.path(self._directory, snapshot.step, self._num_written)
@@ -211,11 +218,11 @@ class WriterThread:
             else:
                 self._forget(path)
             raise
-        self.write_seconds = time.perf_counter() - begun
+        self.last_write = WriteTime(time.perf_counter() - begun, time.thread_time() - computed)
         if written is None:
             return
         self.last_committed_step = snapshot.step
-        self._news.put(_committed(written.entry, self.write_seconds))
+        self._news.put(_committed(written.entry, self.last_write.seconds))
         self._tidy(written.entry)
         if self._pack_as is None:
             self._choose_packing(snapshot, written)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -91,8 +92,8 @@ class Recovery:
         self._saved_step = -1
 
     def prepare(self) -> None:
-        """Allocates the memory that saving takes. A collective."""
-        tensors = self._state.tensors()
+        """Has the memory allocated that saving takes. A collective."""
+        tensors = self._with_arrays(self._state.tensors(), read_generators()[1])
         if self._manager is not None:
             self._manager.prepare(self._share(tensors))
         if self._memory is not None and self._memory.manager is not None:
@@ -138,9 +139,8 @@ class Recovery:
         stores = must_store or self._memory is None or self._schedule.due(position.step, begun)
         if self._manager is not None:
             drawn, arrays = read_generators()
-            values = {**position.values, RANDOM: drawn}
-            beside = {**position.arrays, **arrays} if self._strategy.topology.is_chief else {}
-            self._keep(State(position.step, tensors | beside, values), metrics, stores=stores)
+            tensors = self._with_arrays(tensors, {**position.arrays, **arrays})
+            self._keep(State(position.step, tensors, {**position.values, RANDOM: drawn}), metrics, stores=stores)
         now = time.monotonic()
         if stores:
             self._schedule.saved(position.step, now, cost_seconds=now - begun)
@@ -149,6 +149,10 @@ class Recovery:
         if must_store or self._memory is None:  # else only the chief knows whether it is stored
             self._saved_step = position.step
         heartbeat.beat(heartbeat.BETWEEN)
+
+    def _with_arrays(self, tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """All that is saved; what the processes each have besides the variables is the chief's."""
+        return {**tensors, **arrays} if self._strategy.topology.is_chief else tensors
 
     def _share(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         """What this worker stores of all that it has."""
@@ -163,8 +167,9 @@ class Recovery:
         if stores:
             assert self._manager is not None
             self._manager.save(dataclasses.replace(state, tensors=self._share(state.tensors)), metrics=metrics)
-            if self._manager.write_seconds is not None:
-                self._schedule.written(self._manager.write_seconds)
+            if self._manager.last_write is not None:
+                seconds, computing = self._manager.last_write
+                self._schedule.written(seconds, cost_seconds=computing / len(os.sched_getaffinity(0)))
         if self._memory is not None and self._memory.schedule.due(state.step, time.monotonic()):
             assert self._memory.manager is not None
             self._memory.manager.save(state)
