@@ -30,9 +30,9 @@ def _figures(part: str, *, quick: bool) -> list[Figure]:
     if part == "goodput":
         if quick:
             return goodput(mean_seconds=16, num_kills=1, alone_seconds=12, steps_per_epoch=50, goal=1.0)
-        return goodput(mean_seconds=20, num_kills=10, alone_seconds=20, steps_per_epoch=50, goal=1.0)
+        return goodput(mean_seconds=20, num_kills=10, alone_seconds=60, steps_per_epoch=50, goal=1.0)
     if part == "goodput_long":
-        return goodput(mean_seconds=60, num_kills=2 if quick else 5, alone_seconds=20, steps_per_epoch=1200, goal=2.0)
+        return goodput(mean_seconds=60, num_kills=2 if quick else 5, alone_seconds=60, steps_per_epoch=1200, goal=2.0)
     rounds = {"stall": 5, "writing": 3, "restoring": 5} if quick else {"stall": 11, "writing": 6, "restoring": 9}
     if part == "writing":
         return [f for threads in (2, 1) for f in figures_of("checkpoint_parts", part, rounds[part], threads)]
