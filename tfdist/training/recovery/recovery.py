@@ -150,7 +150,7 @@ class Recovery:
             self._saved_step = position.step
         heartbeat.beat(heartbeat.BETWEEN)
 
-    def _with_arrays(self, tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    def _with_arrays(self, tensors: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """All that is saved; what the processes each have besides the variables is the chief's."""
         return {**tensors, **arrays} if self._strategy.topology.is_chief else tensors
 
