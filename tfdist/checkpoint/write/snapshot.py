@@ -162,7 +162,7 @@ def _view(source: Any) -> np.ndarray:
     value = getattr(source, "value", source)
     source = source if callable(value) else value  # a Keras variable holds TensorFlow's
     if hasattr(source, "read_value"):
-        source = (source.values[0] if hasattr(source, "values") else source).read_value()
+        source = (source.values[0] if hasattr(source, "values") else source).value()
     return np.asarray(source)
 
 
