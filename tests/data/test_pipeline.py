@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
@@ -23,6 +24,40 @@ EXAMPLES = 29
 def source() -> ArraySource:
     numbers = np.arange(EXAMPLES)
     return ArraySource(({"number": numbers, "square": numbers.astype(np.float64) ** 2}, numbers[:, np.newaxis] % 3))
+
+
+def test_arrays_are_held_once_and_are_not_the_users() -> None:
+    given = np.arange(12.0, dtype=np.float32).reshape(6, 2), np.arange(6) % 2 == 0, np.array([f"{n}" for n in range(6)])
+    held = ArraySource(given)
+    readers = [tf.function(held.gatherer(), autograph=False).get_concrete_function(tf.constant([0])) for _ in range(2)]
+    given[0][:] = -1.0
+    for reader in readers:
+        numbers, flags, texts = reader(tf.constant([4, 1]))
+        assert (numbers.numpy().tolist(), flags.numpy().tolist()) == ([[8.0, 9.0], [2.0, 3.0]], [True, False])
+        assert texts.numpy().tolist() == [b"4", b"1"]
+    memory = {np.asarray(reader.captured_inputs[0]).ctypes.data for reader in readers}
+    assert memory == {held.held()[0].ctypes.data}
+
+
+HELD = """
+import numpy as np, psutil
+from data.test_pipeline import ArraySource, Topology, build_pipeline, plan
+from tensorflow import constant
+constant(0.0)
+resident = lambda: psutil.Process().memory_info().rss
+before, x = resident(), np.ones((25_000, 1000), np.float32)
+size, held = x.nbytes, ArraySource((x, np.arange(25_000)))
+del x
+streams = [iter(build_pipeline(held, plan(num_examples=25_000, num_replicas=1), Topology(0, 1, 1))) for _ in range(2)]
+assert all(next(stream)["examples"][0].shape == (12, 1000) for stream in streams)
+print((resident() - before) / size)
+"""
+
+
+def test_a_process_holds_the_examples_once() -> None:
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    finished = support.run_python(["-c", HELD], env={"PYTHONPATH": paths}).check()
+    assert float(finished.stdout.split()[-1]) < 1.5  # with tf.constant and a rewritten pipeline it is 4
 
 
 def plan(**settings: Any) -> BatchPlan:

@@ -66,19 +66,21 @@ class ArrayFiles(RandomAccessSource):
                 f"their first axis; received {', '.join(f'{name} {a.dtype}{a.shape}' for name, a in arrays.items())}."
             )
         self.num_examples = next(iter(sizes.values()))
-        self._arrays = columns.select(arrays)
+        given = columns.select(arrays)
         self._is_mapped = any(isinstance(array, np.memmap) for array in arrays.values())
         self.calls_python = self._is_mapped
-        self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), self._arrays)
+        self._mapped = given if self._is_mapped else None
+        self._whole = None if self._is_mapped else ArraySource(given)
+        self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), given)
         self.augment = Augmentation(augmentation, self.structure) if augmentation else None
 
     def held(self) -> Any:
-        return self._arrays
+        return self._mapped if self._whole is None else self._whole.held()
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        if not self._is_mapped:
-            return ArraySource(self._arrays).gatherer()
-        arrays = tf.nest.flatten(self._arrays)
+        if self._whole is not None:
+            return self._whole.gatherer()
+        arrays = tf.nest.flatten(self._mapped)
         specs = tf.nest.flatten(self.structure)
 
         def rows(indices: np.ndarray) -> list[np.ndarray]:

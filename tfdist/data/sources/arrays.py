@@ -12,11 +12,14 @@ from tfdist.data.cache.identity import digest
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.errors import UserError
 
+TENSOR_ALIGNMENT = 64  # bytes: TensorFlow's kernels refuse other memory
+
 
 class ArraySource(RandomAccessSource):
     """A nest of arrays whose first axis counts the examples: `(x, y)`, `(x, y, sample_weight)`, dicts of them.
 
-    float64 arrays are held as float32, the type in which Keras computes.
+    float64 arrays are held as float32, the type in which Keras computes. Once a pipeline reads from it, it holds a copy
+    of its own, which the pipelines share: `tf.constant` would make two more, and keep one, for each of them.
 
     Raises:
       UserError: the nest is empty, or its arrays do not agree on the number of examples.
@@ -34,7 +37,7 @@ class ArraySource(RandomAccessSource):
                 else "The data function returned no arrays."
             )
         self.num_examples = sizes[0]
-
+        self._tensors: Any = None
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), self._arrays)
 
     def identity(self) -> str:
@@ -44,8 +47,31 @@ class ArraySource(RandomAccessSource):
         return self._arrays
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        tensors = tf.nest.map_structure(tf.constant, self._arrays)
+        if self._tensors is None:
+            self._arrays = tf.nest.map_structure(_aligned, self._arrays)
+            self._tensors = tf.nest.map_structure(_as_tensor, self._arrays)
+        tensors = self._tensors
         return lambda indices: tf.nest.map_structure(lambda t: tf.gather(t, indices), tensors)
+
+
+def _is_shareable(array: np.ndarray) -> bool:
+    return array.dtype.kind in "iuf" and array.dtype.isnative and array.size > 0
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy whose memory can be a tensor's; arrays of other types than numbers as they are."""
+    if not _is_shareable(array):
+        return array
+    room = np.empty(array.nbytes + TENSOR_ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % TENSOR_ALIGNMENT
+    copy = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _as_tensor(array: np.ndarray) -> tf.Tensor:
+    """A tensor of the memory of what `_aligned` gave, where that is possible."""
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__()) if _is_shareable(array) else tf.constant(array)
 
 
 def _as_array(value: Any) -> np.ndarray:
