@@ -83,8 +83,8 @@ def build_pipeline(
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
-    if not isinstance(source, StreamSource):
-        # There is nothing to fuse in reading by position, and a pipeline that is rewritten copies all that it holds.
+    if source.held() is not None:
+        # There is nothing to fuse in looking up arrays, and a pipeline that is rewritten copies all that it holds.
         options.experimental_optimization.apply_default_optimizations = False
     return dataset.with_options(options)
 
