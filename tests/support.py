@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+TESTS_PATH = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}  # for programs that import the tests' modules
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
 # Tests start up to four processes on what may be two cores. The same number everywhere also means the same order of
 # additions inside an operation, without which no two runs would be bit-identical.

@@ -38,9 +38,8 @@ class Trained:
             module = "keras_fit.callback_cases"
             launch = LAUNCH.get(engine)
             program = [*launch, f"--module={module}", "--"] if launch else ["-m", module]
-            paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
             directory = self.root / engine
-            support.run_python([*program, engine, directory], env={"PYTHONPATH": paths}, timeout=900).check()
+            support.run_python([*program, engine, directory], env=support.TESTS_PATH, timeout=900).check()
             ranks = range(WORKERS.get(engine, 1))
             self._found[engine] = [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in ranks]
         return self._found[engine]

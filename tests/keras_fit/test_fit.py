@@ -139,20 +139,18 @@ def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
 @pytest.mark.slow
 def test_models_of_a_scope_train_on_its_replicas() -> None:
     """TensorFlow's own MirroredStrategy and tfdist's, against fit on one device."""
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-    finished = support.run_python([str(SCRIPT)], env={"PYTHONPATH": paths}, timeout=300).check()
+    finished = support.run_python([str(SCRIPT)], env=support.TESTS_PATH, timeout=300).check()
     assert finished.stdout.splitlines()[-1] == "all the same"
 
 
 @pytest.mark.slow
 def test_each_of_two_workers_ends_with_the_weights_of_one_device(tmp_path: pathlib.Path) -> None:
     addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
     workers = [
         forks.Popen(
             [sys.executable, str(WORKER), str(tmp_path / str(index))],
             env=support.clean_environment()
-            | {"PYTHONPATH": paths}
+            | support.TESTS_PATH
             | {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})},
         )
         for index in range(2)

@@ -16,7 +16,6 @@ from training.trainings import run
 from tfdist.errors import UserError
 
 pytestmark = pytest.mark.slow
-PATHS = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
 
 
 MEGABYTES = "1200"  # a batch takes 512, the marked one 2,048
@@ -24,7 +23,7 @@ MEGABYTES = "1200"  # a batch takes 512, the marked one 2,048
 
 def trained(directory: pathlib.Path, *arguments: str, launch: tuple[str, ...] = ()) -> support.Finished:
     program = [*launch, "--module=training.short_of_memory", "--"] if launch else ["-m", "training.short_of_memory"]
-    return support.run_python([*program, directory, *arguments], env={"PYTHONPATH": PATHS}, timeout=400)
+    return support.run_python([*program, directory, *arguments], env=support.TESTS_PATH, timeout=400)
 
 
 def weights(directory: pathlib.Path) -> list[np.ndarray]:

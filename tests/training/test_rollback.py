@@ -98,11 +98,10 @@ def test_a_run_that_is_killed_around_it_ends_with_the_same_bits(tmp_path: pathli
 def test_workers_that_are_killed_around_it_end_with_the_same_bits(tmp_path: pathlib.Path, strategy: str) -> None:
     launch = ["-m", "tfdist.launch", "--workers=2", "--max_restarts=4", "--backoff_seconds=0.1"]
     launch += ["--launcher=horovod"] if strategy == "horovod" else []
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
     runs = {kills: tmp_path / kills / "run" for kills in ("none", "twice")}
     for kills, directory in runs.items():
         program = [*launch, "--module=training.rolling_back", "--", directory, strategy, kills]
-        support.run_python(program, env={"PYTHONPATH": paths}, timeout=400).check()
+        support.run_python(program, env=support.TESTS_PATH, timeout=400).check()
     assert {mark.name for mark in runs["twice"].parent.glob("died-*")} == {"died-back", "died-later"}
     expected, found = (keras.models.load_model(each / "export" / "model.keras").get_weights() for each in runs.values())
     assert [w.tobytes() for w in found] == [w.tobytes() for w in expected]

@@ -26,7 +26,6 @@ from tfdist.training.sharding.sharded_update import build_sharded
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.sharding.tensor_parallel import chosen
 
-PATHS = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
 WORKERS = ["-m", "tfdist.launch", "--workers=2", "--backoff_seconds=0.1"]
 
 
@@ -41,7 +40,9 @@ def started(
     if strategy in ("multi_worker", "horovod"):
         launcher = ["--launcher=horovod"] if strategy == "horovod" else []
         program = [*WORKERS, f"--max_restarts={restarts}", *launcher, "--module=training.sharded", "--"]
-    return support.run_python([*program, directory, strategy, sharding, str(epochs), *more], env=PATHS, timeout=400)
+    return support.run_python(
+        [*program, directory, strategy, sharding, str(epochs), *more], env=support.TESTS_PATH, timeout=400
+    )
 
 
 def weights(directory: pathlib.Path) -> list[np.ndarray]:
@@ -230,7 +231,7 @@ def test_a_model_that_does_not_fit_into_a_process_is_trained_by_two(tmp_path: pa
     def done(name: str, sharding: str, megabytes: int) -> support.Finished:
         program = ["-m", "tfdist.launch", "--workers=2", "--max_restarts=0", "--module=training.too_large", "--"]
         arguments = [tmp_path / name, "multi_worker", sharding, str(megabytes)]
-        return support.run_python([*program, *arguments], env=PATHS, timeout=400)
+        return support.run_python([*program, *arguments], env=support.TESTS_PATH, timeout=400)
 
     failed = done("whole", "none", 2_100)
     assert failed.status != 0 and "SIGKILL" in failed.stderr, failed.stderr

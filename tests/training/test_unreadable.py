@@ -98,10 +98,9 @@ def test_replicas_leave_it_out_also_where_they_are_killed_after_it(tmp_path: pat
         "--backoff_seconds=0.1",
     ]
     launch += ["--launcher=horovod"] if strategy == "horovod" else []
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
     path = unreadable.write_digits(tmp_path / "corrupt", corrupt=[200])
     program = [*launch, "--module=training.unreadable", "--", tmp_path / "run", strategy, path, "kills"]
-    support.run_python(program, env={"PYTHONPATH": paths}, timeout=400).check()
+    support.run_python(program, env=support.TESTS_PATH, timeout=400).check()
     assert len(left_out(tmp_path / "run")) == 1 and (tmp_path / "run" / "killed").exists()
     clean = of_whole_file(tmp_path / "clean", tmp_path / "whole", tmp_path / "run", epochs=1)
     found = keras.models.load_model(tmp_path / "run" / "export" / "model.keras").get_weights()

@@ -141,9 +141,8 @@ def test_all_workers_try_alike(tmp_path: pathlib.Path, strategy: str, tried: set
     workers = 1 if strategy == "mirrored2" else 2
     launch = ["-m", "tfdist.launch", f"--workers={workers}", "--module=training.xla_trials"]
     launch += ["--launcher=horovod"] if strategy == "horovod" else []
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
     command = [*launch, "--", tmp_path / "run", strategy]
-    support.run_python(command, env={"PYTHONPATH": paths}, timeout=400).check()
+    support.run_python(command, env=support.TESTS_PATH, timeout=400).check()
     assert set(chosen(Trained(tmp_path / "run"))["seconds_per_step"]) == tried
     alone = whole(tmp_path / "alone", xla="off")
     weights = keras.models.load_model(tmp_path / "run" / "export" / "model.keras").get_weights()
