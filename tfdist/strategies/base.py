@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -85,8 +86,6 @@ class Strategy(abc.ABC):
     def __init__(self) -> None:
         self._distribution: tf.distribute.Strategy | None = None
         self._topology: Topology | None = None
-        self._summed_over_workers: Callable[[tf.Tensor], tf.Tensor] | None = None
-        self._broadcast_from_chief: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     @abc.abstractmethod
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
@@ -267,9 +266,11 @@ class Strategy(abc.ABC):
         vector = np.asarray(values, np.float64)
         if self.topology.num_workers == 1:
             return vector
-        if self._summed_over_workers is None:
-            self._summed_over_workers = tf.function(self._sum_on_first_replicas, reduce_retracing=True, autograph=False)
         return self._summed_over_workers(tf.constant(vector)).numpy()
+
+    @functools.cached_property
+    def _summed_over_workers(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        return tf.function(self._sum_on_first_replicas, reduce_retracing=True, autograph=False)
 
     def _sum_on_first_replicas(self, vector: tf.Tensor) -> tf.Tensor:
         def on_replica() -> tf.Tensor:
@@ -303,13 +304,7 @@ class Strategy(abc.ABC):
 
     def _broadcast_words(self, words: np.ndarray) -> np.ndarray:
         """The chief's int32 vector. Integers, because adding zeros to them changes no bit."""
-        if self._broadcast_from_chief is None:
-            self._broadcast_from_chief = tf.function(
-                self._sum_on_first_replicas, reduce_retracing=True, autograph=False
-            )
-        return self._broadcast_from_chief(
-            tf.constant(words if self.topology.is_chief else np.zeros_like(words))
-        ).numpy()
+        return self._summed_over_workers(tf.constant(words if self.topology.is_chief else np.zeros_like(words))).numpy()
 
     def any_worker(self, flag: bool) -> bool:
         """Whether any worker's `flag` is set; a collective like `sum_over_workers`."""

@@ -67,10 +67,9 @@ class ArrayFiles(RandomAccessSource):
             )
         self.num_examples = next(iter(sizes.values()))
         given = columns.select(arrays)
-        self._is_mapped = any(isinstance(array, np.memmap) for array in arrays.values())
-        self.calls_python = self._is_mapped
-        self._mapped = given if self._is_mapped else None
-        self._whole = None if self._is_mapped else ArraySource(given)
+        self.calls_python = any(isinstance(array, np.memmap) for array in arrays.values())
+        self._mapped = given if self.calls_python else None
+        self._whole = None if self.calls_python else ArraySource(given)
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), given)
         self.augment = Augmentation(augmentation, self.structure) if augmentation else None
 
@@ -99,7 +98,7 @@ class ArrayFiles(RandomAccessSource):
         return digest("arrays", [file_version(path) for path in self._paths], self._names)
 
     def describe(self) -> list[str]:
-        how = "memory-mapped: a worker reads the rows of its own batches" if self._is_mapped else "read whole"
+        how = "memory-mapped: a worker reads the rows of its own batches" if self._whole is None else "read whole"
         return [f"{self._where}: {self.num_examples:,} rows, {how}"]
 
 
