@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import tensorflow as tf
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline, dispose
 from tfdist.data.sources.arrays import ArraySource
-from tfdist.data.sources.source import Order, Source, Staged
+from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
@@ -170,6 +171,34 @@ class _Fetching(Source):
             return tf.ensure_shape(tf.numpy_function(lambda held: held**2, [positions], tf.int64), [None])
 
         return Staged(fetch, lambda squares: squares + 1)
+
+
+class _Looking(Source):
+    """Tells from which files the code was taken that ran: the user's own, or what AutoGraph made of it."""
+
+    num_examples = 20
+    structure = tf.TensorSpec([None], tf.int64)
+
+    def __init__(self, *, is_staged: bool, **kind: bool) -> None:
+        self._is_staged = is_staged
+        self.seen: set[str] = set()
+        vars(self).update(kind)
+
+    def reader(self, order: Order) -> Reader:
+        def look(positions: tf.Tensor, *epoch: tf.Tensor) -> tf.Tensor:
+            self.seen.add(sys._getframe().f_code.co_filename)
+            return positions
+
+        return Staged(look, look) if self._is_staged else look
+
+
+@pytest.mark.parametrize("is_staged", [True, False])
+@pytest.mark.parametrize("kind", [{}, {"calls_python": True}, {"has_loops": True}, {"waits": True}])
+def test_a_readers_code_is_traced_as_it_is_however_it_is_run(kind: dict[str, bool], is_staged: bool) -> None:
+    looking = _Looking(is_staged=is_staged, **kind)
+    batches = plan(num_examples=20, num_replicas=1, global_batch_size=4)
+    next(iter(build_pipeline(looking, batches, Topology(0, 1, 1))))
+    assert looking.seen == {__file__}
 
 
 @pytest.mark.slow

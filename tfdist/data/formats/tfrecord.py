@@ -31,7 +31,8 @@ class TFRecordSource(RecordFileSource):
       features: a description of each feature to read, in the forms of `example_features.py`.
       columns: which features are inputs, targets and weights.
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
-      transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on.
+      transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
+        `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
       compression: "GZIP" or "ZLIB"; None finds out, file by file.
       max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
       block_records: how many neighbors stay together when the order is permuted; None takes what makes a megabyte.

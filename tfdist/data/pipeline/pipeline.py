@@ -103,6 +103,7 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.da
             any_order=plan.any_order,
         )
     )
+    plain = tf.autograph.experimental.do_not_convert  # rewriting them takes half a second, and `map_inline` does not
     stages = read if isinstance(read, Staged) else Staged(read, lambda examples: examples)
     num_local = topology.num_local_replicas
 
@@ -120,10 +121,14 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.da
 
     if stages is read and not source.waits:
         dataset = map_inline(dataset, fetched)
-        return dataset.map(decoded, num_parallel_calls=PARALLEL_DECODES, deterministic=True)
+        return dataset.map(plain(decoded), num_parallel_calls=PARALLEL_DECODES, deterministic=True)
+
+    def read_whole(t: tf.Tensor) -> dict[str, Any]:
+        return decoded(fetched(t))
+
     if source.calls_python or source.has_loops or source.augment is not None:
-        return dataset.map(lambda t: decoded(fetched(t)), num_parallel_calls=PARALLEL_READS, deterministic=True)
-    return map_inline(dataset, lambda t: decoded(fetched(t)))
+        return dataset.map(plain(read_whole), num_parallel_calls=PARALLEL_READS, deterministic=True)
+    return map_inline(dataset, read_whole)
 
 
 def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:

@@ -92,7 +92,8 @@ class Source(abc.ABC):
     def reader(self, order: Order) -> Reader:
         """A function from positions, int64 [n], and the epoch, int64 scalar, to the nest of those examples.
 
-        It is called inside tf.data, by several threads at once, with positions of one global batch at a time.
+        It runs inside tf.data, by several threads at once, with positions of one global batch at a time. It is traced
+        without AutoGraph, as models are: what has Python's `if` or loops over tensors has to be a `tf.function`.
         """
 
     # What a cache of the examples asks. The defaults serve a source whose examples are kept as `reader` gives them.

@@ -42,7 +42,8 @@ def load_tfds(
       download: downloads and prepares it first where it is not prepared: one worker does, the others wait for it.
       columns: which features are inputs, targets and weights; None takes the data set's own supervised keys.
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
-      transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on.
+      transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
+        `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
       max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
       block_records: how many neighbors stay together when the order is permuted; None takes what
         makes a megabyte of a TFRecord file, a quarter of one of an ArrayRecord file.
