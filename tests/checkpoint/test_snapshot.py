@@ -124,6 +124,17 @@ def test_one_buffer_does_where_there_is_no_room_for_two(monkeypatch: pytest.Monk
     pool.close()
 
 
+def test_what_allocating_raises_reaches_who_asks_for_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(files: Sequence[FilePlan]) -> HostBuffer:
+        raise OSError("cannot map memory")
+
+    monkeypatch.setattr(snapshot, "HostBuffer", broken)
+    pool = BufferPool(max_file_bytes=2**20)
+    with pytest.raises(OSError, match="cannot map memory"):
+        pool.take({"a": np.ones(1000, np.float32)})
+    pool.close()
+
+
 @pytest.mark.slow
 def test_a_failed_copy_gives_its_buffer_back() -> None:
     pool = BufferPool(max_file_bytes=2**20)

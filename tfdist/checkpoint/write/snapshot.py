@@ -6,11 +6,12 @@ alive makes its next update copy it. There are two buffers at most. The manager 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -77,20 +78,19 @@ class HostBuffer:
 
 
 class BufferPool:
-    """Two buffers that take turns, allocated by a thread."""
+    """Two buffers that take turns, allocated beside what their owner does. One thread takes, others may give back."""
 
     def __init__(self, *, max_file_bytes: int) -> None:
         self._max_file_bytes = max_file_bytes
         self._threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "tfdist-snapshot")
-        self._changed = threading.Condition()
         self._specs: tuple[TensorSpec, ...] | None = None
-        self._files: tuple[FilePlan, ...] = ()
+        self._new: list[Future[HostBuffer]] = []  # nobody had them yet
+        self._changed = threading.Condition()
         self._free: list[HostBuffer] = []
         self._in_use: list[HostBuffer] = []  # of the plan that is now
-        self._has_room = True  # for one at least
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> tuple[HostBuffer, float]:
-        """A buffer filled with `arrays`, and the seconds that were spent because both were in use, 0.0 if not.
+        """A buffer filled with `arrays`, and the seconds that were spent because all were in use, 0.0 if not.
 
         Raises UserError for arrays that cannot be stored, MemoryError when there is no room.
         """
@@ -113,8 +113,9 @@ class BufferPool:
             return
         files = tuple(plan(specs, max_file_bytes=self._max_file_bytes))
         with self._changed:
-            self._specs, self._files, self._free, self._in_use, self._has_room = specs, files, [], [], True
-        threading.Thread(target=self._allocate, args=[files], daemon=True).start()
+            self._free, self._in_use = [], []
+        self._new = [self._threads.submit(HostBuffer, files) for _ in range(NUM_BUFFERS)]
+        self._specs = specs
 
     def give_back(self, buffer: HostBuffer) -> None:
         """Lets the next snapshot have a buffer that is written out."""
@@ -131,29 +132,17 @@ class BufferPool:
 
     def _acquire(self) -> tuple[HostBuffer, float]:
         with self._changed:
+            while self._new and not self._free:
+                with contextlib.suppress(MemoryError):  # where there is room for one, training waits for its write
+                    self._free.append(self._new.pop(0).result())
+            if not self._free and not self._in_use:
+                specs, self._specs = self._specs or (), None  # the next one tries again
+                raise MemoryError(f"There is no room for a copy of {sum(s.num_bytes for s in specs):,} bytes.")
             begun = time.perf_counter()
-            are_all_in_use = len(self._in_use) == NUM_BUFFERS
-            self._changed.wait_for(lambda: self._free or not self._has_room)
-            if not self._has_room:
-                self._specs = None  # the next one tries again
-                raise MemoryError(f"There is no room for a copy of {sum(f.num_bytes for f in self._files):,} bytes.")
+            has_to_wait = not self._free
+            self._changed.wait_for(lambda: self._free)
             self._in_use.append(self._free.pop())
-            return self._in_use[-1], time.perf_counter() - begun if are_all_in_use else 0.0
-
-    def _allocate(self, files: tuple[FilePlan, ...]) -> None:
-        for _ in range(NUM_BUFFERS):
-            try:
-                found = [HostBuffer(files)]
-            except MemoryError:  # where there is room for one, training waits for its write
-                found = []
-            with self._changed:
-                if files is not self._files:
-                    return
-                self._free += found
-                self._has_room = bool(self._free or self._in_use)
-                self._changed.notify_all()
-            if not found:
-                return
+            return self._in_use[-1], time.perf_counter() - begun if has_to_wait else 0.0
 
 
 def _view(source: Any) -> np.ndarray:
