@@ -173,8 +173,18 @@ class _Fetching(Source):
         return Staged(fetch, lambda squares: squares + 1)
 
 
+@tf.function
+def _later(positions: tf.Tensor) -> tf.Tensor:
+    if positions[0] > 3:
+        return positions + 100
+    return positions
+
+
 class _Looking(Source):
-    """Tells from which files the code was taken that ran: the user's own, or what AutoGraph made of it."""
+    """Tells from which files the code was taken that ran: the user's own, or what AutoGraph made of it.
+
+    Where Python decides by tensors, a `tf.function` does.
+    """
 
     num_examples = 20
     structure = tf.TensorSpec([None], tf.int64)
@@ -187,7 +197,7 @@ class _Looking(Source):
     def reader(self, order: Order) -> Reader:
         def look(positions: tf.Tensor, *epoch: tf.Tensor) -> tf.Tensor:
             self.seen.add(sys._getframe().f_code.co_filename)
-            return positions
+            return _later(positions)
 
         return Staged(look, look) if self._is_staged else look
 
@@ -196,8 +206,9 @@ class _Looking(Source):
 @pytest.mark.parametrize("kind", [{}, {"calls_python": True}, {"has_loops": True}, {"waits": True}])
 def test_a_readers_code_is_traced_as_it_is_however_it_is_run(kind: dict[str, bool], is_staged: bool) -> None:
     looking = _Looking(is_staged=is_staged, **kind)
-    batches = plan(num_examples=20, num_replicas=1, global_batch_size=4)
-    next(iter(build_pipeline(looking, batches, Topology(0, 1, 1))))
+    batches = plan(num_examples=8, num_replicas=1, global_batch_size=4, shuffle_seed=None)
+    stream = build_pipeline(looking, batches, Topology(0, 1, 1)).as_numpy_iterator()
+    assert [next(stream)["examples"][0] for _ in range(2)] == [0, 204 if is_staged else 104]
     assert looking.seen == {__file__}
 
 
