@@ -203,7 +203,7 @@ class _Looking(Source):
 
 
 @pytest.mark.parametrize("is_staged", [True, False])
-@pytest.mark.parametrize("kind", [{}, {"calls_python": True}, {"has_loops": True}, {"waits": True}])
+@pytest.mark.parametrize("kind", [{}, {"calls_python": True}, {"waits": True}])
 def test_a_readers_code_is_traced_as_it_is_however_it_is_run(kind: dict[str, bool], is_staged: bool) -> None:
     looking = _Looking(is_staged=is_staged, **kind)
     batches = plan(num_examples=8, num_replicas=1, global_batch_size=4, shuffle_seed=None)

@@ -6,6 +6,7 @@ cost, and there is no state to save.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -126,7 +127,7 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.da
     def read_whole(t: tf.Tensor) -> dict[str, Any]:
         return decoded(fetched(t))
 
-    if source.calls_python or source.has_loops or source.augment is not None:
+    if source.calls_python:
         return dataset.map(plain(read_whole), num_parallel_calls=PARALLEL_READS, deterministic=True)
     return map_inline(dataset, read_whole)
 
@@ -144,23 +145,36 @@ def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -
 
     `Dataset.map` hands each operation to a pool of threads, which costs a few quick ones more than they take and keeps
     the operations of the step waiting (docs/performance.md). What is slow inside, such as gathering large rows, still
-    uses all cores.
+    uses all cores. A function with loops or branches of TensorFlow's runs as `Dataset.map` would run it, several
+    elements at a time.
     """
     traced = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
     structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
     specs = tf.nest.flatten(structure)
-    mapped = tf.raw_ops.MapDataset(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        other_arguments=traced.captured_inputs,
-        f=traced,
-        output_types=[spec.dtype for spec in specs],
-        output_shapes=[spec.shape for spec in specs],
-        use_inter_op_parallelism=False,
-        preserve_cardinality=True,
-    )
+    arguments = {
+        "input_dataset": tf.data.experimental.to_variant(dataset),
+        "other_arguments": traced.captured_inputs,
+        "f": traced,
+        "output_types": [spec.dtype for spec in specs],
+        "output_shapes": [spec.shape for spec in specs],
+        "preserve_cardinality": True,
+    }
+    if _has_control_flow(traced.graph):
+        mapped = tf.raw_ops.ParallelMapDatasetV2(
+            **arguments, num_parallel_calls=tf.constant(PARALLEL_READS, tf.int64), deterministic="true"
+        )
+    else:
+        mapped = tf.raw_ops.MapDataset(**arguments, use_inter_op_parallelism=False)
     found = tf.data.experimental.from_variant(mapped, structure)
     found.kept_alive = traced  # or Python code that it calls would be gone when an iterator asks for it
     return found
+
+
+def _has_control_flow(graph: tf.Graph) -> bool:
+    """Whether there are loops or branches, which TensorFlow's executor for quick inline functions lacks."""
+    definition = graph.as_graph_def()
+    nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
+    return any(node.op.removeprefix("Stateless") in ("If", "Case", "While") for node in nodes)
 
 
 def _check_static(structure: Any) -> None:

@@ -42,8 +42,6 @@ class Mixture(Source):
       UserError: the weights fit no sources, or the sources do not look alike.
     """
 
-    has_loops = True
-
     def __init__(
         self,
         sources: Sequence[Callable[[], Any] | Source],

@@ -75,8 +75,6 @@ class Source(abc.ABC):
     augment: Callable[[Any, tf.Tensor], Any] | None = None
     calls_python = False
     """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
-    has_loops = False
-    """Whether the reader has loops of TensorFlow's, which its executor for quick inline functions lacks."""
     waits = False
     """Whether reading waits, as for a bucket, so that several batches are to be fetched at a time."""
 

@@ -30,8 +30,6 @@ class Mapped(Source):
       UserError: it is a `tf.data.Dataset`, which has its own `map`.
     """
 
-    has_loops = True
-
     def __init__(self, data: Callable[[], Any] | Source) -> None:
         self.source = data if isinstance(data, Source) else as_source(data() if callable(data) else data)
         if isinstance(self.source, StreamSource):

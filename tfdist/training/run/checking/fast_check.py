@@ -28,7 +28,6 @@ class FirstExamples(Mapped):
     def __init__(self, source: Source, count: int) -> None:
         super().__init__(source)
         self.num_examples = min(count, source.num_examples)
-        self.has_loops = source.has_loops
 
     def changed_structure(self, structure: Any) -> Any:
         return structure
