@@ -136,6 +136,17 @@ def test_float64_becomes_float32_and_other_types_stay() -> None:
     assert x.shape.as_list() == [None, 2]
 
 
+def test_objects_that_are_texts_are_texts() -> None:
+    words = np.array([["", "köln"], [b"\xff\x00", "x" * 1000]], dtype=object)  # as pandas has them
+    found = ArraySource({"words": words})
+    assert found.structure["words"] == tf.TensorSpec([None, 2], tf.string)
+    assert found.gatherer()(tf.constant([1, 0]))["words"].numpy().tolist() == [
+        [b"\xff\x00", b"x" * 1000],
+        [b"", "köln".encode()],
+    ]
+    assert found.identity() == ArraySource({"words": words.copy()}).identity() != ArraySource(words[::-1]).identity()
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -146,7 +157,8 @@ def test_float64_becomes_float32_and_other_types_stay() -> None:
         ((), "no arrays"),
         ((np.zeros(3), 5), "one entry an example; received int '5'"),
         ((np.zeros(3), None), "one entry an example; received NoneType"),
-        ((np.zeros(3), np.array([[1], [1, 2], []], dtype=object)), "one entry an example; received ndarray"),
+        ((np.zeros(3), np.array([[1], [1, 2], []], dtype=object)), r"Python objects, such as \[1\]"),
+        ((np.zeros(3), np.array(["a", "b", float("nan")], dtype=object)), "str or bytes; received .* such as nan"),
     ],
 )
 def test_data_that_is_none_gives_the_message(data: Any, message: str) -> None:

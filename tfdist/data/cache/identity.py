@@ -39,6 +39,8 @@ def _told(value: Any, depth: int) -> Any:
             return value
         case bytes():
             return hashlib.sha256(value).hexdigest()
+        case np.ndarray() if value.dtype == object:
+            return [value.shape, told(value.ravel().tolist())]
         case np.ndarray():
             return [str(value.dtype), value.shape, hashlib.sha256(cast(Any, np.ascontiguousarray(value))).hexdigest()]
         case FileVersion(path=path, num_bytes=size, changed_nanoseconds=changed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,11 @@ TENSOR_ALIGNMENT = 64  # bytes: TensorFlow's kernels refuse other memory
 class ArraySource(RandomAccessSource):
     """A nest of arrays whose first axis counts the examples: `(x, y)`, `(x, y, sample_weight)`, dicts of them.
 
-    float64 arrays are held as float32, the type in which Keras computes. Once a pipeline reads from it, it holds a copy
+    float64 arrays are held as float32, the type in which Keras computes; arrays of objects are texts, str or bytes. Once a pipeline reads from it, it holds a copy
     of its own, which the pipelines share: `tf.constant` would make two more, and keep one, for each of them.
 
     Raises:
-      UserError: the nest is empty, or its arrays do not agree on the number of examples.
+      UserError: the nest is empty, its arrays do not agree on the number of examples, or one holds other objects.
     """
 
     def __init__(self, arrays: Any) -> None:
@@ -76,9 +77,15 @@ def _as_tensor(array: np.ndarray) -> tf.Tensor:
 
 def _as_array(value: Any) -> np.ndarray:
     array = np.asarray(value)
-    if array.dtype == object or array.ndim == 0:
+    if array.ndim == 0:
         raise UserError(
             f"A data function returns arrays with one entry an example; received {type(value).__name__} "
             f"{str(value)[:60]!r}."
+        )
+    strange = [item for item in array.flat if not isinstance(item, str | bytes)] if array.dtype == object else []
+    if strange:
+        raise UserError(
+            "A data function returns arrays of numbers or of texts, str or bytes; received Python objects, such as "
+            f"{reprlib.repr(strange[0])}."
         )
     return array.astype(np.float32) if array.dtype == np.float64 else array
