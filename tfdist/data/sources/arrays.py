@@ -76,12 +76,14 @@ def _as_tensor(array: np.ndarray) -> tf.Tensor:
 
 
 def _as_array(value: Any) -> np.ndarray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+        tf.as_dtype(array.dtype)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"A data function returns arrays; received {_shown(value)}: {error}") from error
     if array.ndim == 0:
-        raise UserError(
-            f"A data function returns arrays with one entry an example; received {type(value).__name__} "
-            f"{str(value)[:60]!r}."
-        )
+        hint = " A list counts as a nest of arrays: write np.array(…) around it." if np.isscalar(value) else ""
+        raise UserError(f"A data function returns arrays with one entry an example; received {_shown(value)}.{hint}")
     strange = [item for item in array.flat if not isinstance(item, str | bytes)] if array.dtype == object else []
     if strange:
         raise UserError(
@@ -89,3 +91,7 @@ def _as_array(value: Any) -> np.ndarray:
             f"{reprlib.repr(strange[0])}."
         )
     return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:60]!r}"
