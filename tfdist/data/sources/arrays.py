@@ -19,8 +19,9 @@ TENSOR_ALIGNMENT = 64  # bytes: TensorFlow's kernels refuse other memory
 class ArraySource(RandomAccessSource):
     """A nest of arrays whose first axis counts the examples: `(x, y)`, `(x, y, sample_weight)`, dicts of them.
 
-    float64 arrays are held as float32, the type in which Keras computes; arrays of objects are texts, str or bytes. Once a pipeline reads from it, it holds a copy
-    of its own, which the pipelines share: `tf.constant` would make two more, and keep one, for each of them.
+    float64 arrays are held as float32, the type in which Keras computes; arrays of objects are texts, str or bytes.
+    Once a pipeline reads from it, it holds a copy of its own, which the pipelines share: `tf.constant` would make two
+    more, and keep one, for each of them.
 
     Raises:
       UserError: the nest is empty, its arrays do not agree on the number of examples, or one holds other objects.
