@@ -586,6 +586,7 @@ def test_what_the_users_code_does_wrongly_is_told_with_its_line(
             ["the schedule's own words", "mine.py:41"],
         ),
         ("train.train_data = @mine.unseen_labels_out_of_range", ["label value of 49", "valid range of [0, 10)"]),
+        ("supervised.Supervised.loss = 'mse'", ["cannot compute on these examples", "[64] vs. [64,10]"]),
     ],
 )
 def test_what_fails_only_while_training_is_told_in_one_message_too(
@@ -598,6 +599,16 @@ def test_what_fails_only_while_training_is_told_in_one_message_too(
         assert word in failed.stderr
     assert "support.py" not in failed.stderr and "test_main.py" not in failed.stderr
     assert not Path("run/result.json").exists()
+
+
+def test_shapes_that_are_known_only_where_all_batches_are_full_are_told_in_one_message_too(
+    answer: Callable[..., Answer],
+) -> None:
+    given = [param("supervised.Supervised.loss = 'mse'"), param("train.global_batch_size = 479")]
+    for mode in ("train", "validate"):
+        failed = answer(DIGITS, *given, "--run_dir=run", f"--mode={mode}")
+        assert failed.status == 2 and failed.stderr.startswith("error: ") and "Traceback" not in failed.stderr
+        assert "do not fit the data" in failed.stderr and "Dimensions must be equal" in failed.stderr
 
 
 @pytest.mark.slow

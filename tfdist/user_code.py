@@ -70,13 +70,15 @@ def refused_values(error: BaseException) -> UserError | None:
     text = str(error)
     frames = _graph_frames(text)
     nearest = next((f["file"] for f in reversed(frames) if "site-packages" not in f["file"]), "")
-    if not is_own(nearest) and f"{os.sep}tasks{os.sep}" not in nearest and f"{os.sep}models{os.sep}" not in nearest:
+    operation = re.search(r"\{\{node (gradient_tape/)?(?:while/)*([^}]+)\}\}", text)
+    is_gradient = operation is not None and operation[1] is not None
+    is_computed = any(f"{os.sep}{place}{os.sep}" in nearest for place in ("tasks", "models"))
+    if not (is_own(nearest) or is_computed or is_gradient):
         return None
     reason = re.split(r"\n\s*\[\[", text[frames[-1].end() if frames else 0 :])[0].strip()
     if len(reason) > _MAX_REASON:
         reason = f"{reason[:_MAX_REASON]} …"
-    operation = re.search(r"\{\{node (?:while/)*([^}]+)\}\}", text)
-    where = f" (in {operation[1]})" if operation else ""
+    where = f" (in {operation[2]})" if operation else ""
     return UserError(
         "\n    ".join([f"The model or the loss cannot compute on these examples{where}: {reason}", *own_places(error)])
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import pytest
@@ -15,15 +17,20 @@ def model(num_classes: int) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(num_classes)(inputs))
 
 
+def sequential(num_classes: int) -> keras.Model:
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(num_classes)])
+
+
 def task(**settings: int) -> Supervised:
     return Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings))
 
 
+@pytest.mark.parametrize("built", [model, sequential])
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_the_first_label_out_of_range_is_named(wrong: int) -> None:
+def test_the_first_label_out_of_range_is_named(wrong: int, built: Callable[[int], keras.Model]) -> None:
     labels = np.array([0, 2, wrong, wrong, 1])
     with pytest.raises(UserError, match=rf"Example 2 of the training data has the label {wrong}, .*0 … 2 \(2 labels"):
-        task().check_examples(model(3), (np.zeros([5, 4]), labels), "training")
+        task().check_examples(built(3), (np.zeros([5, 4]), labels), "training")
 
 
 def test_labels_that_are_classes_or_ignored_pass() -> None:

@@ -183,7 +183,9 @@ class Supervised(Task):
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
         try:
-            outputs = self._named(model.output, "The model's outputs", model)
+            # Keras's Sequential has no `output` before it is called.
+            given = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
+            outputs = self._named(given, "The model's outputs", model)
         except (AttributeError, ValueError):
             return  # a subclassed model, whose outputs are known when it is called
         targets = self._targets(examples)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -22,7 +21,7 @@ from tfdist.training.sharding.sharded_weights import gather_weights
 from tfdist.training.sharding.shards import WEIGHTS, Shards
 from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
 from tfdist.training.sharding.tensor_parallel import chosen, split_layers
-from tfdist.training.step.gradients import forward
+from tfdist.training.step.gradients import explained, forward
 from tfdist.training.step.layers.aggregation import follow_aggregation
 from tfdist.training.step.layers.layer_state import separate_losses
 from tfdist.training.step.metrics import MetricGroup
@@ -30,7 +29,7 @@ from tfdist.training.step.optimizer import build_optimizer
 from tfdist.training.step.precision import LossScale
 from tfdist.training.step.randomness import separate_replicas
 from tfdist.training.step.tracing import traced
-from tfdist.user_code import own_places, said, where_defined
+from tfdist.user_code import where_defined
 
 ModelBuilder = Callable[[], keras.Model]
 OptimizerBuilder: TypeAlias = "Callable[[], keras.optimizers.Optimizer] | str"
@@ -165,7 +164,7 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Mode
             f"The model is compiled{where_defined(builder)}. Return it uncompiled: train.optimizer and train.task take "
             "the place of compile()."
         )
-    with _explained(structure):
+    with explained(structure):
         if not model.built:
             model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
         check_text(model, task.inputs(structure))
@@ -177,7 +176,7 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Mode
 
 def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
     """Raises UserError where model, loss and metrics do not take the examples."""
-    with _explained(structure):
+    with explained(structure):
         trace_loss(model, task, structure, metrics)
 
 
@@ -190,16 +189,6 @@ def check_stateful(model: keras.Model, *, num_parts: int) -> None:
             f"{num_parts} parts, for replicas and microbatches, whose rows are not the same. Train it on one device "
             "without microbatches, or write stateful=False."
         )
-
-
-@contextlib.contextmanager
-def _explained(structure: Any) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # whatever the user's model, loss or metric raises
-        raise UserError(_said(error, structure)) from error
 
 
 def check_text(model: keras.Model, inputs: Any) -> None:
@@ -231,10 +220,3 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
     traced(loss).get_concrete_function(structure)
     with keras.StatelessScope():
         pass  # at its end Keras makes the variables that were asked for in the other one
-
-
-def _said(error: Exception, structure: Any) -> str:
-    """One message out of an error that Keras, TensorFlow or the user's own code raised on the examples."""
-    shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", structure)
-    failure = "\n    ".join([f"Model, loss and metrics do not fit the data: {said(error)}", *own_places(error)])
-    return f"{failure}\nThe data gives batches of {shapes}."

@@ -29,6 +29,7 @@ from tfdist.training.step.layers.normalization import batch_norm_layers, pass_ov
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import LossScale, factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
+from tfdist.user_code import own_places, said
 
 # From here on it is cheaper to send an embedding's rows than all of it.
 SPARSE_FROM_ELEMENTS = 2**20
@@ -230,9 +231,13 @@ def forward(
       training: passed to the model.
       num_parts: into how many such parts the global batch is cut.
       batch_size: the most examples of a global batch; for several parts.
+
+    Raises:
+      UserError: model and loss do not fit the shapes and types of the examples.
     """
-    with pass_over(part.get("shares")):
-        terms, outputs = task.terms(model, part["examples"], training=training)
+    examples = part["examples"]
+    with pass_over(part.get("shares")), explained(examples, (TypeError, ValueError)):
+        terms, outputs = task.terms(model, examples, training=training)
     added, penalties = ([], []) if task.includes_layer_losses else layer_losses(model)
     return reduce_terms(
         terms,
@@ -244,6 +249,19 @@ def forward(
         added=added,
         outputs=outputs,
     )
+
+
+@contextlib.contextmanager
+def explained(examples: Any, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Makes one message of what the user's model, loss or metric raises on examples, or specifications of them."""
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", examples)
+        failure = "\n    ".join([f"Model, loss and metrics do not fit the data: {said(error)}", *own_places(error)])
+        raise UserError(f"{failure}\nThe data gives batches of {shapes}.") from error
 
 
 def quotients(sums: LocalSums | Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
