@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -59,6 +60,11 @@ def scores(units: int = 4, **layer: Any) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(units, **layer)(hidden))
 
 
+def sequential(units: int = 4, **layer: Any) -> keras.Model:
+    layers = [keras.layers.Dense(5, "tanh", name="hidden"), keras.layers.Dense(units, **layer)]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
 def softmax(values: np.ndarray) -> np.ndarray:
     shifted = np.exp(values - values.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
@@ -76,14 +82,14 @@ def teacher(tmp_path: pathlib.Path) -> tuple[keras.Model, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("from_logits", [True, False])
-def test_distillation_is_its_formula(teacher: tuple[keras.Model, str], from_logits: bool) -> None:
-    taught, path = teacher
+@pytest.mark.parametrize(("from_logits", "build"), [(True, scores), (False, scores), (True, sequential)])
+def test_distillation_is_its_formula(
+    tmp_path: pathlib.Path, from_logits: bool, build: Callable[..., keras.Model]
+) -> None:
+    activation = None if from_logits else "softmax"
+    taught, model, path = build(activation=activation), build(activation=activation), str(tmp_path / "taught.keras")
+    taught.save(path)
     settings = {"temperature": 3.0, "soft": 0.7, "layers": {"hidden": "hidden"}, "layer_weight": 0.2}
-    if not from_logits:
-        taught = scores(activation="softmax")
-        taught.save(path)
-    model = scores() if from_logits else scores(activation="softmax")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
     task = Distillation(teacher=path, from_logits=from_logits, loss=loss, metrics=["accuracy"], **settings)
     found = computed(task, model, (ROWS, LABELS))
@@ -93,7 +99,7 @@ def test_distillation_is_its_formula(teacher: tuple[keras.Model, str], from_logi
     ours, target = softmax(given / 3.0), softmax(theirs / 3.0)
     hard = cross_entropy(given, LABELS).mean()
     soft = 9.0 * (target * np.log(target / ours)).sum(axis=-1).mean()
-    hidden = [keras.Model(each.input, each.get_layer("hidden").output)(ROWS) for each in (model, taught)]
+    hidden = [keras.Model(each.inputs, each.get_layer("hidden").output)(ROWS) for each in (model, taught)]
     layers = ((np.asarray(hidden[0]) - np.asarray(hidden[1])) ** 2).mean()
     np.testing.assert_allclose([found["hard"], found["soft"], found["hidden"]], [hard, soft, layers], rtol=1e-4)
     np.testing.assert_allclose(found["loss"], 0.3 * hard + 0.7 * soft + 0.2 * layers, rtol=1e-4)

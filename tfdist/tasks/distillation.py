@@ -145,8 +145,10 @@ def _with_layers(model: keras.Model, names: Collection[str], what: str) -> keras
                 f"{', '.join(known)}."
             )
     try:
-        if len(model.inputs) == 1:
-            return keras.Model(model.input, [model.output, *(known[name].output for name in names)])
+        if len(model.inputs) == len(model.outputs) == 1:
+            return keras.Model(model.inputs[0], [model.outputs[0], *(known[name].output for name in names)])
     except (AttributeError, ValueError):
         pass  # a subclassed model, which has no such things
-    raise UserError(f"Distillation.layers is for functional models of one input and one output; {what} is another.")
+    raise UserError(
+        f"Distillation.layers is for functional and sequential models of one input and one output; {what} is another."
+    )
