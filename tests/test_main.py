@@ -107,6 +107,15 @@ def rows_of_four():
 
 def infinite_weights():
     return np.zeros((50, 8, 8, 1), np.float32), np.zeros(50, np.int32), np.full(50, np.inf, np.float32)
+
+def layer_that_raises():
+    chosen = keras.layers.Lambda(lambda x: x if keras.ops.sum(x) > 0 else -x)
+    return keras.Sequential([keras.Input((8, 8, 1)), chosen, keras.layers.Flatten(), keras.layers.Dense(10)])
+
+def frozen_model():
+    model = flat(10)
+    model.trainable = False
+    return model
 """
 
 
@@ -558,6 +567,8 @@ def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
         ("train.model = @mine.model_of_rows", ["do not fit the data", "(None, 4)", "float32[None, 8, 8, 1]"]),
         ("train.model = @mine.compiled_model", ["mine.py:12", "compiled", "Return it uncompiled"]),
         ("train.model = @mine.no_model", ["mine.py:17", "returned NoneType"]),
+        ("train.model = @mine.frozen_model", ["no trainable variables"]),
+        ("train.model = @mine.layer_that_raises", ["do not fit the data", "the shape of the Lambda's output"]),
         ("train.model = @mine.modle_of_rows", ["'modle_of_rows'", "Did you mean 'model_of_rows'"]),
         ("supervised.Supervised.loss = @mine.loss_that_raises", ["KeyError: 'b'", "mine.py:24, in loss_that_raises"]),
         ("train.train_data = @mine.data_that_raises", ["FileNotFoundError", "no/such/file.npy", "mine.py:27"]),

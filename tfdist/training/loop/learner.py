@@ -164,8 +164,10 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Mode
             f"The model is compiled{where_defined(builder)}. Return it uncompiled: train.optimizer and train.task take "
             "the place of compile()."
         )
+    # Keras leaves a Sequential without shapes, and without a word, where a layer does not say what it gives.
+    is_open = isinstance(model, keras.Sequential) and not hasattr(model, "outputs")
     with explained(structure):
-        if not model.built:
+        if is_open or not model.built:
             model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
         check_text(model, task.inputs(structure))
         task.bind(model, structure)
