@@ -108,6 +108,31 @@ def rows_of_four():
 def infinite_weights():
     return np.zeros((50, 8, 8, 1), np.float32), np.zeros(50, np.int32), np.full(50, np.inf, np.float32)
 
+def dataset(change=lambda x: x):
+    import tensorflow as tf
+    given = np.zeros((50, 8, 8, 1), np.float32), np.zeros(50, np.int32)
+    return tf.data.Dataset.from_tensor_slices(given).map(lambda x, y: (change(x), y))
+
+def refusing_dataset():
+    import tensorflow as tf
+    return dataset(lambda x: tf.debugging.check_numerics(tf.math.log(x), "the logarithm"))
+
+def key_error(x):
+    return {}["no such image"]
+
+def raising_dataset():
+    import tensorflow as tf
+    return dataset(lambda x: tf.ensure_shape(tf.py_function(key_error, [x], tf.float32), (8, 8, 1)))
+
+def raising_generator():
+    import tensorflow as tf
+    examples = (key_error(n) for n in range(50))
+    return tf.data.Dataset.from_generator(lambda: examples, output_signature=dataset().element_spec)
+
+def generator_without_shapes():
+    import tensorflow as tf
+    return tf.data.Dataset.from_generator(lambda: [], output_types=(tf.float32, tf.int32))
+
 def layer_that_raises():
     chosen = keras.layers.Lambda(lambda x: x if keras.ops.sum(x) > 0 else -x)
     return keras.Sequential([keras.Input((8, 8, 1)), chosen, keras.layers.Flatten(), keras.layers.Dense(10)])
@@ -579,6 +604,11 @@ def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
         ("train.train_data = @mine.uneven_arrays", ["same number of examples", "[4, 5]"]),
         ("train.train_data = @mine.labels_out_of_range", ["Example 10 of the training data has the label 10", "0 … 9"]),
         ("train.eval_data = @mine.data_that_raises", ["FileNotFoundError", "mine.py:27"]),
+        (
+            "train.train_data = @mine.raising_generator",
+            ["code failed: KeyError: 'no such image'\n    mine.py:88, in <genexpr>"],
+        ),
+        ("train.train_data = @mine.generator_without_shapes", ["does not say the shapes", "output_signature"]),
     ],
 )
 def test_what_the_users_code_does_wrongly_is_told_with_its_line(
@@ -597,6 +627,11 @@ def test_what_the_users_code_does_wrongly_is_told_with_its_line(
             ["the schedule's own words", "mine.py:41"],
         ),
         ("train.train_data = @mine.unseen_labels_out_of_range", ["label value of 49", "valid range of [0, 10)"]),
+        ("train.train_data = @mine.refusing_dataset", ["input pipeline failed: the logarithm : Tensor had Inf"]),
+        (
+            "train.train_data = @mine.raising_dataset",
+            ["Your code failed: KeyError: 'no such image'", "mine.py:80, in key_error"],
+        ),
         ("supervised.Supervised.loss = 'mse'", ["cannot compute on these examples", "[64] vs. [64,10]"]),
     ],
 )

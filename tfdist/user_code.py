@@ -20,7 +20,11 @@ _TFDIST = f"{Path(__file__).resolve().parent}{os.sep}"
 _PYTHON = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
 # Their errors in a graph mean that an operation refused the values it got.
 _REFUSALS = ("InvalidArgumentError", "UnimplementedError")
+_IN_PIPELINE = re.compile(
+    r"Error in user-defined function passed to \S+ transformation with iterator: \S+ (.+)", re.DOTALL
+)
 _GRAPH_FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+_GRAPH_SIGNS = ("Graph execution error", "Traceback (most recent call last)", "Error in user-defined function")
 _MAX_PLACES = 3
 _MAX_REASON = 300  # characters
 _MAX_LINES = 12
@@ -32,42 +36,54 @@ def failed(what: str, error: BaseException) -> UserError:
 
 
 def said(error: BaseException) -> str:
-    """An exception's type and text, without empty lines, colors and what notes add."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    lines = [line for line in text.splitlines() if line.strip()]
+    """An exception's type and text, without empty lines, colors and what notes add.
+
+    Of Python code that TensorFlow ran, what that raised.
+    """
+    inside = _python_traceback(error)
+    text = inside.rpartition('  File "')[2].partition("\n\n")[2].partition("\n\t [[")[0] if inside else str(error)
+    lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", text).strip().splitlines() if line.strip()]
     if len(lines) > _MAX_LINES:
         lines = [*lines[:_MAX_LINES], "…"]
-    return ": ".join(filter(None, [type(error).__name__, "\n".join(lines)]))
+    return ": ".join(filter(None, ["" if inside else type(error).__name__, "\n".join(lines)]))
 
 
 def own_places(error: BaseException) -> list[str]:
     """The last of the user's own lines that an exception came through, `file:line, in function: text`, outermost first.
 
-    An exception of a graph that runs has no such lines in its traceback; then they are those that made the operation.
+    An exception of a graph that runs has no such lines in its traceback; then they are those that made the operation,
+    or of the Python code that TensorFlow ran.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
     places = [f"{shown(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in frames]
     if not places and _is_graph_failure(error):
-        named = [f for f in _graph_frames(str(error)) if is_own(f["file"])]
+        named = [f for f in _graph_frames(_python_traceback(error) or str(error)) if is_own(f["file"])]
         places = [f"{shown(f['file'])}:{f['line']}, in {f['function']}" for f in named]
     return list(dict.fromkeys(places))[-_MAX_PLACES:]
 
 
 def is_own(filename: str) -> bool:
     """Whether the user wrote the file."""
-    if "site-packages" in filename or "dist-packages" in filename or filename.startswith("<"):
+    if any(part in filename for part in ("site-packages", "dist-packages", "__autograph_generated_file", "<")):
         return False
     return not os.path.abspath(filename).startswith((_TFDIST, *_PYTHON))
 
 
 def refused_values(error: BaseException) -> UserError | None:
-    """The UserError for an operation of the model or the loss that refused its values in a running graph.
+    """The UserError for what the user's code refused in a running graph: an operation its values, or Python code.
 
-    A label that is no class and an index that is in no embedding end so. None for any other exception.
+    A label that is no class and an index that is in no embedding end so, and functions of the user's own input pipeline
+    that fail. None for any other exception.
     """
-    if not _is_graph_failure(error) or type(error).__name__ not in _REFUSALS:
+    if not _is_graph_failure(error):
         return None
+    if inside := _python_traceback(error):
+        return None if _TFDIST in inside else failed("Your code", error)
     text = str(error)
+    if (in_pipeline := _IN_PIPELINE.search(text)) is not None:
+        return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}")
+    if type(error).__name__ not in _REFUSALS:
+        return None
     frames = _graph_frames(text)
     nearest = next((f["file"] for f in reversed(frames) if "site-packages" not in f["file"]), "")
     operation = re.search(r"\{\{node (gradient_tape/)?(?:while/)*([^}]+)\}\}", text)
@@ -75,9 +91,7 @@ def refused_values(error: BaseException) -> UserError | None:
     is_computed = any(f"{os.sep}{place}{os.sep}" in nearest for place in ("tasks", "models"))
     if not (is_own(nearest) or is_computed or is_gradient):
         return None
-    reason = re.split(r"\n\s*\[\[", text[frames[-1].end() if frames else 0 :])[0].strip()
-    if len(reason) > _MAX_REASON:
-        reason = f"{reason[:_MAX_REASON]} …"
+    reason = _reason(text[frames[-1].end() if frames else 0 :])
     where = f" (in {operation[2]})" if operation else ""
     return UserError(
         "\n    ".join([f"The model or the loss cannot compute on these examples{where}: {reason}", *own_places(error)])
@@ -106,5 +120,17 @@ def _graph_frames(text: str) -> list[re.Match[str]]:
     return frames[next((i for i, f in enumerate(frames) if f["file"].startswith(_TFDIST)), 0) :]
 
 
+def _reason(text: str) -> str:
+    """What an operation says, without the names of nodes that follow."""
+    reason = re.split(r"\n\s*\[\[", text)[0].strip()
+    return f"{reason[:_MAX_REASON]} …" if len(reason) > _MAX_REASON else reason
+
+
+def _python_traceback(error: BaseException) -> str:
+    """From TensorFlow's message, the traceback of Python code that it ran; empty where it did not."""
+    _, found, text = str(error).rpartition("Traceback (most recent call last):\n")
+    return text if found and _is_graph_failure(error) else ""
+
+
 def _is_graph_failure(error: BaseException) -> bool:
-    return type(error).__module__.startswith("tensorflow.") and "Graph execution error" in str(error)
+    return type(error).__module__.startswith("tensorflow.") and any(sign in str(error) for sign in _GRAPH_SIGNS)

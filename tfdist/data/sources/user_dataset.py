@@ -332,6 +332,11 @@ def _batched_structure(dataset: tf.data.Dataset, parts: Parts) -> Any:
     flat = tf.nest.flatten(spec)
     if not all(isinstance(each, tf.TensorSpec) for each in flat):
         raise UserError(f"The dataset gives dense tensors; received {spec}. Pad ragged and sparse ones.")
+    if any(each.shape.rank is None for each in flat):
+        raise UserError(
+            f"The dataset does not say the shapes of its examples, {spec}. Give Dataset.from_generator an "
+            "output_signature, or use tf.ensure_shape behind tf.py_function."
+        )
     if parts.is_batched:
         raise UserError(
             f"The dataset gives batches, {spec}; it has to give single examples, of which tfdist makes the batches. "
