@@ -196,7 +196,7 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
     run.events.info(
         "run_finished",
         step=outcome.step,
-        message=f"done: {outcome.step:,} steps in {seconds:.1f} s; {metrics}{where}",
+        message=f"done: {checks.counted(outcome.step, 'step')} in {seconds:.1f} s; {metrics}{where}",
         stopped_early=outcome.stopped_early,
     )
     if run.topology.is_chief:
