@@ -66,7 +66,8 @@ def is_own(filename: str) -> bool:
     """Whether the user wrote the file."""
     if any(part in filename for part in ("site-packages", "dist-packages", "__autograph_generated_file", "<")):
         return False
-    return not os.path.abspath(filename).startswith((_TFDIST, *_PYTHON))
+    is_cython = filename.endswith((".pyx", ".pxi"))
+    return not is_cython and not os.path.abspath(filename).startswith((_TFDIST, *_PYTHON))
 
 
 def refused_values(error: BaseException) -> UserError | None:

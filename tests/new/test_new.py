@@ -21,16 +21,19 @@ from tfdist.new.new import main
 
 
 def write_table(folder: Path) -> Path:
-    """Wines by their measurements: numbers of which some are missing, categories, texts that differ in every row."""
+    """Wines by their measurements: numbers of which some are missing, categories, texts that differ in every row.
+
+    Two columns have names without letters A to Z, and one holds whole numbers that float64 does not.
+    """
     from sklearn.datasets import load_wine
 
     wines = load_wine()
-    lines = ["alcohol,malic acid,strength,is_dark,bottle,cultivar"]
+    lines = ["alcohol,кислота,strength,is_dark,bottle,номер,cultivar"]
     for i, (row, cultivar) in enumerate(zip(wines.data, wines.target, strict=True)):
         strength = "" if i % 20 == 0 else "strong" if row[0] > 13 else "light"
         acid = "" if i % 15 == 0 else row[1]
-        lines.append(f"{row[0]},{acid},{strength},{row[9] > 5},bottle {i},{wines.target_names[cultivar]}")
-    (folder / "wines.csv").write_text("\n".join(lines) + "\n")
+        lines.append(f"{row[0]},{acid},{strength},{row[9] > 5},bottle {i},{10**18 + i},{wines.target_names[cultivar]}")
+    (folder / "wines.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder / "wines.csv"
 
 
@@ -176,7 +179,7 @@ def test_what_is_missing_is_asked_for_at_a_terminal(tmp_path: Path) -> None:
     os.close(leader)
     assert process.returncode == 0, told
     assert "Where is the data?" in told
-    assert "One of: alcohol, malic acid, strength, is_dark, bottle, cultivar." in told
+    assert "One of: alcohol, кислота, strength, is_dark, bottle, номер, cultivar." in told
     assert "left out" in told and "bottle" in told
     assert (tmp_path / "own/train.gin").is_file()
 
@@ -190,6 +193,10 @@ def test_nothing_is_asked_without_a_terminal_and_every_mistake_is_one_message(
     (tmp_path / "full/a").write_text("")
     (tmp_path / "model.h5").write_text("")
     (tmp_path / "plain.txt").write_text("no label\n")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "rowless.csv").write_text("a,b\n")
+    (tmp_path / "valueless.csv").write_text("a,b\n,\n,\n")
+    (tmp_path / "semicolons.csv").write_text("a;b\n1.5;2\n")
     mistakes = {
         ("own",): "--file is missing",
         ("own", "--file=wines.csv"): "--target is missing. What is to be predicted? One of: alcohol",
@@ -201,6 +208,10 @@ def test_nothing_is_asked_without_a_terminal_and_every_mistake_is_one_message(
         ("own", "--file=plain.txt"): "plain.txt:1 has no '\\t'",
         ("own", "--file=full"): "holds no images of two classes",
         ("own", "--data=arrays", "--file=wines.csv", "--target=cultivar"): "is no .npy or .npz file",
+        ("own", "--file=empty.csv", "--target=b"): "no rows below the names",
+        ("own", "--file=rowless.csv", "--target=b"): "no rows below the names",
+        ("own", "--file=valueless.csv", "--target=b"): "no 'b' to predict; it has no column with values",
+        ("own", "--file=semicolons.csv", "--target=b"): "one column, 'a;b': ';' separates no columns here",
         (): "One directory is to be written",
     }
     for arguments, message in mistakes.items():

@@ -60,8 +60,7 @@ def target_among(given: str | None, names: Sequence[str], where: str) -> str:
     """
     target = given or asked("target", "What is to be predicted?", names)
     if target not in names:
-        raise UserError(
-            f"{where} has no {target!r} to predict; it has {', '.join(names)}.{suggest(target, names)} "
-            f"Write --target={names[-1]}"
-        )
+        known = f"it has {', '.join(names)}" if names else "it has no column with values"
+        write = f" Write --target={names[-1]}" if names else ""
+        raise UserError(f"{where} has no {target!r} to predict; {known}.{suggest(target, names)}{write}")
     return target

@@ -31,9 +31,14 @@ def find(given: Given) -> Found:
 
     table = open_table(file_version(given.file))
     names = [name for name, kind in table.kinds.items() if kind in (*NUMERIC, STRING)]
-    target = target_among(given.target, names, given.file)
     if not table.num_rows:
         raise UserError(f"{given.file} has no rows below the names of its columns. Write a table with some.")
+    if len(table.kinds) == 1 and (other := set(";\t|").intersection(*table.kinds)):
+        raise UserError(
+            f"{given.file} has one column, {', '.join(table.kinds)!r}: {min(other)!r} separates no columns here. Write "
+            "the file with commas between columns and points in numbers, or, named .tsv, with tabs."
+        )
+    target = target_among(given.target, names, given.file)
     groups = [table.read_group(group, names, table.kinds) for group in range(len(table.group_sizes))]
     rows = pyarrow.concat_tables(groups)
     rows = rows.filter(compute.is_valid(rows[target]))
@@ -42,7 +47,7 @@ def find(given: Given) -> Found:
     parts = {"train": rows.filter(pyarrow.array(~test)), "test": rows.filter(pyarrow.array(test))}
     columns = _columns(table, parts["train"], target)
     inputs = [*columns["numbers"], *columns["categories"]]
-    written = _written_names([*inputs, target], given.file)
+    written = _written_names([*inputs, target])
 
     def write_data(directory: Path) -> None:
         from pyarrow import parquet
@@ -92,13 +97,15 @@ def _columns(table: TableFile, training: Any, target: str) -> dict[str, Any]:
     return {"numbers": numbers, "categories": categories}
 
 
-def _written_names(names: Sequence[str], path: str) -> dict[str, str]:
-    """The names of the columns in the files that are written: letters, digits and underscores."""
-    written = {name: re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") for name in names}
-    for name, new in written.items():
-        if not new or list(written.values()).count(new) > 1:
-            raise UserError(
-                f"{path}: the column {name!r} would be called {new!r}, as another would or none can. Rename it in the "
-                "file: its letters A to Z and digits have to tell it from others."
-            )
+def _written_names(names: Sequence[str]) -> dict[str, str]:
+    """The names of the columns in the files that are written: letters A to Z, digits and underscores.
+
+    Where these do not tell a column from those before it, its number does.
+    """
+    written: dict[str, str] = {}
+    for number, name in enumerate(names, 1):
+        new = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+        while not new or new in written.values():
+            new = f"{new or 'column'}_{number}"
+        written[name] = new
     return written

@@ -156,12 +156,14 @@ def _header(data: bytes, delimiter: str, path: str) -> list[str]:
         names = next(csv.reader(io.StringIO(data.decode("utf-8-sig").lstrip("\r\n")), delimiter=delimiter))
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path} is not UTF-8 text (byte {error.start}). Is it compressed? Write it as plain text."
+            f"{path} is not UTF-8 text (byte {error.start}). Is it compressed, or of another encoding? Write it as "
+            "plain text in UTF-8."
         ) from error
     repeated = sorted({name for name in names if names.count(name) > 1 or not name})
     if repeated:
         raise UserError(
-            f"{path}: the first line names the columns; received {names}, with {repeated} empty or repeated."
+            f"{path}: the first line names the columns; received {names}, with {repeated} empty or repeated. (pandas "
+            "leaves the name of its index empty, which to_csv(index=False) leaves out.)"
         )
     return names
 

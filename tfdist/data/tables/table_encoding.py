@@ -210,7 +210,7 @@ def _numbers(column: Any) -> np.ndarray:
     """float64 [n], NaN where a value is missing."""
     import pyarrow
 
-    return np.asarray(column.cast(pyarrow.float64()).to_numpy(), np.float64)
+    return np.asarray(column.cast(pyarrow.float64(), safe=False).to_numpy(), np.float64)  # whole numbers may be large
 
 
 def _plain(column: Any) -> Any:
