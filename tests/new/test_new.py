@@ -17,6 +17,7 @@ from support import Finished, clean_environment, run_command, run_python
 
 from tfdist.errors import UserError
 from tfdist.new import new
+from tfdist.new.found import Given
 from tfdist.new.new import main
 
 
@@ -184,9 +185,21 @@ def test_what_is_missing_is_asked_for_at_a_terminal(tmp_path: Path) -> None:
     assert (tmp_path / "own/train.gin").is_file()
 
 
+@pytest.mark.parametrize(("last", "classes"), [("1.0", [0, 1]), ("1.5", None), ("inf", None)])
+def test_whole_numbers_that_pandas_wrote_beside_missing_ones_are_classes(
+    tmp_path: Path, last: str, classes: list[int] | None
+) -> None:
+    rows = [f"{n},{n % 2}.0" for n in range(30)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,y", *rows, "30,", f"31,{last}"]))
+    found = new.look_at(Given("table", str(tmp_path / "rows.csv"), "y", None))
+    assert found.classes == classes
+
+
 def test_nothing_is_asked_without_a_terminal_and_every_mistake_is_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from PIL import Image
+
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path)
     (tmp_path / "full").mkdir()
@@ -194,6 +207,11 @@ def test_nothing_is_asked_without_a_terminal_and_every_mistake_is_one_message(
     (tmp_path / "model.h5").write_text("")
     (tmp_path / "plain.txt").write_text("no label\n")
     (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "empty.txt").write_text("")
+    np.savez(tmp_path / "objects.npz", x=np.array([[1], ["a"]], object), y=[0, 1])
+    for place in ("train/a", "train/b", "test/a", "test/c"):
+        (tmp_path / "split" / place).mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / "split" / place / "0.png")
     (tmp_path / "rowless.csv").write_text("a,b\n")
     (tmp_path / "valueless.csv").write_text("a,b\n,\n,\n")
     (tmp_path / "semicolons.csv").write_text("a;b\n1.5;2\n")
@@ -209,6 +227,9 @@ def test_nothing_is_asked_without_a_terminal_and_every_mistake_is_one_message(
         ("own", "--file=full"): "holds no images of two classes",
         ("own", "--data=arrays", "--file=wines.csv", "--target=cultivar"): "is no .npy or .npz file",
         ("own", "--file=empty.csv", "--target=b"): "no rows below the names",
+        ("own", "--file=empty.txt"): "'label' has no two values, but []",
+        ("own", "--file=objects.npz", "--target=y"): "no .npy or .npz file of numbers",
+        ("own", "--file=split"): "split/test holds the class 'c'",
         ("own", "--file=rowless.csv", "--target=b"): "no rows below the names",
         ("own", "--file=valueless.csv", "--target=b"): "no 'b' to predict; it has no column with values",
         ("own", "--file=semicolons.csv", "--target=b"): "one column, 'a;b': ';' separates no columns here",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ def find(given: Given) -> Found:
                 f"{given.file} has the arrays {others} besides {target!r}. Write a file with one of inputs."
             )
         inputs = others[0]
-        x, y = arrays[inputs], arrays[target]
+        with _readable(given.file):
+            x, y = arrays[inputs], arrays[target]
     if not isinstance(y, np.ndarray) or y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or x.dtype.kind not in "biuf":
         raise UserError(
             f"The inputs are numbers [n, …] and the target is [n]; received {x.dtype}{x.shape} and "
@@ -50,7 +53,14 @@ def find(given: Given) -> Found:
 
 
 def _loaded(path: str) -> Any:
-    try:
+    with _readable(path):
         return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Raises UserError for what NumPy raises; an archive's arrays are read when they are asked for."""
+    try:
+        yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is no .npy or .npz file of numbers that can be read: {error}") from error

@@ -75,7 +75,7 @@ def classes_of(target: str, values: np.ndarray, predict: str | None) -> list[Any
     """
     classes = np.unique(values)
     if len(classes) < 2:
-        raise UserError(f"{target!r} has one value alone, {classes.tolist()}: there is nothing to predict.")
+        raise UserError(f"{target!r} has no two values, but {classes.tolist()}: there is nothing to predict.")
     is_float = values.dtype.kind == "f"
     if predict is None:
         few = len(classes) <= _MOST_CLASSES and len(values) >= _EXAMPLES_A_CLASS * len(classes)

@@ -25,6 +25,11 @@ def find(given: Given) -> Found:
     training = [path for name in classes for path in _images(root / "train" / name if held_out else root / name)]
     if len(classes) < 2 or not training:
         raise UserError(f"{root} holds no images of two classes; they are looked for in {root}/CLASS/*.png and so on.")
+    unknown = sorted(set(_directories(root / held_out)) - set(classes)) if held_out else []
+    if unknown:
+        raise UserError(
+            f"{root / str(held_out)} holds the class {unknown[0]!r}, and {root / 'train'} does not. Add or remove it."
+        )
     height, width, channels = _shape(training)
     test = is_test(len(training))
 

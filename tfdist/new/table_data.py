@@ -42,6 +42,10 @@ def find(given: Given) -> Found:
     groups = [table.read_group(group, names, table.kinds) for group in range(len(table.group_sizes))]
     rows = pyarrow.concat_tables(groups)
     rows = rows.filter(compute.is_valid(rows[target]))
+    if table.kinds[target] == FLOAT and _are_whole(
+        rows[target].to_numpy()
+    ):  # as pandas writes them beside missing ones
+        rows = rows.set_column(rows.column_names.index(target), target, rows[target].cast(pyarrow.int64()))
     classes = classes_of(target, rows[target].to_numpy(), given.predict)
     test = is_test(len(rows))
     parts = {"train": rows.filter(pyarrow.array(~test)), "test": rows.filter(pyarrow.array(test))}
@@ -75,6 +79,10 @@ def find(given: Given) -> Found:
         },
         write_data=write_data,
     )
+
+
+def _are_whole(values: np.ndarray) -> bool:
+    return bool((np.abs(values) < 2**53).all() and (values == np.floor(values)).all())
 
 
 def _columns(table: TableFile, training: Any, target: str) -> dict[str, Any]:
