@@ -20,6 +20,7 @@ _TFDIST = f"{Path(__file__).resolve().parent}{os.sep}"
 _PYTHON = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
 # Their errors in a graph mean that an operation refused the values it got.
 _REFUSALS = ("InvalidArgumentError", "UnimplementedError")
+_PIPELINE_REFUSALS = (*_REFUSALS, "NotFoundError", "PermissionDeniedError", "DataLossError")
 _IN_PIPELINE = re.compile(
     r"Error in user-defined function passed to \S+ transformation with iterator: \S+ (.+)", re.DOTALL
 )
@@ -81,7 +82,7 @@ def refused_values(error: BaseException) -> UserError | None:
     if inside := _python_traceback(error):
         return None if _TFDIST in inside else failed("Your code", error)
     text = str(error)
-    if (in_pipeline := _IN_PIPELINE.search(text)) is not None:
+    if (in_pipeline := _IN_PIPELINE.search(text)) is not None and type(error).__name__ in _PIPELINE_REFUSALS:
         return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}")
     if type(error).__name__ not in _REFUSALS:
         return None

@@ -42,9 +42,7 @@ def find(given: Given) -> Found:
     groups = [table.read_group(group, names, table.kinds) for group in range(len(table.group_sizes))]
     rows = pyarrow.concat_tables(groups)
     rows = rows.filter(compute.is_valid(rows[target]))
-    if table.kinds[target] == FLOAT and _are_whole(
-        rows[target].to_numpy()
-    ):  # as pandas writes them beside missing ones
+    if table.kinds[target] == FLOAT and _are_whole(rows[target].to_numpy()):
         rows = rows.set_column(rows.column_names.index(target), target, rows[target].cast(pyarrow.int64()))
     classes = classes_of(target, rows[target].to_numpy(), given.predict)
     test = is_test(len(rows))
@@ -82,6 +80,7 @@ def find(given: Given) -> Found:
 
 
 def _are_whole(values: np.ndarray) -> bool:
+    """Whether fractions are none: pandas writes whole numbers so where some are missing."""
     return bool((np.abs(values) < 2**53).all() and (values == np.floor(values)).all())
 
 
