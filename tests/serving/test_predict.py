@@ -22,6 +22,9 @@ ROWS = np.random.default_rng(0).normal(size=(101, 6)).astype(np.float32)
 def rows():
     return ROWS
 
+def narrow():
+    return ROWS[:, :5]
+
 def labeled():
     return ROWS, np.zeros(101, np.int32)
 
@@ -190,6 +193,7 @@ def test_a_compiled_model_and_wrong_settings(used: tuple[Path, keras.Model, np.n
         ("predict.weights = 'no.keras'", "There is no file predict.weights = 'no.keras'"),
         ("predict.weights = None", "Write predict.weights = 'FILE'".lower()),
         ("predict.examples_per_file = 0", "predict.examples_per_file is 0"),
+        ("predict.data = @used.narrow", "do not fit the data"),
     ]:
         refused = predict(folder, "wrong", wrong)
         assert refused.status == 2 and words in refused.stderr.lower() + refused.stderr, refused.outputs()

@@ -30,7 +30,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.json_text import to_json
-from tfdist.training.loop.learner import build_model
+from tfdist.training.loop.learner import build_model, check_inputs
 from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
 from tfdist.training.run.run import Request, Run, open_run
@@ -60,6 +60,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
         source = assembly.open_source(run, settings.data, "comparison")
         task = InputsAlone(settings.task)
         model = build_model(builder, task, source.structure)
+        check_inputs(model, task, source.structure)
         model_files.put_weights(run, model, found)
         inputs = _examples(source, task, settings.num_examples)
         expected = _outputs(model, inputs)

@@ -19,7 +19,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import replica_index, rows_of_all
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.learner import build_model
+from tfdist.training.loop.learner import build_model, check_inputs
 from tfdist.training.recovery.weights import Found
 from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
@@ -49,6 +49,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
         task = InputsAlone(settings.task)
         with run.strategy.scope():
             model = build_model(builder, task, source.structure)
+        check_inputs(model, task, source.structure)
         model_files.put_weights(run, model, found)
         plan = BatchPlan(
             num_examples=source.num_examples,

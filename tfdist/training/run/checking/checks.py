@@ -23,7 +23,7 @@ from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console.curve import curve
-from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_stateful
+from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_inputs, check_stateful
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.checking.batch_dependence import batch_dependent_layers
@@ -113,6 +113,7 @@ def check_use(
         source = _opened(data, scratch)
         _tell_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
     built = build_model(model, task, source.structure)
+    check_inputs(built, task, source.structure)
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
