@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from record_files_support import COLUMNS, FEATURES, write_numbered
 from support import REPOSITORY, Finished, run_command, run_python
 
@@ -123,6 +124,13 @@ def key_error(x):
 def raising_dataset():
     import tensorflow as tf
     return dataset(lambda x: tf.ensure_shape(tf.py_function(key_error, [x], tf.float32), (8, 8, 1)))
+
+def lost_connection():
+    import tensorflow as tf
+    def examples():
+        raise ConnectionResetError("the server's own words")
+        yield
+    return tf.data.Dataset.from_generator(examples, output_signature=dataset().element_spec)
 
 def raising_generator():
     import tensorflow as tf
@@ -606,7 +614,7 @@ def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
         ("train.eval_data = @mine.data_that_raises", ["FileNotFoundError", "mine.py:27"]),
         (
             "train.train_data = @mine.raising_generator",
-            ["code failed: KeyError: 'no such image'\n    mine.py:88, in <genexpr>"],
+            ["code failed: KeyError: 'no such image'\n    mine.py:95, in <genexpr>"],
         ),
         ("train.train_data = @mine.generator_without_shapes", ["does not say the shapes", "output_signature"]),
     ],
@@ -655,6 +663,11 @@ def test_shapes_that_are_known_only_where_all_batches_are_full_are_told_in_one_m
         failed = answer(DIGITS, *given, "--run_dir=run", f"--mode={mode}")
         assert failed.status == 2 and failed.stderr.startswith("error: ") and "Traceback" not in failed.stderr
         assert "do not fit the data" in failed.stderr and "Dimensions must be equal" in failed.stderr
+
+
+def test_a_connection_that_the_users_code_lost_is_no_mistake_of_the_user(answer: Callable[..., Answer]) -> None:
+    with pytest.raises(tf.errors.UnknownError, match="the server's own words"):  # which ends the command with status 1
+        answer(DIGITS, param("import mine"), param("train.train_data = @mine.lost_connection"), "--run_dir=run")
 
 
 @pytest.mark.slow

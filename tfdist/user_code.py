@@ -24,6 +24,7 @@ _PIPELINE_REFUSALS = (*_REFUSALS, "NotFoundError", "PermissionDeniedError", "Dat
 _IN_PIPELINE = re.compile(
     r"Error in user-defined function passed to \S+ transformation with iterator: \S+ (.+)", re.DOTALL
 )
+_PASSING = ("Connection", "Timeout", "BrokenPipe", "OSError", "MemoryError")  # a restart may not meet it again
 _GRAPH_FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 _GRAPH_SIGNS = ("Graph execution error", "Traceback (most recent call last)", "Error in user-defined function")
 _MAX_PLACES = 3
@@ -75,12 +76,12 @@ def refused_values(error: BaseException) -> UserError | None:
     """The UserError for what the user's code refused in a running graph: an operation its values, or Python code.
 
     A label that is no class and an index that is in no embedding end so, and functions of the user's own input pipeline
-    that fail. None for any other exception.
+    that fail. None for any other exception, and for those of Python's that may pass, such as a lost connection.
     """
     if not _is_graph_failure(error):
         return None
     if inside := _python_traceback(error):
-        return None if _TFDIST in inside else failed("Your code", error)
+        return None if _TFDIST in inside or said(error).startswith(_PASSING) else failed("Your code", error)
     text = str(error)
     if (in_pipeline := _IN_PIPELINE.search(text)) is not None and type(error).__name__ in _PIPELINE_REFUSALS:
         return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}")
