@@ -24,7 +24,7 @@ _PIPELINE_REFUSALS = (*_REFUSALS, "NotFoundError", "PermissionDeniedError", "Dat
 _IN_PIPELINE = re.compile(
     r"Error in user-defined function passed to \S+ transformation with iterator: \S+ (.+)", re.DOTALL
 )
-_PASSING = ("Connection", "Timeout", "BrokenPipe", "OSError", "MemoryError")  # a restart may not meet it again
+_PASSING = ("Connection", "Timeout", "BrokenPipe", "OSError", "MemoryError")
 _GRAPH_FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 _GRAPH_SIGNS = ("Graph execution error", "Traceback (most recent call last)", "Error in user-defined function")
 _MAX_PLACES = 3
@@ -81,7 +81,7 @@ def refused_values(error: BaseException) -> UserError | None:
     if not _is_graph_failure(error):
         return None
     if inside := _python_traceback(error):
-        return None if _TFDIST in inside or said(error).startswith(_PASSING) else failed("Your code", error)
+        return None if _TFDIST in inside or may_pass(error) else failed("Your code", error)
     text = str(error)
     if (in_pipeline := _IN_PIPELINE.search(text)) is not None and type(error).__name__ in _PIPELINE_REFUSALS:
         return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}")
@@ -99,6 +99,11 @@ def refused_values(error: BaseException) -> UserError | None:
     return UserError(
         "\n    ".join([f"The model or the loss cannot compute on these examples{where}: {reason}", *own_places(error)])
     )
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether Python code that TensorFlow ran lost a connection or the like, which a restart may not meet again."""
+    return bool(_python_traceback(error)) and said(error).startswith(_PASSING)
 
 
 def where_defined(function: Any) -> str:

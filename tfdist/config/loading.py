@@ -121,7 +121,7 @@ class Config:
             settings = [setting for setting in self._used if setting.target == called[-1]][:MAX_SETTINGS_SHOWN]
             return UserError("\n    ".join([str(failure), *map(self._stated, settings)]))
         refused = user_code.refused_values(error)
-        if refused is None and user_code.own_places(error):
+        if refused is None and not user_code.may_pass(error) and user_code.own_places(error):
             return user_code.failed("Your code", error)
         return refused
 
