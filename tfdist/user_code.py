@@ -76,12 +76,12 @@ def refused_values(error: BaseException) -> UserError | None:
     """The UserError for what the user's code refused in a running graph: an operation its values, or Python code.
 
     A label that is no class and an index that is in no embedding end so, and functions of the user's own input pipeline
-    that fail. None for any other exception, and for those of Python's that may pass, such as a lost connection.
+    that fail. None for any other exception.
     """
     if not _is_graph_failure(error):
         return None
     if inside := _python_traceback(error):
-        return None if _TFDIST in inside or may_pass(error) else failed("Your code", error)
+        return None if _TFDIST in inside else failed("Your code", error)
     text = str(error)
     if (in_pipeline := _IN_PIPELINE.search(text)) is not None and type(error).__name__ in _PIPELINE_REFUSALS:
         return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}")
@@ -89,13 +89,13 @@ def refused_values(error: BaseException) -> UserError | None:
         return None
     frames = _graph_frames(text)
     nearest = next((f["file"] for f in reversed(frames) if "site-packages" not in f["file"]), "")
-    operation = re.search(r"\{\{node (gradient_tape/)?(?:while/)*([^}]+)\}\}", text)
-    is_gradient = operation is not None and operation[1] is not None
+    is_gradient = "{{node gradient_tape/" in text
     is_computed = any(f"{os.sep}{place}{os.sep}" in nearest for place in ("tasks", "models"))
     if not (is_own(nearest) or is_computed or is_gradient):
         return None
     reason = _reason(text[frames[-1].end() if frames else 0 :])
-    where = f" (in {operation[2]})" if operation else ""
+    operation = re.search(r"\{\{node (?:gradient_tape/)?(?:while/)*([^}]+)\}\}", text)
+    where = f" (in {operation[1]})" if operation else ""
     return UserError(
         "\n    ".join([f"The model or the loss cannot compute on these examples{where}: {reason}", *own_places(error)])
     )

@@ -120,8 +120,10 @@ class Config:
             failure = user_code.failed(f"{self._functions[called[-1]].name}()", error)
             settings = [setting for setting in self._used if setting.target == called[-1]][:MAX_SETTINGS_SHOWN]
             return UserError("\n    ".join([str(failure), *map(self._stated, settings)]))
+        if user_code.may_pass(error):
+            return None
         refused = user_code.refused_values(error)
-        if refused is None and not user_code.may_pass(error) and user_code.own_places(error):
+        if refused is None and user_code.own_places(error):
             return user_code.failed("Your code", error)
         return refused
 

@@ -30,7 +30,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.json_text import to_json
-from tfdist.training.loop.learner import build_model, check_inputs
+from tfdist.training.loop.learner import build_model
 from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
 from tfdist.training.run.run import Request, Run, open_run
@@ -60,7 +60,6 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
         source = assembly.open_source(run, settings.data, "comparison")
         task = InputsAlone(settings.task)
         model = build_model(builder, task, source.structure)
-        check_inputs(model, task, source.structure)
         model_files.put_weights(run, model, found)
         inputs = _examples(source, task, settings.num_examples)
         expected = _outputs(model, inputs)
@@ -130,7 +129,7 @@ def _by_name(nest: Any) -> Arrays:
 
 
 def _outputs(model: keras.Model, inputs: Any) -> Arrays:
-    given = named_outputs(model, model(tf.nest.map_structure(tf.constant, inputs), training=False))
+    given = named_outputs(model, tf.nest.map_structure(tf.constant, inputs))
     return {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in given.items()}
 
 
@@ -154,14 +153,12 @@ def _exported(
             if kind == "saved_model":
                 archive = keras.export.ExportArchive()
                 archive.track(model)
-                archive.add_endpoint(
-                    "serve", lambda inputs: named_outputs(model, model(inputs, training=False)), [named]
-                )
+                archive.add_endpoint("serve", lambda inputs: named_outputs(model, inputs), [named])
                 if raw is not None:
                     archive.track(raw.kept)
                     archive.add_endpoint(
                         RAW,
-                        lambda given: named_outputs(model, model(raw.function(given), training=False)),
+                        lambda given: named_outputs(model, raw.function(given)),
                         [dict(raw.inputs)],
                     )
                 archive.write_out(path, verbose=False)

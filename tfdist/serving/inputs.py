@@ -10,6 +10,7 @@ from tfdist.errors import UserError
 from tfdist.tasks.base import Task, Term, WholeTerm
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import ModelBuilder
+from tfdist.training.step.gradients import explained
 
 
 class InputsAlone(Task):
@@ -48,8 +49,14 @@ def uncompiled(builder: ModelBuilder) -> ModelBuilder:
     return build
 
 
-def named_outputs(model: keras.Model, outputs: Any) -> dict[str, Any]:
-    """A model's outputs by name; one is called "output" where it has no name of its own."""
+def named_outputs(model: keras.Model, inputs: Any) -> dict[str, Any]:
+    """A model's outputs for these inputs by name; one is called "output" where it has no name of its own.
+
+    Raises:
+      UserError: the model does not take the inputs, or gives a nest of nests.
+    """
+    with explained(inputs, (TypeError, ValueError)):
+        outputs = model(inputs, training=False)
     if isinstance(outputs, dict):
         found = dict(outputs)
     elif isinstance(outputs, (list, tuple)):

@@ -19,7 +19,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import replica_index, rows_of_all
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.learner import build_model, check_inputs
+from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import Found
 from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
@@ -49,7 +49,6 @@ def predict(settings: PredictSettings, request: Request) -> str:
         task = InputsAlone(settings.task)
         with run.strategy.scope():
             model = build_model(builder, task, source.structure)
-        check_inputs(model, task, source.structure)
         model_files.put_weights(run, model, found)
         plan = BatchPlan(
             num_examples=source.num_examples,
@@ -109,7 +108,7 @@ class Predictor:
         An example that several replicas share is the first one's.
         """
         inputs = self._task.inputs(batch["examples"])
-        outputs = named_outputs(self._model, self._model(inputs, training=False))
+        outputs = named_outputs(self._model, inputs)
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         mine = tf.fill(tf.shape(tf.nest.flatten(inputs)[0])[:1], True)
         if "shares" in batch:

@@ -218,6 +218,14 @@ def reduce_terms(
     return Objective(numerators, divisors, shown, term_sums, weight, outputs)
 
 
+def symbolic_outputs(model: keras.Model) -> Any:
+    """A model's symbolic outputs; None of a subclassed model, which has none until it is called."""
+    try:  # Keras's Sequential has no `output` before it is called
+        return model.outputs[0] if isinstance(model, keras.Sequential) else model.output
+    except (AttributeError, ValueError):
+        return None
+
+
 def mean_of(terms: Mapping[str, Term], count: tf.Tensor) -> tf.Tensor:
     """The loss of `count` examples by themselves, coefficients included."""
     sums = {name: _sums(name, term, count, None, 1) for name, term in terms.items()}

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
-from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, with_trailing_axes
+from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, symbolic_outputs, with_trailing_axes
 from tfdist.tasks.class_weight import checked_class_weight, weights_of
 from tfdist.tasks.losses import Loss, as_given, as_loss, keras_mask, needs_whole_batch, unreduced
 from tfdist.tasks.names import check_metric_name, named_loss, named_metric
@@ -182,12 +182,10 @@ class Supervised(Task):
         return mean_of(whole, tf.cast(tf.shape(tf.nest.flatten(y_pred)[0])[0], tf.float32))
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
-        try:
-            # Keras's Sequential has no `output` before it is called.
-            given = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
-            outputs = self._named(given, "The model's outputs", model)
-        except (AttributeError, ValueError):
-            return  # a subclassed model, whose outputs are known when it is called
+        given = symbolic_outputs(model)
+        if given is None:
+            return
+        outputs = self._named(given, "The model's outputs", model)
         targets = self._targets(examples)
         for name, loss in self._losses.items():
             if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):

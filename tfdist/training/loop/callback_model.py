@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from tfdist.tasks.base import Task
+from tfdist.tasks.base import Task, symbolic_outputs
 from tfdist.training.loop.learner import Learner
 
 COMPILED = (
@@ -79,7 +79,7 @@ def _compile(learner: Learner, task: Task) -> None:
     metrics = [spec.build() for spec in task.metric_specs()]
     for metric, trained in zip(metrics, learner.train_metrics.metrics, strict=True):
         metric.name = trained.name  # Keras numbers those of one class
-    arguments, outputs = task.compile_arguments(metrics), _outputs(model)
+    arguments, outputs = task.compile_arguments(metrics), symbolic_outputs(model)
     if arguments is None or (isinstance(arguments["loss"], Mapping) and outputs is None):
         model.optimizer = learner.optimizer  # where callbacks look for the learning rate
     else:
@@ -89,11 +89,3 @@ def _compile(learner: Learner, task: Task) -> None:
         like_outputs = 0.0 if outputs is None else keras.tree.map_structure(lambda _: 0.0, outputs)
         model._compile_metrics.build(like_outputs, like_outputs)  # for `model.metrics` to list them, as in `fit`
     model._distribute_strategy = None
-
-
-def _outputs(model: keras.Model) -> Any:
-    """Symbolic outputs; None of a subclassed model, which has none until it is called."""
-    try:
-        return model.output
-    except (AttributeError, ValueError):
-        return None

@@ -182,12 +182,6 @@ def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[
         trace_loss(model, task, structure, metrics)
 
 
-def check_inputs(model: keras.Model, task: Task, structure: Any) -> None:
-    """Raises UserError where a model that is used, and not trained, does not take the examples."""
-    with explained(structure):
-        traced(lambda inputs: model(inputs, training=False)).get_concrete_function(task.inputs(structure))
-
-
 def check_stateful(model: keras.Model, *, num_parts: int) -> None:
     """Raises UserError where a layer keeps a state by rows of a batch that is computed in parts."""
     kept = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]

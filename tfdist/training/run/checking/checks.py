@@ -23,17 +23,19 @@ from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console.curve import curve
-from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_inputs, check_stateful
+from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_stateful
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.checking.batch_dependence import batch_dependent_layers
 from tfdist.training.run.checking.examples import check_first_batch, named_arrays
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
+from tfdist.training.step.gradients import explained
 from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts
 from tfdist.training.step.precision import set_precision
+from tfdist.training.step.tracing import traced
 from tfdist.user_code import said
 
 Tell = Callable[[str], None]
@@ -113,7 +115,8 @@ def check_use(
         source = _opened(data, scratch)
         _tell_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
     built = build_model(model, task, source.structure)
-    check_inputs(built, task, source.structure)
+    with explained(source.structure):
+        traced(lambda inputs: built(inputs, training=False)).get_concrete_function(task.inputs(source.structure))
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
