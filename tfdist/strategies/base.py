@@ -287,7 +287,9 @@ class Strategy(abc.ABC):
         return self.sum_over_workers(rows.ravel()).reshape(rows.shape)
 
     def broadcast(self, data: bytes | memoryview | None) -> bytes | memoryview:
-        """The chief's `data` on every worker; the others pass None. A collective like `sum_over_workers`."""
+        """The chief's `data` on every worker; what the others pass is ignored. A collective like `sum_over_workers`."""
+        if not self.topology.is_chief:
+            data = None
         if self.topology.num_workers == 1:
             assert data is not None
             return data

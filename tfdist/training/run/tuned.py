@@ -50,8 +50,8 @@ def stored_xla(strategy: Strategy, path: str, variants: Sequence[str]) -> str | 
     def stored() -> str:
         return json.loads(files.read(path))["xla"] if files.exists(path) else ""
 
-    found = strategy.broadcast((strategy.on_chief(stored, "What the run has chosen cannot be read") or "").encode())
-    name = bytes(found).decode()
+    chiefs = strategy.on_chief(stored, "What the run has chosen cannot be read")
+    name = bytes(strategy.broadcast(None if chiefs is None else chiefs.encode())).decode()
     return name if name in ("off", *variants) else None
 
 
