@@ -12,7 +12,7 @@ from workloads import Workload, convnet, deep_convnet, mlp
 
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
-from tfdist.strategies.multi_worker import DEFAULT_PACKING, MultiWorker
+from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 
 SAMPLE_SECONDS = 0.3
@@ -64,7 +64,7 @@ def all_with_and_without(alone: OneDevice, together: Strategy) -> list[Figure]:
 
 def rate() -> list[Figure]:
     """Steps/s of any number of workers, in `value`; the size of packs is given, so that all send the same messages."""
-    strategy = MultiWorker(bytes_per_pack=DEFAULT_PACKING)
+    strategy = MultiWorker()
     one_thread()
     strategy.connect()
     train = tfdist_training(strategy, MODELLED)
@@ -91,8 +91,6 @@ def with_and_without(
     alone: OneDevice, together: Strategy, workload: Workload, goal: float | None, *, reduce_precision: str | None = None
 ) -> Figure:
     """Training with communication, in this precision, ÷ without."""
-    if isinstance(together, MultiWorker):
-        together.bytes_per_pack = "auto"  # what the last workload settled is not this one's
     ours = tfdist_training(together, workload, tell=said_by_chief(together), reduce_precision=reduce_precision)
     peer = tfdist_training(alone, workload, share=together.topology.num_workers)
     steps = steps_per_sample(together, ours)

@@ -26,7 +26,7 @@ from tfdist.training.loop.learner import Learner, build_learner
 from tfdist.training.loop.outcome import EpochSums
 from tfdist.training.loop.votes import Vote
 from tfdist.training.run.canonical import sums_as_written
-from tfdist.training.run.tuned import COMPILED, choose_packing, xla_variants
+from tfdist.training.run.tuned import COMPILED, xla_variants
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layers.recurrent import weights_read_once
 from tfdist.training.step.norms import Norms
@@ -138,8 +138,6 @@ def tfdist_learner_and_training(
         return strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
 
     step = step_of(UNCOMPILED)
-    auto = {"deterministic": False, "tell": lambda kind, message, **_: tell(message)}
-    choose_packing(strategy, learner, step, lambda: next(batches()), **auto)
     iterator = batches()
 
     def train(num_steps: int) -> None:

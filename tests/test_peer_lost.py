@@ -121,10 +121,10 @@ def test_a_peer_that_answers_no_more_is_lost_in_gloos_words_too() -> None:
     import tensorflow as tf
 
     from tfdist.strategies.base import Topology
-    from tfdist.training.run.run import peer_lost
+    from tfdist.training.run.run import explain_collective
 
     said = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete"
     error = tf.errors.UnknownError(None, None, f"Graph execution error:\n{said}")
-    found = peer_lost(error, Topology(0, 2, 1))
+    found = explain_collective(error, Topology(0, 2, 1))
     assert found is not None and found.exit_status == 4
-    assert peer_lost(error, Topology(0, 1, 1)) is None
+    assert explain_collective(error, Topology(0, 1, 1)) is None

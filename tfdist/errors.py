@@ -29,6 +29,8 @@ class TfdistError(Exception):
     """An error with a message for the user and the exit status the process ends with."""
 
     exit_status = EXIT_BUG
+    is_in_step = False
+    """Whether all workers of a run raise it at the same point, so that none needs to be told."""
 
     def __str__(self) -> str:
         return redacted(super().__str__())
@@ -65,6 +67,7 @@ class DivergedError(TfdistError):
     """
 
     exit_status = EXIT_DIVERGED
+    is_in_step = True
     step: int | None = None
 
 
@@ -85,10 +88,24 @@ class PeerLostError(TfdistError):
     exit_status = EXIT_PEER_LOST
 
 
+class PeerFailedError(UserError):
+    """Another worker's run has failed, for a reason that it tells; `exit_status` is that worker's.
+
+    Attributes:
+      worker: index of that worker.
+    """
+
+    def __init__(self, worker: int, text: str, *, exit_status: int) -> None:
+        super().__init__(f"Worker {worker} failed: {text}")
+        self.worker = worker
+        self.exit_status = exit_status
+
+
 class PreemptedError(TfdistError):
     """The run was told to leave, has saved, and leaves; `exit_status` is a setting of the run."""
 
     exit_status = EXIT_PREEMPTED
+    is_in_step = True
 
     def __init__(self, message: str, *, exit_status: int = EXIT_PREEMPTED) -> None:
         super().__init__(message)
@@ -99,6 +116,7 @@ class NotSavedError(TfdistError):
     """The run was told to leave and could not save: the steps since its newest checkpoint are lost."""
 
     exit_status = EXIT_NOT_SAVED
+    is_in_step = True
 
 
 def redacted(text: str) -> str:

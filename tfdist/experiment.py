@@ -6,6 +6,7 @@ well.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from tfdist.storage import files
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, write_result
-from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.stream import PAUSED
 from tfdist.training.loop.ending import Ending
 from tfdist.training.loop.learner import build_model, check_fit
@@ -22,7 +22,6 @@ from tfdist.training.loop.outcome import Outcome
 from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from, open_recovery
-from tfdist.training.recovery.weights import find_exported
 from tfdist.training.run import assembly, course, model_files
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.checking import checks
@@ -56,11 +55,11 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         _check_fast(settings, request)
         return None
     model, strategy = hypermodel.builder_of(settings), settings.strategy
-    check_start_from(settings.start_from, settings.start_from_names)
     if strategy.claims_devices():
         request.wait()
     claim = Claim.of(settings, request.settings)
-    with open_run(request, strategy, mode="train", claim=claim, to_tell=settings) as run:
+    check = functools.partial(check_start_from, settings.start_from, settings.start_from_names)
+    with open_run(request, strategy, mode="train", claim=claim, check=check, to_tell=settings) as run:
         if run.place.is_finished and not request.repeats_end:
             return None
         training = assembly.assemble(run, settings, model)
@@ -220,10 +219,10 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
     Raises:
       UserError: something given is wrong, or there are no such weights.
     """
-    model, task, strategy = hypermodel.builder_of_trained(settings, request.run_dir), settings.task, settings.strategy
-    if settings.weights is None:
-        find_exported(RunDirectory(request.run_dir))
-    with open_run(request, strategy, mode="evaluate") as run:
+    task, strategy = settings.task, settings.strategy
+    check = functools.partial(model_files.check_exported, request.run_dir, settings.weights)
+    with open_run(request, strategy, mode="evaluate", check=check) as run:
+        model = hypermodel.builder_of_trained(settings, request.run_dir, strategy)
         set_precision(settings.precision)
         found = model_files.find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
         source = assembly.open_source(run, settings.data, "evaluation")

@@ -44,7 +44,7 @@ def told_in_source() -> dict[str, set[str]]:
             function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if function == "note" and len(names) == 2 and names[0] in ("info", "warning", "error"):
                 found.setdefault(names[1], set()).add(names[0])  # a supervisor's
-            elif function in ("tell", "_tell") and names[:1] in (["packing_chosen"], ["xla_chosen"]):
+            elif function in ("tell", "_tell") and names[:1] == ["xla_chosen"]:
                 found.setdefault(names[0], set()).add("info")
             elif function in TELLS and names and texts[0] == names[0] and names[0] not in TELLS:
                 found.setdefault(names[0], set()).add(TELLS[function])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from equivalence.cases import (
 from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.errors import DivergedError, UserError
+from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting
 from tfdist.training.loop.callbacks import Callbacks, check_callbacks, writes
@@ -408,7 +410,11 @@ def test_a_batch_hook_stops_the_training_within_a_call_and_ends_the_epoch_there(
 def test_only_the_chief_runs_what_writes(tmp_path: pathlib.Path) -> None:
     def hooks(callback: keras.callbacks.Callback, *, is_chief: bool) -> list[tuple[Any, ...]]:
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        parts = {"model": model, "optimizer": keras.optimizers.SGD(), "is_chief": is_chief, "params": {}}
+        strategy = OneDevice()
+        strategy.connect()
+        if not is_chief:  # as on the second of two, without the first
+            strategy._topology = dataclasses.replace(strategy.topology, worker_index=1)
+        parts = {"model": model, "optimizer": keras.optimizers.SGD(), "strategy": strategy, "params": {}}
         callbacks = Callbacks([callback], **parts)
         callbacks.train_begin()
         return callback.calls

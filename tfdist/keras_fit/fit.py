@@ -28,7 +28,7 @@ from tfdist.settings.checks import COUNT, MOST_SEED
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.of_tensorflow import strategy_over
 from tfdist.training.loop.callbacks import CallbackError
-from tfdist.training.run.run import Request
+from tfdist.training.run.run import Request, reporting_failures
 from tfdist.training.run.settings import TrainSettings
 
 
@@ -95,8 +95,10 @@ def fit(
       DivergedError: the loss or a gradient was not finite.
       KeyboardInterrupt: of Ctrl-C; with a run_dir the run is saved before. SystemExit: the same of SIGTERM.
     """
-    with _raising_as_fit():
+    with _raising_as_fit(), contextlib.ExitStack() as reporting:
         check_compiled(model)
+        strategy = _strategy_of(model, strategy)
+        reporting.enter_context(reporting_failures(strategy))
         _check_settings(settings)
         validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
         COUNT("fit.epochs", epochs)
@@ -108,7 +110,6 @@ def fit(
         history = history_among(given)
         tuner_dir, values = trial_of(given)
         kept = run_dir or tuner_dir
-        strategy = _strategy_of(model, strategy)
         seed = _seed(strategy, kept is not None) if seed is None else seed
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = examples.split(x, y, sample_weight, validation_split)
@@ -205,10 +206,11 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
     """The strategy, connected; that of the scope which the model was made in where none was given."""
     made_in = model.distribute_strategy
-    if strategy is None:
-        return strategy_over(made_in)
+    is_given, strategy = strategy is not None, strategy or strategy_over(made_in)
     strategy.check_alone()
     strategy.connect()
+    if not is_given:
+        return strategy
     if strategy.distribution is not made_in:
         raise UserError(
             f"The model was not made in the scope of the strategy {strategy.name}. Write: with strategy.scope(): model "
@@ -219,8 +221,6 @@ def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
 
 def _seed(strategy: Strategy, is_kept: bool) -> int:
     """0 for a run that may continue in another process; else drawn, and on every worker what the chief drew."""
-    strategy.check_alone()
-    strategy.connect()
     return 0 if is_kept else int(strategy.from_chief([random.randint(0, MOST_SEED)])[0])
 
 

@@ -40,9 +40,9 @@ def predict(settings: PredictSettings, request: Request) -> str:
     Raises:
       UserError: something given is wrong, or there are no such weights.
     """
-    builder = uncompiled(hypermodel.builder_of_trained(settings, request.run_dir))
     check_format(settings.format)
     with open_run(request, settings.strategy, mode="predict") as run:
+        builder = uncompiled(hypermodel.builder_of_trained(settings, request.run_dir, run.strategy))
         set_precision(settings.precision)
         found = model_files.find_weights(run, settings.weights, settings.policy, setting="predict.weights")
         source = assembly.open_source(run, settings.data, "prediction")

@@ -14,13 +14,17 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import EXIT_DONE, UserError
+from tfdist.errors import EXIT_DONE, PeerFailedError, UserError
+from tfdist.strategies import failure_report
+from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.sparse import without_repeats
 
 Notify = Callable[[str], None]
@@ -71,6 +75,9 @@ class Strategy(abc.ABC):
     is_one_program = False
     """Whether a whole step is one call of `run`, which may be nested in another: one program where each call is one."""
 
+    bytes_per_pack = 0
+    """Bytes of gradients that go into one collective, where tfdist packs them; 0: all."""
+
     stages: tuple[str, ...] = ()
     """Names of the layers at which the second stage begins, the third …, where layers lie on several devices."""
 
@@ -86,6 +93,7 @@ class Strategy(abc.ABC):
     def __init__(self) -> None:
         self._distribution: tf.distribute.Strategy | None = None
         self._topology: Topology | None = None
+        self._failure: FailureReport | None = None
 
     @abc.abstractmethod
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
@@ -109,9 +117,15 @@ class Strategy(abc.ABC):
         neither TensorFlow's collectives nor Horovod can be set up twice in one.
 
         Raises:
-          UserError: the settings or the environment do not describe a cluster that this process is part of.
+          UserError: the settings or the environment do not describe a cluster that this process is part of, or a
+            worker of the cluster has failed since.
           PeerLostError: another worker did not come in time.
         """
+        if self._failure is not None:
+            raise UserError(
+                "The workers are out of step, because an earlier training of these processes failed on worker "
+                f"{self._failure.worker} ({self._failure.summary}). Start all workers again."
+            )
         if self._topology is None:
             self._distribution, self._topology = self._connect(notify)
             _connected[id(self._distribution)] = self
@@ -226,19 +240,6 @@ class Strategy(abc.ABC):
         """
         return tf.add_n(tf.unstack(self.all_to_all(rows, name=name), self.topology.num_replicas))
 
-    @property
-    def packing(self) -> int:
-        """How many bytes of gradients go into one collective, where tfdist packs them; 0: all."""
-        return 0
-
-    def packing_candidates(self) -> tuple[int, ...]:
-        """Sizes in bytes among which a probe should choose what goes into one collective; empty: nothing to choose."""
-        return ()
-
-    def set_packing(self, bytes_per_pack: int) -> None:
-        """Settles what `packing_candidates` left open. Functions traced before keep what they were traced with."""
-        raise NotImplementedError(f"{self.name} packs by itself")
-
     def distribute(self, make: MakeDataset) -> Iterator[Any]:
         """An iterator over steps of local batches.
 
@@ -257,6 +258,16 @@ class Strategy(abc.ABC):
     def synchronize(self, variables: Sequence[Any]) -> None:
         """Gives every worker the chief's values of Keras `variables`, once, before training."""
         # tf.distribute's own strategies do this when a variable is created.
+
+    def send_variables(self, variables: Sequence[Any]) -> None:
+        """Gives every worker the values of Keras `variables` that the chief has changed by itself. A collective."""
+        if self.topology.num_workers == 1:
+            return
+        for variable in variables:
+            mine = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
+            received = self.broadcast(mine.reshape(-1).view(np.uint8).data)
+            if not self.topology.is_chief:
+                variable.assign(np.frombuffer(received, mine.dtype).reshape(mine.shape))
 
     def sum_over_workers(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         """Sums float64 `values`, a vector that each worker holds on the host, over the workers.
@@ -288,25 +299,33 @@ class Strategy(abc.ABC):
 
     def broadcast(self, data: bytes | memoryview | None) -> bytes | memoryview:
         """The chief's `data` on every worker; what the others pass is ignored. A collective like `sum_over_workers`."""
-        if not self.topology.is_chief:
-            data = None
+        return self.broadcast_from(0, data)
+
+    def broadcast_from(self, worker: int, data: bytes | memoryview | None) -> bytes | memoryview:
+        """`broadcast` of another worker's data."""
+        sends = worker == self.topology.worker_index
+        assert data is not None or not sends
+        mine = np.frombuffer(data, np.uint8) if data is not None and sends else None
         if self.topology.num_workers == 1:
             assert data is not None
             return data
-        size = int(self.from_chief([len(data) if data is not None else 0])[0])
-        mine = np.frombuffer(data, np.uint8) if data is not None else None
+        size = int(self.sum_over_workers([0 if mine is None else mine.size])[0])
         received = bytearray(size)
         for begin in range(0, size, BROADCAST_BYTES):
             end = min(begin + BROADCAST_BYTES, size)
             words = np.zeros(-(-(end - begin) // 4), np.int32)
             if mine is not None:
                 words.view(np.uint8)[: end - begin] = mine[begin:end]
-            received[begin:end] = self._broadcast_words(words).view(np.uint8)[: end - begin].data
+            received[begin:end] = self._broadcast_words(words, worker).view(np.uint8)[: end - begin].data
         return memoryview(received)
 
-    def _broadcast_words(self, words: np.ndarray) -> np.ndarray:
-        """The chief's int32 vector. Integers, because adding zeros to them changes no bit."""
-        return self._summed_over_workers(tf.constant(words if self.topology.is_chief else np.zeros_like(words))).numpy()
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Every worker's `data`, in their order. A collective."""
+        return [bytes(self.broadcast_from(worker, data)) for worker in range(self.topology.num_workers)]
+
+    def _broadcast_words(self, words: np.ndarray, worker: int) -> np.ndarray:
+        """The int32 vector of `worker`; the others pass zeros, and adding those to integers changes no bit."""
+        return self._summed_over_workers(tf.constant(words)).numpy()
 
     def any_worker(self, flag: bool) -> bool:
         """Whether any worker's `flag` is set; a collective like `sum_over_workers`."""
@@ -320,20 +339,76 @@ class Strategy(abc.ABC):
           failed: begins the message where it raised OSError, "The checkpoints cannot be read".
 
         Raises:
-          UserError: on every worker, with the same exit status, where it raised that or OSError.
+          UserError: for its OSError, on every worker with the same words and exit status.
+          Exception: what else it raised, on the chief; PeerFailedError on the others, with its words and exit status.
         """
-        given, problem = None, None
-        if self.topology.is_chief:
-            try:
-                given = act()
-            except (UserError, OSError) as error:
-                problem = error if isinstance(error, UserError) else UserError(f"{failed}: {error}")
-        status = int(self.from_chief([0 if problem is None else problem.exit_status])[0])
-        if status == EXIT_DONE:
-            return given
-        problem = problem or UserError(f"{failed}: the chief's message says why.")
-        problem.exit_status = status
+        return self._in_step(act if self.topology.is_chief else lambda: None, failed)
+
+    def read_on_chief(self, read: Callable[[], T], failed: str) -> T:
+        """What `read` gives on the chief, on every worker, as JSON carries it; arguments and errors as `on_chief`."""
+        value = self.on_chief(read, failed)
+        if self.topology.num_workers == 1:
+            return cast(T, value)
+        text = json.dumps(value).encode() if self.topology.is_chief else None
+        return json.loads(bytes(self.broadcast(text)))
+
+    def on_every_worker(self, act: Callable[[], T], failed: str | None = None) -> T:
+        """What `act` gives on each worker; raises as `on_chief`, for the first worker that fails. A collective.
+
+        Without `failed` an OSError is raised as it is.
+        """
+        return self._in_step(act, failed)
+
+    def _in_step(self, act: Callable[[], Any], failed: str | None) -> Any:
+        value: Any = None
+        problem: Exception | None = None
+        status, text = EXIT_DONE, ""
+        try:
+            value = act()
+        except Exception as error:
+            problem = error
+            if failed is not None and isinstance(error, OSError):
+                problem = UserError(f"{failed}: {error}")
+                problem.__cause__ = error
+            status, text = failure_report.describe(problem)
+        statuses = self.gather_from_workers([status])[:, 0]
+        failures = np.flatnonzero(statuses != EXIT_DONE)
+        if not failures.size:
+            return value
+        worker = int(failures[0])
+        text = bytes(self.broadcast_from(worker, text.encode())).decode()
+        if worker != self.topology.worker_index or problem is None:
+            problem = PeerFailedError(worker, text, exit_status=int(statuses[worker]))
+        problem.is_in_step = True  # type: ignore[attr-defined]
         raise problem
+
+    def report_failure(self, error: BaseException) -> None:
+        """Has the other workers' collectives fail with what ended the run here, and this strategy refuse another run.
+
+        An error that all workers raise in step needs no report.
+        """
+        if self._topology is None or self._topology.num_workers == 1 or getattr(error, "is_in_step", False):
+            return
+        if self._failure is None:
+            self._failure = FailureReport(self._topology.worker_index, *failure_report.describe(error))
+            self._send_failure(self._failure)
+
+    def peer_failure(self, error: BaseException) -> PeerFailedError | None:
+        """What another worker has reported, where a collective failed because of that; None where none has."""
+        if self._topology is None or self._topology.num_workers == 1:
+            return None
+        report = self._received_failure(error)
+        if report is None or report.worker == self._topology.worker_index:
+            return None
+        self._failure = report
+        return PeerFailedError(report.worker, report.text, exit_status=report.status)
+
+    def _send_failure(self, report: FailureReport) -> None:
+        """Makes `report` known to the other workers; strategies of several workers override it."""
+
+    def _received_failure(self, error: BaseException) -> FailureReport | None:
+        """The report that `error`, of a collective, comes from."""
+        return None
 
     def from_chief(self, values: Sequence[float]) -> np.ndarray:
         """The chief's `values` on every worker; a collective like `sum_over_workers`."""

@@ -21,7 +21,8 @@ from tfdist.errors import UserError, is_whole_number
 from tfdist.strategies.alone import refuse_unmet, refuse_without_horovodrun
 from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout, read_ahead
 from tfdist.strategies.cluster import environment
-from tfdist.strategies.cluster.horovod_rendezvous import meet, read_meeting
+from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_meeting
+from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.one_device import use_only
 
 _counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # reductions by traced function
@@ -75,7 +76,7 @@ class Horovod(Strategy):
         )
         self._hvd = import_horovod()
         refuse_without_horovodrun(environment.current())
-        meeting = read_meeting(environment.current())
+        self._meeting = meeting = read_meeting(environment.current())
         if meeting is not None:
             meet(meeting, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         self._hvd.init()
@@ -117,8 +118,17 @@ class Horovod(Strategy):
             return vector
         return self._hvd.allreduce(tf.constant(vector), op=self._hvd.Sum, name="tfdist.sum_over_workers").numpy()
 
-    def _broadcast_words(self, words: np.ndarray) -> np.ndarray:
-        return self._hvd.broadcast(tf.constant(words), root_rank=0, name="tfdist.broadcast").numpy()
+    def _broadcast_words(self, words: np.ndarray, worker: int) -> np.ndarray:
+        return self._hvd.broadcast(tf.constant(words), root_rank=worker, name="tfdist.broadcast").numpy()
+
+    def _send_failure(self, report: FailureReport) -> None:
+        if self._meeting is not None:
+            put_failure(self._meeting, report)
+        self._hvd.shutdown()  # on which the others' collectives fail
+
+    def _received_failure(self, error: BaseException) -> FailureReport | None:
+        del error  # Horovod's says only that it has been shut down
+        return None if self._meeting is None else get_failure(self._meeting)
 
 
 def _name(kind: str) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.strategies import failure_report
 from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout, check_seconds, placed
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.liveness import (
@@ -21,13 +23,12 @@ from tfdist.strategies.cluster.liveness import (
 )
 from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
+from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.gathering import static_replica_index
 from tfdist.strategies.ordered_sum import packs
 from tfdist.telemetry import heartbeat
 
-MEBIBYTE = 2**20
-PACKING_CANDIDATES = (0, MEBIBYTE, 2 * MEBIBYTE, 4 * MEBIBYTE)  # 0: everything in one pack, TensorFlow's default
-DEFAULT_PACKING = 2 * MEBIBYTE
+DEFAULT_PACKING = 2**21  # bytes
 NAME_PATIENCE_SECONDS = 10.0
 IMPLEMENTATIONS = ("auto", "ring", "nccl")
 TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -39,8 +40,7 @@ class MultiWorker(Strategy):
     Args:
       implementation: the collectives: "ring" (gRPC), "nccl" (GPUs), or "auto", which lets TensorFlow choose.
       bytes_per_pack: how many bytes of gradients go into one collective. Small packs leave while the backward pass
-        still computes, large ones pay less per message; "auto" tries some on the first batch and takes the quickest.
-        0 packs everything into one.
+        still computes, large ones pay less per message. 0 packs everything into one.
       peer_timeout_seconds: how long to wait for the other workers at the start.
       heartbeat_timeout_seconds: for how long a worker may be silent (stopped, suspended, cut off) before the others
         give the run up; a process that dies is noticed at once. "auto" is 10 s between machines. On one machine, where
@@ -52,7 +52,7 @@ class MultiWorker(Strategy):
     def __init__(
         self,
         implementation: str = "auto",
-        bytes_per_pack: int | str = "auto",
+        bytes_per_pack: int = DEFAULT_PACKING,
         peer_timeout_seconds: float = 600.0,
         heartbeat_timeout_seconds: float | str = "auto",
     ) -> None:
@@ -61,9 +61,10 @@ class MultiWorker(Strategy):
             known = ", ".join(map(repr, IMPLEMENTATIONS))
             near = suggest(str(implementation), IMPLEMENTATIONS)
             raise UserError(f"MultiWorker.implementation is {implementation!r}; write one of {known}.{near}")
-        if bytes_per_pack != "auto" and not is_whole_number(bytes_per_pack, least=0):
+        if not is_whole_number(bytes_per_pack, least=0):
             raise UserError(
-                f"MultiWorker.bytes_per_pack is {bytes_per_pack!r}; write 'auto' or a number of bytes >= 0."
+                f"MultiWorker.bytes_per_pack is {bytes_per_pack!r}; write a number of bytes, such as "
+                f"{DEFAULT_PACKING}; 0 packs all gradients into one message."
             )
         check_peer_timeout("MultiWorker", peer_timeout_seconds)
         self.implementation = implementation
@@ -76,16 +77,6 @@ class MultiWorker(Strategy):
     def expected_replicas(self) -> int | None:
         return self._cluster().num_workers * max(1, len(tf.config.list_physical_devices("GPU")))
 
-    @property
-    def packing(self) -> int:
-        return DEFAULT_PACKING if isinstance(self.bytes_per_pack, str) else self.bytes_per_pack
-
-    def packing_candidates(self) -> tuple[int, ...]:
-        return PACKING_CANDIDATES if self.bytes_per_pack == "auto" and self.topology.num_workers > 1 else ()
-
-    def set_packing(self, bytes_per_pack: int) -> None:
-        self.bytes_per_pack = bytes_per_pack
-
     def distribute(self, make: MakeDataset) -> Iterator[Any]:
         devices = self.distribution.extended.worker_devices
         if len(devices) == 1 and "CPU" in devices[0]:
@@ -96,13 +87,13 @@ class MultiWorker(Strategy):
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         sizes = [t.dtype.size * (t.shape.num_elements() or 0) for t in tensors]
         are_known = all(t.shape.is_fully_defined() for t in tensors)
-        context, options = tf.distribute.get_replica_context(), self._options(0)
+        replica, options = tf.distribute.get_replica_context(), self._options(0)
         summed: dict[int, tf.Tensor] = {}
         # TensorFlow packs in the order of the layers, whose first gradients are there last, and gives no sum before all
         # are there. Packed here, a message travels beside the rest of the pass, and an update waits for its own alone.
-        for places in packs(sizes, self.packing if are_known else 0):
+        for places in packs(sizes, self.bytes_per_pack if are_known else 0):
             pack = [tensors[i] for i in places]
-            summed |= zip(places, context.all_reduce(tf.distribute.ReduceOp.SUM, pack, options=options), strict=True)
+            summed |= zip(places, replica.all_reduce(tf.distribute.ReduceOp.SUM, pack, options=options), strict=True)
         return [summed[i] for i in range(len(tensors))]
 
     def all_to_all(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:
@@ -123,6 +114,14 @@ class MultiWorker(Strategy):
             return vector[tf.newaxis]
         # The public one asks for the lengths first, in a collective of its own.
         return self._launcher()._all_gather(placed(vector[tf.newaxis]), None)
+
+    def _send_failure(self, report: FailureReport) -> None:
+        # All later collectives fail on every worker, too. A code of its own: some errors of XLA are expected.
+        with contextlib.suppress(tf.errors.FailedPreconditionError):  # another worker was first
+            context.context().report_error_to_cluster(tf.errors.ABORTED, failure_report.encode(report))
+
+    def _received_failure(self, error: BaseException) -> FailureReport | None:
+        return failure_report.decode(str(error))
 
     def _launcher(self) -> Any:
         """What starts the collectives of the replica that this is called on; TensorFlow has nothing public."""

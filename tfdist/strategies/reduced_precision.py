@@ -47,7 +47,7 @@ def sum_gradients(
     for i in [i for i in small if isinstance(gradients[i], tf.IndexedSlices)]:
         found[i] = _sum_of_slices(strategy, gradients[i], precision)
     dense = [i for i in small if i not in found]
-    for pack in packs([NUM_BYTES * math.prod(gradients[i].shape) for i in dense], strategy.packing):
+    for pack in packs([NUM_BYTES * math.prod(gradients[i].shape) for i in dense], strategy.bytes_per_pack):
         places = [dense[i] for i in pack]
         tensors = [gradients[i] for i in places]
         rows = as_rows(tensors, strategy.topology.num_replicas)

@@ -101,7 +101,6 @@ _EVENTS = (
     EventKind("data_opened", "info", "a data set can be read"),
     EventKind("fewer_workers", "info", "the run resumes with fewer workers and the same global batch"),
     EventKind("calls_of_one_step", "info", "a callback acts on batches, so each step is a call of its own"),
-    EventKind("packing_chosen", "info", "how gradients are packed was found by trying"),
     EventKind("xla_chosen", "info", "what XLA compiles was found by trying"),
     EventKind("stopped_early", "info", "a callback has ended the training"),
     EventKind("run_paused", "info", "saved and left, as train.stop_after_epochs asks"),
@@ -121,6 +120,7 @@ _EVENTS = (
     EventKind("weightless_steps", "warning", "how many such batches there were"),
     EventKind("variables_unused", "warning", "the loss does not depend on some variables"),
     EventKind("gradient_is_zero", "warning", "no gradient has reached a group of variables for a while"),
+    EventKind("workers_round_differently", "warning", "weights of workers differ in their last digits"),
     EventKind("microbatch_statistics", "warning", "batch normalization sees microbatches"),
     # Speed.
     EventKind("input_wait", "info", "what workers waited for input in an epoch"),

@@ -151,6 +151,16 @@ class Reporter:
             median_seconds=median,
         )
 
+    def rounds_differently(self, *, step: int, workers: Sequence[int]) -> None:
+        who = ", ".join(map(str, workers))
+        self._events.warning(
+            "workers_round_differently",
+            step=step,
+            message=f"Worker {who} rounds otherwise than the others, as another kind of processor does: its weights "
+            "differ in their last digits. Workers of one kind give the same bits.",
+            workers=list(workers),
+        )
+
     def workers(self, *, step: int, times: Sequence[WorkerTimes]) -> None:
         rows = [
             f"  worker {worker}: {_milliseconds(each.step_seconds)} a step of its own; of its time "

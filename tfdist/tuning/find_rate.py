@@ -98,7 +98,12 @@ def find_rate(
         raise UserError("--mode=find_rate changes train.optimizer, which has no value. Name it in the gin file.")
     records, directory = _Records(), RunDirectory(request.run_dir)
     scratch = files.join(directory.path, "find_rate")
-    has_weights = training.start_from is None and any(map(files.is_dir, places_of_checkpoints(directory.path)[:1]))
+    training.strategy.check_alone()
+    training.strategy.connect()
+    has_weights = training.start_from is None and training.strategy.read_on_chief(
+        lambda: any(map(files.is_dir, places_of_checkpoints(directory.path)[:1])),
+        "The run's checkpoints cannot be read",
+    )
     short = dataclasses.replace(
         training,
         optimizer=_growing(training.optimizer, settings),

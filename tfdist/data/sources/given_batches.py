@@ -51,6 +51,10 @@ class GivenBatches(StreamSource):
         self.num_examples = num_batches * batch_size
         self.structure = tf.nest.map_structure(_batch_spec, element_spec)
 
+    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
+        del num_workers, trains
+        return self._parallel  # else it is refused
+
     def describe(self) -> list[str]:
         return [f"{self.num_examples // self.batch_size:,} batches of some {self.batch_size} an epoch, as they come"]
 

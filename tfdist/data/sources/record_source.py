@@ -56,6 +56,10 @@ class RecordSource(Source):
     def decode(self, records: tf.Tensor) -> Any:
         """The nest of a batch from string [n] records, in TensorFlow operations."""
 
+    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
+        del num_workers, trains
+        return False  # a worker opens its own files alone; their sizes are compared
+
     def reader(self, order: Order) -> Reader:
         fetch = self._in_order if order.seed is None else self._permuted(order)
         safe = noted(lambda positions, epoch: self.checked(fetch(positions, int(epoch))))

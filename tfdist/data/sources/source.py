@@ -86,6 +86,11 @@ class Source(abc.ABC):
         `--mode=evaluate` find there. Where nobody calls it, as in a check, the source fits for itself alone.
         """
 
+    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
+        """Whether each of so many workers could read the whole of a global batch about as quickly as its own part."""
+        del num_workers, trains
+        return True
+
     @abc.abstractmethod
     def reader(self, order: Order) -> Reader:
         """A function from positions, int64 [n], and the epoch, int64 scalar, to the nest of those examples.

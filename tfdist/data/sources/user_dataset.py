@@ -131,6 +131,9 @@ class DatasetFunction(StreamSource):
         why = f"{parts.num_files} files" if parts.num_files else "no files that could be shared out"
         return "data", f"policy 'data': it reads {why}; every worker reads all and takes its part of each batch"
 
+    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
+        return self.policy(num_workers, trains=trains)[0] == "data" and not self._unseeded
+
     def describe(self) -> list[str]:
         if self._parameters:
             resuming = (

@@ -64,12 +64,22 @@ class Patience:
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a worker ended. `was_told`: after this launcher had signalled it because of another's failure."""
+    """How a worker ended.
+
+    Attributes:
+      was_told: after this launcher had signalled it because of another's failure.
+      cause: the worker whose failure it ended with, by its own word.
+    """
 
     worker: int
     status: int
     sweep: int
     was_told: bool
+    cause: int | None = None
+
+    @property
+    def is_symptom(self) -> bool:
+        return self.status in SYMPTOMS or self.cause is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,9 +145,8 @@ def blame(endings: Sequence[Ending]) -> Ending | None:
 
 
 def _order_of_blame(ending: Ending) -> tuple[bool, bool, int, bool, int]:
-    is_symptom = ending.status in SYMPTOMS
     was_asked = ending.status in ENDED_AS_ASKED
-    return is_symptom, was_asked, ending.sweep, ending.status not in OWN_DOING, ending.worker
+    return ending.is_symptom, was_asked, ending.sweep, ending.status not in OWN_DOING, ending.worker
 
 
 def describe(status: int) -> str:
@@ -191,6 +200,8 @@ class _Watch:
                     time.sleep(POLL_SECONDS)
         cause = blame(self.endings)
         status, worker = (cause.status, cause.worker) if cause else (EXIT_DONE, None)
+        if cause is not None and cause.cause is not None:  # and that one was ended before it ended by itself
+            worker = cause.cause
         if self.hang is not None:
             status, worker = EXIT_PEER_LOST, self.hang.suspects[0].worker
         if self.timed_out:
@@ -285,7 +296,8 @@ class _Watch:
             status = worker.poll()
             if status is not None:
                 self.running.remove(worker)
-                self.endings.append(Ending(worker.index, status, self.sweep, self.is_ending))
+                cause = heartbeat.read_facts(worker.heartbeat).get("failed_worker")
+                self.endings.append(Ending(worker.index, status, self.sweep, self.is_ending, cause))
                 if status != EXIT_DONE and not self.is_ending:
                     self.noticed = self.noticed or time.monotonic()
                     self._plan_after(self.endings[-1])
@@ -302,7 +314,7 @@ class _Watch:
             self.was_interrupted = True
             self.kill_at = now + self.patience.save_seconds
             return
-        settle = self.patience.settle_seconds if ending.status in SYMPTOMS else 0.0
+        settle = self.patience.settle_seconds if ending.is_symptom else 0.0
         self.end_at = min(self.end_at, now + settle)
 
     def _act(self, now: float) -> None:

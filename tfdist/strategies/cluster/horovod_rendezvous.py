@@ -10,6 +10,7 @@ neither TensorFlow nor Horovod.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http
 import http.client
@@ -18,9 +19,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from tfdist.errors import PeerLostError
+from tfdist.strategies import failure_report
 from tfdist.strategies.cluster.environment import is_elastic
+from tfdist.strategies.failure_report import FailureReport
 
 SCOPE = "tfdist"
+FAILURE = "failure"
 ASK_SECONDS = 0.1
 ANSWER_SECONDS = 5.0
 FIRST_WORD_SECONDS = 3.0  # before saying for whom this worker waits
@@ -85,23 +89,38 @@ def meet(meeting: Meeting, *, timeout_seconds: float, on_wait: Callable[[str], N
         time.sleep(ASK_SECONDS * max(1.0, meeting.size / 16))
 
 
+def put_failure(meeting: Meeting, report: FailureReport) -> None:
+    """Leaves in the store why a worker's run failed; whoever cannot be told has lost the connection."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        if get_failure(meeting) is None:  # the first one is the cause
+            _request(meeting, "PUT", FAILURE, failure_report.encode(report).encode())
+
+
+def get_failure(meeting: Meeting) -> FailureReport | None:
+    """The report that a worker has left; None where none has."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        status, body = _request(meeting, "GET", FAILURE)
+        if status == http.HTTPStatus.OK:
+            return failure_report.decode(body.decode())
+    return None
+
+
 def _put(meeting: Meeting) -> bool:
     """Leaves this process's name in the store."""
-    return _request(meeting, "PUT", meeting.rank, socket.gethostname().encode()) == http.HTTPStatus.OK
+    return _request(meeting, "PUT", str(meeting.rank), socket.gethostname().encode())[0] == http.HTTPStatus.OK
 
 
 def _has_come(meeting: Meeting, rank: int) -> bool:
-    return _request(meeting, "GET", rank) == http.HTTPStatus.OK
+    return _request(meeting, "GET", str(rank))[0] == http.HTTPStatus.OK
 
 
-def _request(meeting: Meeting, method: str, rank: int, body: bytes | None = None) -> int:
-    """The status of an answer. Directly: no proxy stands between the processes of a run."""
+def _request(meeting: Meeting, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body of an answer. Directly: no proxy stands between the processes of a run."""
     connection = http.client.HTTPConnection(meeting.host, meeting.port, timeout=ANSWER_SECONDS)
     try:
-        connection.request(method, f"/{SCOPE}/{rank}", body)
+        connection.request(method, f"/{SCOPE}/{key}", body)
         response = connection.getresponse()
-        response.read()
-        return response.status
+        return response.status, response.read()
     finally:
         connection.close()
 

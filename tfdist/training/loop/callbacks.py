@@ -18,6 +18,7 @@ from tfdist import user_code
 from tfdist.checkpoint.callback_state import Baseline
 from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files
+from tfdist.strategies.base import Strategy
 from tfdist.training.loop.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting, overrides
 from tfdist.training.step.optimizer import keeps_average
 
@@ -40,10 +41,10 @@ class Callbacks:
       are_any: whether there are any, on whichever worker. All three are the same on every worker.
 
     Args:
-      callbacks: of all workers.
+      callbacks: of this worker; others may have others.
       model: which they act on.
       optimizer: of the training.
-      is_chief: whether this worker writes.
+      strategy: connected.
       params: what they find in `self.params`.
       compiled: what the model is put into while one of them runs.
 
@@ -57,16 +58,17 @@ class Callbacks:
         *,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        is_chief: bool,
+        strategy: Strategy,
         params: dict[str, Any],
         compiled: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         check_callbacks(callbacks)
-        mine = [c for c in callbacks if is_chief or not writes(c)]
+        mine = [c for c in callbacks if strategy.topology.is_chief or not writes(c)]
         self._mine = mine
-        self.are_any = bool(callbacks)
-        self.act_on_batches = acting(callbacks, TRAIN_BATCH_HOOKS)
-        self.act_on_test_batches = bool(acting(callbacks, TEST_BATCH_HOOKS))
+        names, acts_on_test = acting(callbacks, TRAIN_BATCH_HOOKS), bool(acting(callbacks, TEST_BATCH_HOOKS))
+        any_of = strategy.sum_over_workers([len(callbacks), len(names), acts_on_test])
+        self.are_any, acts_on_batches, self.act_on_test_batches = (any_of > 0).tolist()
+        self.act_on_batches = names or (["A callback of another worker"] if acts_on_batches else [])
         self._model = model
         self._optimizer = optimizer
         model.stop_training = False

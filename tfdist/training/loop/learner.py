@@ -12,9 +12,11 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.recipes.recompute import AUTO, chosen_layers
+from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
+from tfdist.training.loop.model_facts import describe_model
 from tfdist.training.sharding.late_values import LateValues
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
@@ -31,6 +33,7 @@ from tfdist.training.step.randomness import separate_replicas
 from tfdist.training.step.tracing import traced
 from tfdist.user_code import where_defined
 
+ADVICE_OF_MODELS = "All workers train one model. Give them the same code and the same settings."
 ModelBuilder = Callable[[], keras.Model]
 OptimizerBuilder: TypeAlias = "Callable[[], keras.optimizers.Optimizer] | str"
 
@@ -97,6 +100,7 @@ def build_learner(
         strategy.synchronize([v for v in built.variables if not shards.is_apart(v)])
         arrange()
         made_optimizer = build_optimizer(optimizer, built, functools.partial(build_sharded, shards=shards))
+    check_agreement(strategy, lambda: describe_model(built, made_optimizer), advice=ADVICE_OF_MODELS)
     scale_factor, made_optimizer.loss_scale_factor = float(made_optimizer.loss_scale_factor or 1.0), None
     separate_replicas(built)
     follow_aggregation(built, strategy)

@@ -37,6 +37,7 @@ from tfdist.training.step.norms import Watch
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.precision import LossScale
 from tfdist.training.step.step import TrainStep
+from tfdist.training.watch.equality import Equality
 from tfdist.training.watch.input_wait import InputWait
 from tfdist.training.watch.pace import Pace
 from tfdist.training.watch.profiler import Profiler
@@ -61,6 +62,7 @@ class Loop:
       optimizer: asked for its learning rate.
       loss_scale: as the step has it.
       recovery: saves, and leaves when the process has to go; None does neither.
+      equality: compares what the workers have.
       start: where an earlier process left the run; None begins.
       watched: by which evaluations are compared; None compares none.
       input_hint: what would help if training waits for its input.
@@ -85,6 +87,7 @@ class Loop:
         optimizer: keras.optimizers.Optimizer,
         loss_scale: LossScale | None = None,
         recovery: Recovery | None = None,
+        equality: Equality | None = None,
         start: Position | None = None,
         watched: Watched | None = None,
         input_hint: str = "",
@@ -105,6 +108,7 @@ class Loop:
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._recovery = recovery
+        self._equality = equality
         self._start = start
         self._watched = watched
         self._skipped = sorted(skipped)
@@ -132,6 +136,7 @@ class Loop:
         self._callbacks.train_begin()
         if self._start is not None:
             self._continue_from(self._start)
+        self._check_equality()
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
             self._save(must_store=True)
         while outcome.step < boundaries.last_step and not outcome.stopped_early:
@@ -141,6 +146,7 @@ class Loop:
             self._at_boundary()
         if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
             self._save(must_store=True)  # what follows can be done again from here
+        self._check_equality()
         self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
             assert self._recovery is not None
@@ -149,6 +155,7 @@ class Loop:
         changed = self._strategy.any_worker(self._callbacks.train_end(self._logs()))
         if changed:
             outcome.evaluated_at = -1
+            self._check_equality()
         if self._diverged is not None and not (changed and self._callbacks.weights_are_finite):
             raise self._diverged  # no callback has put back weights of before
         return outcome
@@ -210,6 +217,7 @@ class Loop:
     def _save(self, *, boundary_is_due: bool = False, must_store: bool = False) -> None:
         outcome = self._outcome
         assert self._recovery is not None
+        self._check_equality()
         callbacks, arrays = self._callbacks.changes()
         values = {
             "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
@@ -379,6 +387,7 @@ class Loop:
             self._diverged.step = outcome.step
             if not spiked:
                 outcome.train_metrics["loss"] = math.nan
+        raised: UserError | None = None
         try:
             self._callbacks.batch_end(
                 self._steps_in_epoch - 1, outcome.train_metrics, diverged=self._diverged is not None
@@ -386,7 +395,9 @@ class Loop:
         except UserError as error:
             if self._diverged is None:
                 raise
-            raise self._diverged from error  # as TerminateOnNaN(raise_error=True) wants it
+            raised = error  # as TerminateOnNaN(raise_error=True) does
+        if self._diverged is not None and self._strategy.any_worker(raised is not None):
+            raise self._diverged from raised
         if self._callbacks.act_on_batches or self._diverged is not None:
             self._agree_on_stop()
         if self._diverged is not None and not self._wanted.stop:
@@ -423,8 +434,17 @@ class Loop:
         heartbeat.beat(heartbeat.BETWEEN)
         self._callbacks.epoch_end(self._epoch, self._logs())
         heartbeat.beat(heartbeat.AGREEING)
-        outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
+        is_due = self._equality is not None and self._equality.is_due and self._strategy.topology.is_chief
+        wants_stop = self._wanted.stop or self._callbacks.wants_stop
+        stop, compare = self._strategy.sum_over_workers([float(wants_stop), float(is_due)])
+        outcome.stopped_early = bool(stop)
+        if compare:
+            self._check_equality()
         heartbeat.beat(heartbeat.BETWEEN)
+
+    def _check_equality(self) -> None:
+        if self._equality is not None:
+            self._equality.check(self._outcome.step)
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
         self._reporter.point(

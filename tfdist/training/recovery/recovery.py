@@ -192,12 +192,18 @@ class Recovery:
           NotSavedError: the state of `step`, which was given to `save`, could not be written; on every worker.
         """
         heartbeat.beat(heartbeat.SAVING)
-        if self._manager is not None:
-            self._manager.wait()
+        problem: UserError | None = None
+        try:
+            if self._manager is not None:
+                self._manager.wait()
+        except UserError as error:  # with on_error = 'stop'
+            problem = error
         is_chief = self._strategy.topology.is_chief
-        if self._strategy.any_worker(is_chief and self.newest_step != step):  # nobody goes before it is stored
+        is_lost = problem is not None or (is_chief and self.newest_step != step)
+        if self._strategy.any_worker(is_lost):  # nobody goes before it is stored
             lost = self._lost(step) if is_chief else "The chief's message says from where the same command continues."
-            raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save. {lost}")
+            why = "" if problem is None else f" {problem}"
+            raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save.{why} {lost}")
 
     def _lost(self, step: int) -> str:
         newest = self.newest_step
@@ -225,11 +231,13 @@ class Opened(NamedTuple):
       recovery: of the run; None saves nothing.
       start: where it resumes, with the variables in place; None begins it.
       lost_steps: how many steps after that are known to have been done before, on the chief.
+      state: of the run.
     """
 
     recovery: Recovery | None
     start: Position | None
     lost_steps: int
+    state: TrainingState
 
 
 def restored(

@@ -17,6 +17,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -243,12 +244,11 @@ class Rollbacks:
     def _read(self) -> None:
         """The failures that earlier starts stored. A collective."""
 
-        def stored() -> str:
-            return files.read(self._path).decode() if files.exists(self._path) else "[]"
+        def stored() -> list[dict[str, Any]]:
+            return json.loads(files.read(self._path)) if files.exists(self._path) else []
 
-        text = self._strategy.on_chief(stored, "The run's rollbacks cannot be read")
-        shared = self._strategy.broadcast(None if text is None else text.encode())
-        self._failures = [Failure(**each) for each in json.loads(bytes(shared))]
+        failures = self._strategy.read_on_chief(stored, "The run's rollbacks cannot be read")
+        self._failures = [Failure(**each) for each in failures]
 
     def _write(self) -> None:
         """Stores the failures. A collective, after which every worker may rely on it."""

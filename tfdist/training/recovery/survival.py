@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
 import os
 import signal
 import uuid
@@ -29,6 +30,7 @@ from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
 from tfdist.errors import PreemptedError, UserError
 from tfdist.storage import files
+from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import Learner
@@ -100,7 +102,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     if start is None and settings.initial_epoch:
         start = Position(settings.initial_epoch * steps_per_epoch, {}, {})
     if policy is None:
-        yield Opened(None, start, lost)
+        yield Opened(None, start, lost, state)
         return
     policy = as_it_fails(run, policy)
     with contextlib.ExitStack() as stack:
@@ -136,7 +138,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
             all_write=part is not None,
         )
         recovery.prepare()
-        yield Opened(recovery, start, lost)
+        yield Opened(recovery, start, lost, state)
 
 
 def as_it_fails(run: Run, policy: CheckpointPolicy) -> CheckpointPolicy:
@@ -225,7 +227,7 @@ def _begin_with(
     """Loads the model's variables alone; the optimizer begins anew."""
     path = _plain(path)
     if path.endswith(FILES):
-        tell_left_out(run.events, _load_file(learner.model, path, partial=partial), path)
+        _load_on_all(run, learner, path, partial=partial)
         found = path
     else:
         taken = restored(
@@ -239,6 +241,23 @@ def _begin_with(
         assert taken is not None
         found = f"step {taken.step:,} of {path}"
     run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
+
+
+def _load_on_all(run: Run, learner: Learner, path: str, *, partial: bool) -> None:
+    """Loads a file of weights: the chief reads and sends it; every worker reads where each has parts of variables.
+
+    Raises:
+      UserError: it cannot be read, or the workers read different ones; on every worker.
+    """
+    strategy, failed = run.strategy, f"{path} cannot be read"
+    if learner.shards is None:
+        left_out = strategy.on_chief(lambda: _load_file(learner.model, path, partial=partial), failed)
+        strategy.send_variables(learner.model.variables)
+    else:
+        digest = strategy.on_every_worker(lambda: hashlib.sha256(files.read(path)).hexdigest(), failed)
+        check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
+        left_out = strategy.on_every_worker(lambda: _load_file(learner.model, path, partial=partial), failed)
+    tell_left_out(run.events, left_out or [], path)
 
 
 def check_weights(

@@ -19,6 +19,7 @@ from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
 from tfdist.recipes.followed import Holders, followed
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recomputed
+from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.tasks.in_turns import InTurns, OneTurn, Turn
@@ -34,12 +35,12 @@ from tfdist.training.run.canonical import check_canonical, sums_as_written
 from tfdist.training.run.checking.examples import check_held
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.run import Run
+from tfdist.training.run.same_batches import check_same_batches
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.run.tuned import (
     AUTO_XLA,
     COMPILED,
     can_compile,
-    choose_packing,
     store_xla,
     stored_xla,
     xla_variants,
@@ -82,11 +83,13 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     Raises:
       UserError: the data cannot be read, or the parts do not fit together.
     """
+    check_agreement(run.strategy, lambda: _plain(settings))
     set_seeds(settings.seed if run.request.seeds else None, deterministic=settings.deterministic)
     set_precision(settings.precision)
     source = open_source(run, settings.train_data, "training")
     parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure)
     plan = settings.plan(source.num_examples, run.topology.num_replicas)
+    check_same_batches(run.strategy, source, plan, "training")
     learner = build_learner(
         run.strategy,
         *parts,
@@ -170,11 +173,15 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
       UserError: the data cannot be read; on every worker, where it is the chief that fails.
     """
     heartbeat.beat(heartbeat.PREPARING)
-    source = as_source(data(), data)
-    run.strategy.on_chief(lambda: source.prepare(run.directory.fitted), "The data cannot be prepared")
+    strategy, failed = run.strategy, f"The {split} data cannot be read"
+    source = strategy.on_every_worker(lambda: as_source(data(), data))
+    strategy.on_chief(lambda: source.prepare(run.directory.fitted), failed)
     if not run.topology.is_chief:
         source.prepare(run.directory.fitted)
-    else:
+    check_agreement(
+        strategy, lambda: _facts_of(source, split), advice="Give all workers the same files and the same code."
+    )
+    if run.topology.is_chief:
         lines = source.describe()
         run.events.info(
             "data_opened",
@@ -184,6 +191,22 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
             description=lines,
         )
     return source
+
+
+def _plain(settings: TrainSettings) -> dict[str, object]:
+    """The settings that are plain values, by the names that gin files take."""
+    found = {f"{settings.NAME}.{name}": getattr(settings, name) for name in settings.declared()}
+    return {name: value for name, value in found.items() if value is None or isinstance(value, str | int | float)}
+
+
+def _facts_of(source: Source, split: str) -> dict[str, object]:
+    """What the workers compare of a source."""
+    facts = {
+        f"examples of the {split} data": source.num_examples,
+        f"structure of an example of the {split} data": source.structure,
+    }
+    sizes = getattr(source, "file_sizes", None)
+    return facts if sizes is None else facts | {f"records in each file of the {split} data": list(sizes)}
 
 
 def check_examples(
@@ -255,10 +278,7 @@ def build_step(training: Training, left_out: Collection[int] = ()) -> TrainStep:
     if xla == AUTO_XLA:
         names = xla_variants(run.strategy, learner, deterministic=settings.deterministic)
         xla = (stored_xla(run.strategy, run.directory.tuned, names) if names else None) or UNCOMPILED
-    step = step_of(training, xla)
-    auto: dict[str, Any] = {"deterministic": settings.deterministic, "tell": run.events.info}
-    choose_packing(run.strategy, learner, step, lambda: first_batch(training, left_out), **auto)
-    return step
+    return step_of(training, xla)
 
 
 def first_batch(training: Training, left_out: Collection[int] = ()) -> Any:
@@ -416,6 +436,7 @@ def evaluator_of(
         any_order=True,
     )
     check_examples(task, model, source, "evaluation", run.strategy)
+    check_same_batches(run.strategy, source, plan, "evaluation")
     return Evaluator(
         strategy=run.strategy,
         model=model,

@@ -28,6 +28,7 @@ from tfdist.training.run.directory.starts import note_start
 from tfdist.training.run.run import Run
 from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.step import TrainStep
+from tfdist.training.watch.equality import Equality
 from tfdist.training.watch.pace import Pace
 from tfdist.training.watch.profiler import Profiler
 
@@ -54,6 +55,14 @@ def run_loop(
     hooks = _hooks(training, num_epochs)
     if run.topology.is_chief and not rollbacks.has_gone_back:
         note_start(run.directory, run.request.settings(), step=first_step, lost_steps=opened.lost_steps)
+    reporter = Reporter(
+        console=run.console,
+        metrics=run.metrics,
+        events=run.events,
+        examples_per_step=examples_per_step,
+        summarize=_summaries(training, step).epoch_end,
+    )
+    is_alone = run.topology.num_workers == 1
     loop = Loop(
         strategy=run.strategy,
         step=step,
@@ -61,18 +70,13 @@ def run_loop(
         iterator=iterator,
         evaluator=evaluator,
         callbacks=hooks,
-        reporter=Reporter(
-            console=run.console,
-            metrics=run.metrics,
-            events=run.events,
-            examples_per_step=examples_per_step,
-            summarize=_summaries(training, step).epoch_end,
-        ),
+        reporter=reporter,
         boundaries=boundaries,
         pace=Pace(run.strategy, 1 if hooks.act_on_batches else training.settings.steps_per_call),
         optimizer=learner.optimizer,
         loss_scale=learner.loss_scale,
         recovery=opened.recovery,
+        equality=None if is_alone else Equality(run.strategy, opened.state.replicated, reporter),
         start=opened.start,
         watched=watched(training.settings),
         input_hint=hint_for(training.source),
@@ -108,7 +112,7 @@ def _hooks(training: Training, num_epochs: int) -> Callbacks:
         callbacks,
         model=training.learner.model,
         optimizer=training.learner.optimizer,
-        is_chief=run.topology.is_chief,
+        strategy=run.strategy,
         compiled=CallbackModel(training.learner, training.task).in_place if callbacks else contextlib.nullcontext,
         params={"epochs": num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0},
     )

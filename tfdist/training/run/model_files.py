@@ -5,7 +5,6 @@ Invariant: the chief exports, the whole or nothing; what is found is the same on
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 
@@ -16,9 +15,9 @@ from tfdist.errors import UserError
 from tfdist.recipes.lora import adapter_bytes, adapter_of, kept_adapters
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
-from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.recovery import restored
-from tfdist.training.recovery.weights import FILES, Found, find
+from tfdist.training.recovery.weights import FILES, Found, find, find_exported
 from tfdist.training.run.run import Run
 from tfdist.training.step.state import ModelState
 from tfdist.user_code import said
@@ -42,6 +41,12 @@ def export_model(run: Run, model: keras.Model) -> None:
         files.write_atomic(run.directory.adapter, adapter_bytes(adapter))
 
 
+def check_exported(run_dir: str, weights: str | int | None) -> None:
+    """Raises UserError where a run has exported no model, and a setting of `weights` names nothing else."""
+    if weights is None:
+        find_exported(RunDirectory(run_dir))
+
+
 def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None, *, setting: str) -> Found:
     """What a setting, such as `evaluate.weights`, names.
 
@@ -50,25 +55,25 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
     Raises:
       UserError: there is no such thing; on every worker.
     """
-    found = run.strategy.on_chief(
-        lambda: find(weights, run.directory, policy, tell=run.events, setting=setting), "The checkpoints cannot be read"
-    )
-    if run.topology.num_workers == 1:
-        assert found is not None
-        return found
-    text = to_json([found.path, found.step, found.why]).encode() if found is not None else None
-    path, step, why = json.loads(bytes(run.strategy.broadcast(text)))
-    return found or Found(path, step, None, why)
+    found: list[Found] = []
+
+    def read() -> tuple[str, int | None, str]:
+        found.append(find(weights, run.directory, policy, tell=run.events, setting=setting))
+        return found[0].path, found[0].step, found[0].why
+
+    path, step, why = run.strategy.read_on_chief(read, "The checkpoints cannot be read")
+    return found[0] if found else Found(path, step, None, why)
 
 
 def put_weights(run: Run, model: keras.Model, found: Found) -> None:
-    """Gives a built model the weights. A collective.
+    """Gives a built model the weights, which the chief reads and sends. A collective.
 
     Raises:
-      UserError: they do not fit.
+      UserError: they do not fit; on every worker.
     """
     if found.step is None:
-        load_weights(model, found.path)
+        run.strategy.on_chief(lambda: load_weights(model, found.path), f"{found.path} cannot be read")
+        run.strategy.send_variables(model.variables)
     else:
         restored(run.strategy, ModelState(model), lambda: found.state, partial=False, tell=run.events, only_model=True)
 

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from tfdist.data.pipeline import failures
-from tfdist.errors import DivergedError, NotSavedError, PeerLostError, PreemptedError
+from tfdist.errors import (
+    DivergedError,
+    NotSavedError,
+    PeerFailedError,
+    PeerLostError,
+    PreemptedError,
+    TfdistError,
+    UserError,
+)
 from tfdist.storage import files
+from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry import heartbeat, notices
 from tfdist.telemetry.account import time_account
@@ -24,6 +34,7 @@ from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics
+from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.directory.claim import Claim, Place, take_place
@@ -31,6 +42,13 @@ from tfdist.training.run.directory.starts import read_starts
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
+MISMATCH_WORDS = (  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
+    "Shape mismatch in the collective instance",
+    "Inconsistent group_size",
+    "but got type",
+    "Mismatched",
+    "Invalid shape",
+)
 LOST_PEER_WORDS = (
     "Socket closed",
     "Connection reset by peer",
@@ -119,6 +137,7 @@ def open_run(
     *,
     mode: str,
     claim: Claim | None = None,
+    check: Callable[[], object] = lambda: None,
     to_tell: TellingSettings | None = None,
 ) -> Iterator[Run]:
     """Joins the other workers and opens the run directory.
@@ -128,6 +147,7 @@ def open_run(
       strategy: not connected yet.
       mode: "train" begins a run or continues with it; others add to what is there.
       claim: a training's.
+      check: called on the chief before the directory is made; what it raises ends all workers.
       to_tell: to whom what happens is told, beside the run's own files.
 
     Raises:
@@ -144,7 +164,9 @@ def open_run(
     console = request.console(topology.is_chief)
     with contextlib.ExitStack() as leaving:
         leaving.callback(console.close)
-        place = take_place(directory, strategy, claim, notify=waiting.message)
+        leaving.enter_context(reporting_failures(strategy))
+        check_agreement(strategy, lambda: {"mode": mode, **request.settings(), **versions()})
+        place = take_place(directory, strategy, claim, check=check, notify=waiting.message)
         leaving.callback(place.release)
         starts = read_starts(directory) if topology.is_chief else []
         to_tell = to_tell or TellingSettings()
@@ -176,7 +198,7 @@ def open_run(
             raise
         except BaseException as error:
             heartbeat.beat(heartbeat.LEAVING)
-            told = failures.take() or failures.explained(error) or peer_lost(error, topology)
+            told = explain_failure(error, strategy)
             if isinstance(told, PeerLostError):
                 events.error("peer_lost")
             if isinstance(error, DivergedError):
@@ -192,14 +214,53 @@ def open_run(
             raise
 
 
-def peer_lost(error: BaseException, topology: Topology) -> PeerLostError | None:
-    """The error to end with if `error` says that another worker is gone; None if it says something else.
+def explain_failure(error: BaseException, strategy: Strategy) -> TfdistError | None:
+    """The error to end a run with, where `error` is another's consequence: of the data, or of another worker."""
+    if isinstance(error, TfdistError):
+        return error if isinstance(error, PeerFailedError) else failures.take()
+    return (
+        failures.take()
+        or strategy.peer_failure(error)
+        or failures.explained(error)
+        or explain_collective(error, strategy.topology)
+    )
+
+
+@contextlib.contextmanager
+def reporting_failures(strategy: Strategy) -> Iterator[None]:
+    """Tells the other workers of a connected strategy what this one fails with; raises what they failed with first.
+
+    Whatever another worker's collective waits for, it then ends with the words and the exit status of the cause.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = explain_failure(error, strategy) or error
+        if isinstance(told, PeerFailedError):
+            heartbeat.tell(failed_worker=told.worker)
+        elif not isinstance(told, PeerLostError):
+            strategy.report_failure(told)
+        if told is error:
+            raise
+        raise told from error
+
+
+def explain_collective(error: BaseException, topology: Topology) -> TfdistError | None:
+    """The error to end with if `error` is of a collective that another worker did not take part in; else None.
 
     TensorFlow's collectives and Horovod's report a broken connection as errors of many classes, in these words.
     """
     text = str(error)
+    if topology.num_workers == 1 or not isinstance(error, (tf.errors.OpError, RuntimeError)):
+        return None
+    mismatch = re.search(f"[^:\n]*(?:{'|'.join(map(re.escape, MISMATCH_WORDS))})[^\n]*", text)
+    if mismatch is not None:
+        return UserError(
+            f"The workers do not run the same training: {mismatch[0].strip()[:300]} Give all workers the same code, "
+            "model, data and configuration; `python -m tfdist.doctor` compares their packages."
+        )
     said = next((words for words in LOST_PEER_WORDS if words in text), None)
-    if topology.num_workers == 1 or said is None or not isinstance(error, (tf.errors.OpError, RuntimeError)):
+    if said is None:
         return None
     return PeerLostError(
         f"Worker {topology.worker_index} lost the connection to another of the {topology.num_workers} workers "

@@ -1,4 +1,4 @@
-"""Decides by short trials what a run leaves to "auto": XLA, and the packing of gradients."""
+"""Decides what a run leaves to `train.xla = "auto"`: which variants may be tried, and which one was chosen."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import Learner
-from tfdist.training.run.probe import quickest, runs
-from tfdist.training.sharding.shards import num_bytes
+from tfdist.training.run.probe import runs
 from tfdist.training.step.gradients import LocalSums
 from tfdist.training.step.layers.aggregation import aggregated_variables
 from tfdist.training.step.layers.layer_state import moving_variables
@@ -50,8 +49,7 @@ def stored_xla(strategy: Strategy, path: str, variants: Sequence[str]) -> str | 
     def stored() -> str:
         return json.loads(files.read(path))["xla"] if files.exists(path) else ""
 
-    chiefs = strategy.on_chief(stored, "What the run has chosen cannot be read")
-    name = bytes(strategy.broadcast(None if chiefs is None else chiefs.encode())).decode()
+    name = strategy.read_on_chief(stored, "What the run has chosen cannot be read")
     return name if name in ("off", *variants) else None
 
 
@@ -71,44 +69,10 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
 
     if not runs(strategy, on_replica, batch, keep=moving_variables(learner.model)):
         return False
+    if not step.compiles_update:
+        return True
     trained = [variable for each in step.passes for variable in each.variables]
-    return not step.compiles_update or step.update.compiles(trained)
-
-
-def choose_packing(
-    strategy: Strategy,
-    learner: Learner,
-    step: TrainStep,
-    batch: Callable[[], Any],
-    *,
-    deterministic: bool,
-    tell: Tell,
-) -> None:
-    """Settles the strategy's packing of gradients, where it leaves that open."""
-    candidates = strategy.packing_candidates()
-    if not candidates or deterministic:
-        return
-    tried = distinct_packings(candidates, sum(num_bytes(v) for v in learner.model.trainable_variables))
-    if len(tried) == 1:
-        strategy.set_packing(tried[0])
-        return
-
-    def with_packing(size: int) -> Callable[[dict[str, Any]], tf.Tensor]:
-        def reduced(batch: dict[str, Any]) -> tf.Tensor:
-            strategy.set_packing(size)  # read while the function is traced
-            return tf.cast(step.global_sums(batch, step.passes[0]).finite, tf.float32)
-
-        return reduced
-
-    variants = {size: with_packing(size) for size in tried}
-    choice, seconds = quickest(strategy, variants, batch(), keep=moving_variables(learner.model))
-    strategy.set_packing(choice)
-    tell("packing_chosen", message=f"bytes_per_pack {choice}: {_said(seconds)}", choice=choice, seconds=seconds)
-
-
-def distinct_packings(candidates: Sequence[int], whole: int) -> list[int]:
-    """The candidates that pack gradients of `whole` bytes in different ways: all that hold them whole are as 0 is."""
-    return [0, *(size for size in candidates if 0 < size < whole)]
+    return not strategy.any_worker(not step.update.compiles(trained))
 
 
 def _one_number(sums: LocalSums) -> tf.Tensor:

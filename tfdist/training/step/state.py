@@ -101,6 +101,13 @@ class TrainingState(_Named):
         return shares[worker] | {name: tensors[name] for name in self._own}
 
     @property
+    def replicated(self) -> dict[str, keras.Variable]:
+        """Weights and slots that every worker has alike, by name."""
+        apart = self._own | set(self._averaged)
+        named = self._variables.items()
+        return {n: v for n, v in named if n.startswith((MODEL, OPTIMIZER)) and n not in apart}
+
+    @property
     def is_sharded(self) -> bool:
         """Whether other workers have slots that this one has not."""
         return self._is_sharded

@@ -17,6 +17,7 @@ from tfdist import user_code
 from tfdist.errors import TfdistError, UserError, missing_extra
 from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
+from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.training.run.settings import TrainedSettings, TrainSettings
 from tfdist.tuning.search.space import SETTING
@@ -147,14 +148,18 @@ def builder_of(settings: TrainSettings) -> Any:
     return model
 
 
-def builder_of_trained(settings: TrainedSettings, run_dir: str) -> Any:
+def builder_of_trained(settings: TrainedSettings, run_dir: str, strategy: Strategy | None = None) -> Any:
     """What builds a trained model: one that takes `hp` with the values of the training in `run_dir`.
+
+    With a strategy, which is connected, the chief reads them: a collective.
 
     Raises:
       UserError: as `builder_of`.
     """
     if takes_hyperparameters(settings.model):
-        return _wrapped(settings.model, (read(run_dir) or {}).get("values") or {})
+        failed = "The model's hyperparameters cannot be read"
+        told = read(run_dir) if strategy is None else strategy.read_on_chief(lambda: read(run_dir), failed)
+        return _wrapped(settings.model, (told or {}).get("values") or {})
     FUNCTION(f"{settings.NAME}.model", settings.model)
     return settings.model
 

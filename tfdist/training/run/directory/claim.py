@@ -76,7 +76,12 @@ class Claim:
 
 
 def take_place(
-    directory: RunDirectory, strategy: Strategy, claim: Claim | None, *, notify: Callable[[str], None]
+    directory: RunDirectory,
+    strategy: Strategy,
+    claim: Claim | None,
+    *,
+    check: Callable[[], object] = lambda: None,
+    notify: Callable[[str], None],
 ) -> Place:
     """The run directory, made if it is missing. A collective.
 
@@ -84,6 +89,7 @@ def take_place(
       directory: of the run.
       strategy: connected.
       claim: of a training, which takes the lease; None only writes there.
+      check: called on the chief first; raises where nothing is to be made.
       notify: takes what the user should know while waiting.
 
     Raises:
@@ -92,10 +98,13 @@ def take_place(
     """
 
     def take() -> Place:
+        check()
         directory.create()
         return Place() if claim is None else _taken(directory, claim, notify=notify)
 
-    place = strategy.on_chief(take, f"{directory.path} cannot be used") or Place()
+    failed = f"{directory.path} cannot be used"
+    place = strategy.on_chief(take, failed) or Place()
+    strategy.on_every_worker(directory.create, failed)  # for the logs of each, where workers share no disk
     return dataclasses.replace(
         place, is_finished=strategy.any_worker(place.is_finished), extends=strategy.any_worker(place.extends)
     )

@@ -1,0 +1,63 @@
+"""What all workers of a run have to have alike, compared before it can make them train different models.
+
+Invariant: a difference is one message on every worker, which names the workers and their values, and it comes in step.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+
+MAX_SHOWN = 8  # differences in one message
+MAX_VALUE = 200  # characters of a value
+MAX_WORKERS = 8  # named for one value
+ADVICE = "Give all workers the same configuration, code and files."
+
+
+def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]], *, advice: str = ADVICE) -> None:
+    """Raises UserError on every worker where one has other `facts`. A collective.
+
+    Args:
+      strategy: connected.
+      facts: gives values by what they are, as the message names them; compared by their text.
+      advice: ends the message.
+    """
+    if strategy.topology.num_workers == 1:
+        return
+    mine = json.dumps({name: str(value) for name, value in facts().items()}, sort_keys=True).encode()
+    digest = int.from_bytes(hashlib.sha256(mine).digest()[:6], "big")  # 48 bits, which a float64 holds
+    if len(set(strategy.gather_from_workers([digest])[:, 0].tolist())) == 1:
+        return
+    told = [json.loads(text) for text in strategy.gather_bytes(mine)]
+    names = list(dict.fromkeys(name for each in told for name in each))
+    lines = [_line(name, [each.get(name, "(none)") for each in told]) for name in names]
+    lines = [line for line in lines if line]
+    more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+    error = UserError("\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}")
+    error.is_in_step = True
+    raise error
+
+
+def _line(name: str, values: list[str]) -> str:
+    """What the workers have of one fact; empty where all have the same."""
+    workers = collections.defaultdict(list)
+    for worker, value in enumerate(values):
+        workers[value].append(worker)
+    if len(workers) == 1:
+        return ""
+    return f"{name}: " + "; ".join(f"{_cut(value)} on {_named(who)}" for value, who in workers.items())
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= MAX_VALUE else f"{value[:MAX_VALUE]} …"
+
+
+def _named(workers: list[int]) -> str:
+    shown = ", ".join(map(str, workers[:MAX_WORKERS]))
+    more = f" and {len(workers) - MAX_WORKERS} more" if len(workers) > MAX_WORKERS else ""
+    return f"worker{'s' if len(workers) > 1 else ''} {shown}{more}"

@@ -1,0 +1,64 @@
+"""What a failed worker tells the others: text within an error message of TensorFlow, or in a store of keys.
+
+Invariant: `decode` finds in a message what `encode` has put there, whatever stands around it. Strategies send it; it
+imports neither TensorFlow nor Horovod.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from tfdist import user_code
+from tfdist.errors import EXIT_BUG, TfdistError
+
+MARK = "tfdist-failure "
+MAX_CHARACTERS = 1200  # gRPC carries some 8 KiB of an error, in which non-ASCII characters take up to twelve bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class FailureReport:
+    """Why a worker's run ended.
+
+    Attributes:
+      worker: index of the worker.
+      status: that its process ends with.
+      text: its error message.
+    """
+
+    worker: int
+    status: int
+    text: str
+
+    @property
+    def summary(self) -> str:
+        """The first line of the message."""
+        return self.text.partition("\n")[0]
+
+
+def describe(error: BaseException) -> tuple[int, str]:
+    """The exit status and the message that a command ends with for an error."""
+    if isinstance(error, TfdistError):
+        return error.exit_status, str(error)
+    told = user_code.refused_values(error)
+    if told is None and user_code.own_places(error) and not user_code.may_pass(error):
+        told = user_code.failed("Your code", error)
+    return (EXIT_BUG, user_code.said(error)) if told is None else (told.exit_status, str(told))
+
+
+def encode(report: FailureReport) -> str:
+    """ASCII text of a report, its message cut to what an error message can carry."""
+    text = report.text
+    if len(text) > MAX_CHARACTERS:
+        text = f"{text[:MAX_CHARACTERS]} …"
+    return MARK + json.dumps([report.worker, report.status, text])
+
+
+def decode(message: str) -> FailureReport | None:
+    """The first report in a message; None where there is none."""
+    _, _, rest = message.partition(MARK)
+    try:
+        (worker, status, text), _ = json.JSONDecoder().raw_decode(rest)
+    except ValueError:
+        return None
+    return FailureReport(worker, status, text)

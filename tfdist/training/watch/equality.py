@@ -1,0 +1,122 @@
+"""Compares what the workers train: a worker whose weights, slots or rate have gone apart ends the run.
+
+Each worker sums the bits of every variable, and all compare one digest of the sums, with each checkpoint before it is
+written, and at ends of epochs. Invariant: a checkpoint holds what all workers have. A callback that acts on one worker
+alone is found so, and a machine that computes wrong.
+
+Machines of different kinds may round an update differently. Such a difference is told once and left: all later
+comparisons are then of values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
+from tfdist.telemetry.reporter import Reporter
+from tfdist.training.step.tracing import traced
+
+MAX_SHARE = 0.005  # of a run's time
+ROUNDING = 1e-3  # of a variable's largest magnitude
+MAX_SHOWN = 5  # variables in one message
+
+
+class Equality:
+    """The comparison of one run.
+
+    Args:
+      strategy: connected.
+      variables: that are the same on every worker, by name.
+      reporter: told where workers round differently.
+    """
+
+    def __init__(self, strategy: Strategy, variables: Mapping[str, keras.Variable], reporter: Reporter) -> None:
+        self._strategy = strategy
+        self._variables = variables
+        self._reporter = reporter
+        self._compute_sums = traced(self._sums)
+        self._rounds = False
+        self._cost_seconds = 0.0
+        self._checked_at = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a comparison now keeps to its share of the time; the chief's answer counts."""
+        return MAX_SHARE * (time.monotonic() - self._checked_at) >= self._cost_seconds
+
+    def check(self, step: int) -> None:
+        """Raises UserError on every worker where one has other values. A collective.
+
+        Args:
+          step: that the values are of.
+        """
+        if self._strategy.topology.num_workers == 1 or (self._rounds and not self._agree_is_due()):
+            return
+        begun = time.monotonic()
+        sums = self._compute_sums().numpy()
+        digest = int.from_bytes(hashlib.sha256(sums.tobytes()).digest()[:6], "big")  # 48 bits, which a float64 holds
+        digests = self._strategy.gather_from_workers([digest])[:, 0]
+        if len(set(digests.tolist())) > 1:
+            self._compare(sums, digests, step)
+        self._checked_at = time.monotonic()
+        self._cost_seconds = self._checked_at - begun if self._cost_seconds else 1e-6  # the first one traces
+
+    def _agree_is_due(self) -> bool:
+        return bool(self._strategy.from_chief([float(self.is_due)])[0])
+
+    def _sums(self) -> tf.Tensor:
+        return tf.stack([sum_bits(self._local(variable)) for variable in self._variables.values()])
+
+    def _local(self, variable: keras.Variable) -> tf.Tensor:
+        return tf.convert_to_tensor(self._strategy.distribution.experimental_local_results(variable.value)[0])
+
+    def _compare(self, sums: np.ndarray, digests: np.ndarray, step: int) -> None:
+        """Raises UserError where values differ by more than rounding, and names the worker and the variables."""
+        names = list(self._variables)
+        rows = self._strategy.gather_from_workers(sums.astype(np.float64))
+        values, counts = np.unique(digests, return_counts=True)
+        most = counts.max()
+        usual = digests[0] if counts[values == digests[0]][0] == most else values[counts.argmax()]
+        reference = int(np.flatnonzero(digests == usual)[0])
+        others = np.flatnonzero(digests != usual).tolist()
+        apart: list[str] = []
+        for index in np.flatnonzero((rows != rows[0]).any(axis=0)).tolist():
+            mine = np.asarray(self._local(self._variables[names[index]]).numpy())
+            sent = self._strategy.broadcast_from(reference, np.ascontiguousarray(mine).reshape(-1).view(np.uint8).data)
+            theirs = np.frombuffer(sent, mine.dtype).reshape(mine.shape)
+            change = np.max(np.abs(mine.astype(np.float64) - theirs), initial=0.0)
+            largest = np.max(np.abs(theirs.astype(np.float64)), initial=0.0)
+            if self._strategy.any_worker(not change <= ROUNDING * largest):
+                apart.append(names[index])
+        if not apart:
+            if not self._rounds:
+                self._reporter.rounds_differently(step=step, workers=others)
+            self._rounds = True
+            return
+        more = f" and {len(apart) - MAX_SHOWN} more" if len(apart) > MAX_SHOWN else ""
+        error = UserError(
+            f"Worker {', '.join(map(str, others))} has other values than worker {reference} at step {step:,}: "
+            f"{', '.join(apart[:MAX_SHOWN])}{more}. The run ends, and this state is not saved. A callback that changes "
+            "something on one worker alone does that: let it decide by `logs`, which are the same on all. So does a "
+            "machine that computes wrong: python -m tfdist.doctor looks at it."
+        )
+        error.is_in_step = True
+        raise error
+
+
+def sum_bits(value: tf.Tensor) -> tf.Tensor:
+    """The sum of a tensor's bits as integers, int64: the same in whatever order they are added."""
+    if value.dtype == tf.bool:
+        value = tf.cast(value, tf.uint8)
+    as_integers = {1: tf.int8, 2: tf.int16}.get(value.dtype.size, tf.int32)
+    bits = tf.bitcast(value, as_integers)
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))  # whose sums of int32 are computed on the host
+    wide = tf.int64 if on_gpu else tf.int32
+    return tf.cast(tf.reduce_sum(tf.cast(bits, wide)), tf.int64)
