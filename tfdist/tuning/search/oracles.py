@@ -15,7 +15,6 @@ from keras_tuner import oracles
 from tfdist.tuning.search.terms import Terms
 
 UNLIMITED = 10**9
-PARENT, EPOCHS, INITIAL_EPOCH, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/initial_epoch", "tuner/round"
 
 
 def common(terms: Terms) -> dict[str, Any]:
