@@ -50,7 +50,6 @@ from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.objective import build_objective
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.search.terms import Terms
-from tfdist.tuning.search.warm_start import read_known
 from tfdist.tuning.settings import TuneSettings
 
 CLUSTER_VARIABLES = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
@@ -135,7 +134,6 @@ def validate(settings: TuneSettings, request: Request, experiment: Experiment, t
     """
     prepared = _prepared(settings, request, experiment)
     plan = prepared.plan
-    read_known(settings.warm_start, plan.space, plan.objective, tell)
     trial = experiment.load([*prepared.sample, _must_report(settings)])
     trial.run("train", lambda training: experiment.validate(training, lambda line: None), run_dir=request.run_dir)
     varied = ", ".join(plan.space.describe())
@@ -266,8 +264,6 @@ def _run(
     still_ours: Callable[[], None],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    from tfdist.tuning.search.oracles import know  # brings KerasTuner
-
     started, hparams = time.monotonic(), HParamsTable(plan, tell)
 
     def on_event(event: Mapping[str, Any]) -> None:
@@ -278,8 +274,7 @@ def _run(
         journal = Journal(plan.run_dir, on_event, still_ours)
         leaving.callback(journal.close)
         woken, wake = open_waking(leaving)
-        past = _past(plan, identity, journal, tell)
-        know(oracle, [_known(plan, event) for event in past if event["event"] == journals.TRIAL_KNOWN])
+        past = _past(plan, identity, journal)
         asking = Asking(oracle, plan.objective.name, wake=wake)
         leaving.callback(asking.close)
         executor = open_executor()
@@ -298,13 +293,7 @@ def _run(
         return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
 
 
-def _known(plan: Plan, event: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
-    """A trial of an earlier sweep in the oracle's words."""
-    values = plan.space.encoded(plan.space.restored(event["values"]))
-    return values, [*event["curve"], (max((epoch for epoch, _ in event["curve"]), default=0), event["objective"])]
-
-
-def _past(plan: Plan, identity: Identity, journal: Journal, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def _past(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
     """The journal's events of this sweep; a journal in which nothing has come of anything is begun anew."""
     events = journal.read()
     began = {journals.TRIAL_REPORTED, journals.TRIAL_ENDED} & {
@@ -315,11 +304,8 @@ def _past(plan: Plan, identity: Identity, journal: Journal, tell: Callable[[str]
         files.remove_tree(files.join(plan.run_dir, "trials"))
         events = []
     if not events:
-        known = read_known(identity.warm_start, plan.space, plan.objective, tell)
         journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
-        for each in known:
-            journal.write(journals.TRIAL_KNOWN, **dataclasses.asdict(each))
-        return journal.read()[1:]
+        return []
     identity.check(events[0], plan.run_dir)
     return events
 
@@ -332,7 +318,6 @@ def _identity(plan: Plan, request: Request, settings: TuneSettings) -> Identity:
         search=repr(plan.search),
         space=plan.space.describe(),
         configuration=hashlib.sha256(to_json(configured).encode()).hexdigest(),
-        warm_start=list(settings.warm_start),
     )
 
 
