@@ -84,7 +84,7 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
         ("tune.objective = 'val_losses'", "which is not reported. Did you mean 'val_loss'"),
         ("tune.space = {}", "at least one setting"),
         ("tune.space = None", "at least one setting"),
-        ("tune.max_examples = 100", "less than one epoch of the 960 training examples"),
+        ("tune.max_examples = 100", "no parameter 'max_examples'"),
         ("tune.warm_start = ['runs/earlier']", "no parameter 'warm_start'"),
         ("train.hyperparameters = {'units': 3}", "the model takes none"),
         ("tune.max_seconds = -1", "above 0"),

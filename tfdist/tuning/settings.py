@@ -40,12 +40,6 @@ class TuneSettings(Settings):
     max_epochs: int | None = setting(
         "that all trials together train for; none begins that would take more", or_none(COUNT), None, unit="epochs"
     )
-    max_examples: int | None = setting(
-        "the same counted in training examples, of the data as configured without the space's values",
-        or_none(COUNT),
-        None,
-        unit="examples",
-    )
     max_seconds: float | None = setting(
         "after so long, counted from this start, running trials are saved and the sweep ends; the same command with "
         "more resumes it",
@@ -76,8 +70,3 @@ class TuneSettings(Settings):
     )
     seed: int = setting("of the search", SEED, 0)
     max_failures: int = setting("so many trials in a row that fail by a bug of tfdist end the sweep", COUNT, 3)
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether all trials together may take so much and no more."""
-        return self.max_epochs is not None or self.max_examples is not None

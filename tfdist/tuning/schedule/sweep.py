@@ -10,14 +10,12 @@ import contextlib
 import dataclasses
 import hashlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import as_source
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
@@ -145,13 +143,10 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
     _check_alone(environment.current())
     epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
     settings.search.check(max_trials=settings.max_trials, epochs=epochs)
-    for name in ("max_epochs", "max_examples"):
-        if getattr(settings, name) is not None and epochs is None:
-            raise UserError(f"tune.{name} counts by epochs: write train.epochs = 10, not train.steps.")
+    if settings.max_epochs is not None and epochs is None:
+        raise UserError("tune.max_epochs counts by epochs: write train.epochs = 10, not train.steps.")
     sample = _checked_sample(settings, experiment)
-    asked_for, num_examples = _inspected(
-        request, experiment.load(sample), counts_examples=settings.max_examples is not None
-    )
+    asked_for = _build_hypermodel(request, experiment.load(sample))
     space = settings.space
     plan = Plan(
         run_dir=RunDirectory(request.run_dir).path,
@@ -161,7 +156,7 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
         epochs=epochs,
         seed=train_seed,
         max_trials=settings.max_trials,
-        max_epochs=_budget(settings, num_examples),
+        max_epochs=settings.max_epochs,
         max_seconds=settings.max_seconds,
         seeds_per_trial=settings.seeds_per_trial,
         max_failures=settings.max_failures,
@@ -214,36 +209,14 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _inspected(request: Request, configuration: Any, *, counts_examples: bool) -> tuple[HyperModel | None, int | None]:
-    """The model, where it is one of KerasTuner's kind, and the number of training examples, where it is wanted.
-
-    The chief builds and reads on its processors, and leaves GPUs to the trials.
-    """
+def _build_hypermodel(request: Request, configuration: Any) -> HyperModel | None:
+    """The model, where it is one of KerasTuner's kind. The chief builds on its processors: GPUs are for trials."""
     settings = configuration.run("train", run_dir=request.run_dir)
     model = hypermodel.builder_of(settings)
     check_start_from(settings.start_from, settings.start_from_names)
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
-    num_examples = None
-    if counts_examples:
-        with tempfile.TemporaryDirectory(prefix="tfdist-sweep-") as scratch:
-            source = as_source(settings.train_data(), settings.train_data)
-            source.prepare(scratch)
-            num_examples = source.num_examples
-    return model if isinstance(model, HyperModel) else None, num_examples
-
-
-def _budget(settings: TuneSettings, num_examples: int | None) -> int | None:
-    """The epochs that all trials together may take; None where that is not limited."""
-    limit = settings.max_examples
-    if limit is None or num_examples is None:
-        return settings.max_epochs
-    if limit < num_examples:
-        raise UserError(
-            f"tune.max_examples is {limit:,}, less than one epoch of the {num_examples:,} training examples. Write a "
-            "multiple of it: it is counted over all trials."
-        )
-    return min(limit // num_examples, settings.max_epochs or limit)
+    return model if isinstance(model, HyperModel) else None
 
 
 def _report(run_dir: str, console: Console) -> None:
@@ -338,7 +311,7 @@ def _checked_sample(settings: TuneSettings, experiment: Experiment) -> list[str]
 def _check_own_settings(settings: TuneSettings) -> None:
     """Raises UserError where the space varies what the sweep sets itself."""
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
-    if not settings.search.asks_ahead or settings.has_budget:
+    if not settings.search.asks_ahead or settings.max_epochs is not None:
         taken["train.epochs"] = "tune.search or the budget"
     if settings.seeds_per_trial > 1:
         taken["train.seed"] = "tune.seeds_per_trial"
