@@ -2,9 +2,8 @@
 
 The parts: how busy two workers are while one trial takes twice as long as the others; how often an oracle is asked, and
 how long the command lasts after its last trial, beside KerasTuner's chief with two workers over gRPC; what is added to
-each trial, beside KerasTuner's tuner in one process; how soon ASHA reaches the score of KerasTuner's Hyperband, each
-with two workers; on a Ray cluster the same beside Ray Tune (`pip install 'ray[tune]'`). Takes three quarters of an
-hour.
+each trial, beside KerasTuner's tuner in one process; on a Ray cluster the same beside Ray Tune (`pip install
+'ray[tune]'`), and how soon either's ASHA reaches a score. Takes half an hour.
 
     python benchmarks/tuning.py [--part=PART] [--quick] [--json=FILE]
 """
@@ -20,7 +19,6 @@ PARTS = {
     "busy": ({"rounds": 3, "num_trials": 17, "seconds": 2.0}, {"rounds": 1, "num_trials": 9, "seconds": 2.0}),
     "ending": ({"rounds": 3}, {"rounds": 1}),
     "added": ({"rounds": 5, "num_trials": 8, "epochs": 3}, {"rounds": 2, "num_trials": 4, "epochs": 3}),
-    "asha": ({"rounds": 7}, {"rounds": 2}),
     "ray": (
         {"rounds": 5, "num_trials": 10, "epochs": 3, "busy_trials": 17},
         {"rounds": 2, "num_trials": 8, "epochs": 3, "busy_trials": 9},

@@ -16,10 +16,7 @@ SPACE = (
 )
 MAX_EPOCHS = 9  # of Hyperband and ASHA, with factor 3
 HYPERBAND = "tune.search = @search.Hyperband(factor=3)"
-ASHA = "tune.search = @search.Asha(factor=3)"
 ASHA_STOPPING = "tune.search = @search.AshaStopping(factor=3)"
-
-
 ON_RAY = ("from tfdist.tuning.places import executor", "tune.executor = @executor.Ray()")
 
 
@@ -116,34 +113,6 @@ def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     ]
 
 
-def asha(*, rounds: int) -> list[Figure]:
-    """The time from the command to the score that KerasTuner's Hyperband reaches, both with two workers.
-
-    Hyperband has its score when its search has ended; that it had met it earlier shows only then, and is told beside.
-    An ASHA that does not get there in three times Hyperband's time counts with that.
-    """
-    ours, whole, met = [], [], []
-    settings = ("tune.max_trials = 1000", f"train.epochs = {MAX_EPOCHS}", "tune.num_workers = 2", SPACE)
-    for seed in range(rounds):
-        with keras_sweep("hyperband", MAX_EPOCHS, seed, num_workers=2) as peer:
-            peer.until(lambda sweep: len(sweep.of("searched")) == 2)
-        best = max(event["objective"] for event in peer.of("epoch"))
-        whole.append(peer.of("searched")[-1]["at"] - peer.started)
-        met.append(_moment(peer.of("epoch"), best) - peer.started)
-        with tfdist_sweep(ASHA, *settings, f"tune.seed = {seed}") as sweep:
-            limit = 3 * whole[-1]
-            sweep.until(lambda s, best=best: _moment(s.of("trial_reported"), best), most_seconds=limit)
-        reached = _moment(sweep.of("trial_reported"), best)
-        ours.append(min(reached - sweep.started, limit) if reached else limit)
-        found = f"{best:.4f}: Hyperband's search {whole[-1]:.1f} s, first met after {met[-1]:.1f} s"
-        print(f"{found}; ASHA after {ours[-1]:.1f} s", flush=True)
-    name = "ASHA's time to the score of KerasTuner's Hyperband ÷ Hyperband's"
-    return [
-        ratio(name, ours, whole, 0.8, unit="s", at_most=True),
-        ratio("… ÷ the time after which Hyperband first met it", ours, met, None, unit="s"),
-    ]
-
-
 def ray(*, rounds: int, num_trials: int, epochs: int, busy_trials: int) -> list[Figure]:
     """The same on a Ray cluster of this machine with two processors, beside Ray Tune running Keras's `fit` there.
 
@@ -175,9 +144,8 @@ def ray(*, rounds: int, num_trials: int, epochs: int, busy_trials: int) -> list[
 def ray_asha(*, rounds: int, num_trials: int) -> list[Figure]:
     """The time from the command to a score, by ASHA on the same Ray cluster beside Ray Tune's ASHA.
 
-    Both stop trials at rungs and pause none. Ray Tune is given the values that ours drew, in their order, so that
-    neither is luckier than the other; weights and dropout are drawn by each. The score is the lower of what the two
-    reach.
+    Ray Tune is given the values that ours drew, in their order, so that neither is luckier than the other; weights and
+    dropout are drawn by each. The score is the lower of what the two reach.
     """
     reached: list[list[float]] = [[], []]
     settings = (f"tune.max_trials = {num_trials}", f"train.epochs = {MAX_EPOCHS}", SPACE, "tune.num_workers = 2")

@@ -34,17 +34,6 @@ class Log:
             file.write(json.dumps({"event": event, "time": time.time(), **details}) + "\n")
 
 
-class Told(keras.callbacks.Callback):
-    """Tells each epoch's objective; KerasTuner copies its callbacks for every trial."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self._log = log
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._log.write("epoch", objective=float((logs or {})[OBJECTIVE.name]))
-
-
 class Digits(keras_tuner.HyperModel):
     """The same space as tuning_parts.py's."""
 
@@ -113,22 +102,11 @@ def main(path: str, search: str, max_epochs: str, seed: str, seconds: str, max_t
     kind = keras_tuner.Tuner
     if float(seconds):
         Sleeping.seconds, kind = float(seconds), Sleeping
-    elif search == "hyperband":
-        kind = _HyperbandTuner
     directory = os.environ.get("TUNING_DIRECTORY") or tempfile.mkdtemp(prefix="tfdist-benchmark-")
     tuner = kind(oracle, Digits(log), directory=directory)
     x, y = digits()
     fit = {"validation_data": digits(1280, 1797), "epochs": int(max_epochs), "batch_size": BATCH_SIZE, "verbose": 0}
-    log.write("searching")
-    tuner.search(x, y, **fit, callbacks=[Told(log)])
-    log.write("searched")
-
-
-class _HyperbandTuner(keras_tuner.Hyperband):
-    """KerasTuner's Hyperband with an oracle that counts."""
-
-    def __init__(self, oracle: Any, hypermodel: Any, **kwargs: Any) -> None:
-        keras_tuner.Tuner.__init__(self, oracle, hypermodel, **kwargs)
+    tuner.search(x, y, **fit)
 
 
 if __name__ == "__main__":

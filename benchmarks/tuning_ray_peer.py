@@ -84,9 +84,7 @@ def main(log: str, scheduler: str, max_epochs: str, seed: str, num_trials: str, 
             ),
             run_config=tune.RunConfig(storage_path=directory, callbacks=[Ends(log)], verbose=0),
         )
-        write(log, "searching")
         tuner.fit()
-        write(log, "searched")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from measuring import HERE
 
-POLL_SECONDS = 0.02
 MOST_SECONDS = 300.0  # of one sweep
 Event = dict[str, Any]
 
@@ -67,12 +66,6 @@ class Sweep:
         self.ended = time.time()
         if status:
             sys.exit(f"a sweep ended with status {status}:\n{(self.directory / 'output').read_text()[-3000:]}")
-
-    def until(self, holds: Callable[[Sweep], Any], *, most_seconds: float = MOST_SECONDS) -> None:
-        """Until something holds, its chief has ended, or the time is up."""
-        deadline = self.started + most_seconds
-        while not holds(self) and time.time() < deadline and self._processes[0].poll() is None:
-            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         """Ends what still runs."""

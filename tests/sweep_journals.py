@@ -89,11 +89,11 @@ def quality(values: Mapping[str, Any]) -> float:
     return 0.97 - 0.25 * away**2 - 0.05 * (values["models.build.kind"] == "mlp") - 0.04 * values["Dropout.rate"]
 
 
-def asha_sweep(num_trials: int = 60, *, direction: str = "max", scale: float = 1.0) -> Journal:
+def hyperband_sweep(num_trials: int = 60, *, direction: str = "max", scale: float = 1.0) -> Journal:
     """Trials in rungs of 3, 9 and 27 epochs, a third promoted each time; every tenth is infeasible."""
     generator = np.random.default_rng(0)
     sign = 1.0 if direction == "max" else -1.0
-    journal = Journal(direction=direction, search="asha", max_trials=num_trials).begin()
+    journal = Journal(direction=direction, search="hyperband", max_trials=num_trials).begin()
     scores: dict[str, float] = {}
     settings = {f"{index:04d}": sample(generator) for index in range(num_trials)}
 

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 from gcs.server import GcsServer
 from support import run_python
-from sweep_journals import Journal, asha_sweep, ended
+from sweep_journals import Journal, ended, hyperband_sweep
 
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -58,7 +58,7 @@ def test_a_torn_line_before_a_restart_is_counted_and_costs_itself_alone(tmp_path
 
 
 def test_every_prefix_of_a_journal_can_be_read(tmp_path: pathlib.Path) -> None:
-    content = "".join(line + "\n" for line in asha_sweep(6).lines()).encode()
+    content = "".join(line + "\n" for line in hyperband_sweep(6).lines()).encode()
     counts = []
     for size in range(0, len(content) + 1, 97):
         (tmp_path / "sweep.jsonl").write_bytes(content[:size])
@@ -151,13 +151,13 @@ def test_a_directory_without_a_sweep_is_the_users_mistake(tmp_path: pathlib.Path
 
 
 def test_a_sweep_in_a_bucket_is_read(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
-    files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(asha_sweep(3).lines()))
+    files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(hyperband_sweep(3).lines()))
     assert len(read_sweep("gs://bucket/run").trials) == 3
 
 
 @pytest.mark.slow
 def test_nothing_of_this_imports_tensorflow_or_keras(tmp_path: pathlib.Path) -> None:
-    run_dir = asha_sweep(9).write(tmp_path)
+    run_dir = hyperband_sweep(9).write(tmp_path)
     code = f"""
 import sys
 from tfdist.tuning.report import report, table, live_table

@@ -16,7 +16,7 @@ import PIL.Image
 import pytest
 from gcs.server import GcsServer
 from support import run_python
-from sweep_journals import Journal, asha_sweep, ended
+from sweep_journals import Journal, ended, hyperband_sweep
 
 from tfdist.errors import UserError
 from tfdist.report.words import gin_text, short_names, value_text
@@ -82,7 +82,7 @@ def colors_in(path: pathlib.Path) -> int:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Page, pathlib.Path]:
     """The report of thirty trials in three rungs, with its run directory; for tests that change nothing."""
     run_dir = tmp_path_factory.mktemp("sweep")
-    return report_of(asha_sweep(30), run_dir), run_dir
+    return report_of(hyperband_sweep(30), run_dir), run_dir
 
 
 JOURNALS: dict[str, Journal] = {
@@ -95,8 +95,8 @@ JOURNALS: dict[str, Journal] = {
     "none but infeasible": Journal().begin().start("0000", {"Dropout.rate": 0.1}).end("0000", None, "infeasible"),
     "no space": Journal(space={}).begin().start("0000", {"a.b": 1}).report("0000", 1, 1.0).end("0000", 1.0),
     "a value outside of its space": Journal().begin().start("0000", {"models.build.kind": "rnn"}).end("0000", 0.5),
-    "ended": ended(asha_sweep(9)),
-    "negative and smaller is better": asha_sweep(20, direction="min", scale=1e-4),
+    "ended": ended(hyperband_sweep(9)),
+    "negative and smaller is better": hyperband_sweep(20, direction="min", scale=1e-4),
 }
 
 
@@ -190,7 +190,7 @@ def test_the_same_journal_gives_the_same_files(shared: tuple[Page, pathlib.Path]
     def contents(run_dir: pathlib.Path) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (run_dir / "report").iterdir()}
 
-    report_of(asha_sweep(30), tmp_path)
+    report_of(hyperband_sweep(30), tmp_path)
     assert contents(tmp_path) == contents(shared[1])
 
 
@@ -238,7 +238,7 @@ def test_names_are_as_short_as_they_can_be_told_apart() -> None:
 
 @pytest.mark.slow
 def test_a_report_is_written_into_a_bucket(gcs: GcsServer) -> None:
-    files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(asha_sweep(9).lines()))
+    files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(hyperband_sweep(9).lines()))
     assert write_report("gs://bucket/run") == "gs://bucket/run/report/index.html"
     assert files.list_names("gs://bucket/run/report") == sorted([*_PLOTS, "index.html"])
     assert files.read("gs://bucket/run/trials.csv").startswith(b"trial,status,objective,")
@@ -246,7 +246,7 @@ def test_a_report_is_written_into_a_bucket(gcs: GcsServer) -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_the_report_again(tmp_path: pathlib.Path) -> None:
-    run_dir = asha_sweep(9).write(tmp_path)
+    run_dir = hyperband_sweep(9).write(tmp_path)
     done = run_python(["-m", "tfdist.tuning.report", run_dir]).check()
     assert done.stdout == f"{run_dir}/report/index.html\n" and done.stderr == ""
 
@@ -264,5 +264,5 @@ def test_without_the_extra_the_table_is_written_and_the_rest_asked_for(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"pip install 'tfdist\[tuner\]'"):
-        write_report(asha_sweep(3).write(tmp_path))
+        write_report(hyperband_sweep(3).write(tmp_path))
     assert (tmp_path / "trials.csv").exists()

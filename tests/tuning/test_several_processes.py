@@ -24,9 +24,8 @@ def test_a_trial_of_several_processes_pauses_survives_and_may_be_infeasible(
     sweep = Sweep(tmp_path / "sweep")
     rates = "{'keras.optimizers.SGD.learning_rate': @space.choice(values=[0.1, 1e30, 0.2])}"
     search = (
-        "tune.search = @search.Asha(factor=2)",
+        "tune.search = @search.Hyperband(factor=2)",
         f"tune.space = {rates}",
-        "tune.max_trials = 3",
         "train.epochs = 2",
         "tiny.linear.units = 8",
     )

@@ -16,7 +16,7 @@ import threading
 import pytest
 import rich.console
 from support import REPOSITORY, clean_environment
-from sweep_journals import Journal, asha_sweep, ended
+from sweep_journals import Journal, ended, hyperband_sweep
 
 from tfdist.tuning.report.live_table import build_table
 from tfdist.tuning.report.table import PlainTable, open_table
@@ -110,7 +110,7 @@ def test_text_of_a_value_or_a_message_cannot_move_the_cursor() -> None:
 
 
 def test_nothing_left_to_count_shows_no_time_left() -> None:
-    journal = asha_sweep(4)
+    journal = hyperband_sweep(4)
     assert "left" not in " ".join(shown(journal)[-5:])
     assert "left" not in " ".join(shown(Journal(max_trials=None).begin().start("0000").end("0000", 0.5)))
 
@@ -122,7 +122,7 @@ def test_the_time_left_ends_with_the_time_that_is_given(max_seconds: float, left
 
 
 def test_the_table_shows_the_best_first_and_all_that_run() -> None:
-    journal = asha_sweep(12)
+    journal = hyperband_sweep(12)
     for name in ("0100", "0101"):
         journal.start(name, _VALUES, epochs=7).report(name, 2, 0.25)
     lines = drawn(journal).splitlines()
@@ -136,7 +136,7 @@ def test_the_table_shows_the_best_first_and_all_that_run() -> None:
 
 @pytest.mark.parametrize(("rows", "width"), [(3, 40), (8, 60), (50, 200)])
 def test_the_table_fits_the_terminal(rows: int, width: int) -> None:
-    journal = asha_sweep(60)
+    journal = hyperband_sweep(60)
     for index in range(30):
         journal.start(f"{index + 100:04d}", {"a.b": "long " * 50})
     lines = drawn(journal, rows=rows, width=width).splitlines()
@@ -150,7 +150,7 @@ def test_lines_are_written_where_no_cursor_can_be_moved() -> None:
 
 @pytest.mark.slow
 def test_a_terminal_shows_a_table_and_a_line_for_each_trial_that_ended(tmp_path: pathlib.Path) -> None:
-    run_dir = ended(asha_sweep(4)).write(tmp_path)
+    run_dir = ended(hyperband_sweep(4)).write(tmp_path)
     code = f"""
 import json, pathlib
 from tfdist.tuning.report.table import open_table

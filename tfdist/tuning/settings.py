@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
-from tfdist.errors import UserError
-from tfdist.settings.checks import COUNT, SECONDS, SEED, SWITCH, Check, checked_later, made, or_none
+from tfdist.settings.checks import COUNT, SECONDS, SEED, SWITCH, checked_later, made, or_none
 from tfdist.settings.declaration import Settings, setting
 from tfdist.tuning.places.executor import EXECUTORS, Local, Ray
-from tfdist.tuning.search.search import SEARCHES, Grid, Search
+from tfdist.tuning.search.search import SEARCHES, Search
 from tfdist.tuning.search.space import Parameter
-
-
-def _are_directories(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, str) and each for each in value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,21 +36,9 @@ class TuneSettings(Settings):
     direction: str | None = setting(
         "of better; None tells it by the objective's name", checked_later("'max' or 'min'"), None
     )
-    warm_start: Sequence[str] = setting(
-        "run directories of earlier sweeps for the same objective, whose finished trials in this space are known to "
-        "the search and not trained again",
-        Check("a list of run directories, ['runs/earlier']", _are_directories),
-        (),
-    )
     max_trials: int | None = setting("how many sets of values are tried", or_none(COUNT), None, unit="trials")
     max_epochs: int | None = setting(
         "that all trials together train for; none begins that would take more", or_none(COUNT), None, unit="epochs"
-    )
-    max_examples: int | None = setting(
-        "the same counted in training examples, of the data as configured without the space's values",
-        or_none(COUNT),
-        None,
-        unit="examples",
     )
     max_seconds: float | None = setting(
         "after so long, counted from this start, running trials are saved and the sweep ends; the same command with "
@@ -87,16 +70,3 @@ class TuneSettings(Settings):
     )
     seed: int = setting("of the search", SEED, 0)
     max_failures: int = setting("so many trials in a row that fail by a bug of tfdist end the sweep", COUNT, 3)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.warm_start and isinstance(self.search, Grid):
-            raise UserError(
-                "tune.warm_start is of no use to search.Grid, which goes through every combination. Remove it, or "
-                "write tune.search = @search.Random()."
-            )
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether all trials together may take so much and no more."""
-        return self.max_epochs is not None or self.max_examples is not None

@@ -49,7 +49,7 @@ class Watch:
 
 
 def sweep_line(sweep: Sweep) -> str:
-    """`sweep: asha for the highest val_accuracy over 6 parameters, up to 60 trials`."""
+    """`sweep: random for the highest val_accuracy over 6 parameters, up to 60 trials`."""
     which = "highest" if sweep.direction == "max" else "lowest"
     most = f", up to {count_text(sweep.max_trials, 'trial')}" if sweep.max_trials is not None else ""
     count = len(sweep.parameters)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.errors import UserError
@@ -19,7 +19,6 @@ from tfdist.telemetry.json_text import from_json, to_json
 
 NAME = "sweep.jsonl"
 STARTED, ENDED = "sweep_started", "sweep_ended"
-TRIAL_KNOWN = "trial_known"  # finished in an earlier sweep
 TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED = "trial_started", "trial_reported", "trial_ended"
 INTERRUPTED = "interrupted"  # the one end that is none: the trial continues later
 
@@ -73,7 +72,6 @@ class Identity:
     search: str
     space: Mapping[str, Any]
     configuration: str
-    warm_start: Sequence[str] = ()
 
     def check(self, started: Mapping[str, Any], run_dir: str) -> None:
         """Raises UserError where the journal's first event is of another sweep."""

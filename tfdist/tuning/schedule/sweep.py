@@ -10,14 +10,12 @@ import contextlib
 import dataclasses
 import hashlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import as_source
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
@@ -50,7 +48,6 @@ from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.objective import build_objective
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.search.terms import Terms
-from tfdist.tuning.search.warm_start import read_known
 from tfdist.tuning.settings import TuneSettings
 
 CLUSTER_VARIABLES = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
@@ -135,7 +132,6 @@ def validate(settings: TuneSettings, request: Request, experiment: Experiment, t
     """
     prepared = _prepared(settings, request, experiment)
     plan = prepared.plan
-    read_known(settings.warm_start, plan.space, plan.objective, tell)
     trial = experiment.load([*prepared.sample, _must_report(settings)])
     trial.run("train", lambda training: experiment.validate(training, lambda line: None), run_dir=request.run_dir)
     varied = ", ".join(plan.space.describe())
@@ -147,13 +143,10 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
     _check_alone(environment.current())
     epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
     settings.search.check(max_trials=settings.max_trials, epochs=epochs)
-    for name in ("max_epochs", "max_examples"):
-        if getattr(settings, name) is not None and epochs is None:
-            raise UserError(f"tune.{name} counts by epochs: write train.epochs = 10, not train.steps.")
+    if settings.max_epochs is not None and epochs is None:
+        raise UserError("tune.max_epochs counts by epochs: write train.epochs = 10, not train.steps.")
     sample = _checked_sample(settings, experiment)
-    asked_for, num_examples = _inspected(
-        request, experiment.load(sample), counts_examples=settings.max_examples is not None
-    )
+    asked_for = _build_hypermodel(request, experiment.load(sample))
     space = settings.space
     plan = Plan(
         run_dir=RunDirectory(request.run_dir).path,
@@ -163,7 +156,7 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
         epochs=epochs,
         seed=train_seed,
         max_trials=settings.max_trials,
-        max_epochs=_budget(settings, num_examples),
+        max_epochs=settings.max_epochs,
         max_seconds=settings.max_seconds,
         seeds_per_trial=settings.seeds_per_trial,
         max_failures=settings.max_failures,
@@ -216,36 +209,14 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _inspected(request: Request, configuration: Any, *, counts_examples: bool) -> tuple[HyperModel | None, int | None]:
-    """The model, where it is one of KerasTuner's kind, and the number of training examples, where it is wanted.
-
-    The chief builds and reads on its processors, and leaves GPUs to the trials.
-    """
+def _build_hypermodel(request: Request, configuration: Any) -> HyperModel | None:
+    """The model, where it is one of KerasTuner's kind. The chief builds on its processors: GPUs are for trials."""
     settings = configuration.run("train", run_dir=request.run_dir)
     model = hypermodel.builder_of(settings)
     check_start_from(settings.start_from, settings.start_from_names)
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
-    num_examples = None
-    if counts_examples:
-        with tempfile.TemporaryDirectory(prefix="tfdist-sweep-") as scratch:
-            source = as_source(settings.train_data(), settings.train_data)
-            source.prepare(scratch)
-            num_examples = source.num_examples
-    return model if isinstance(model, HyperModel) else None, num_examples
-
-
-def _budget(settings: TuneSettings, num_examples: int | None) -> int | None:
-    """The epochs that all trials together may take; None where that is not limited."""
-    limit = settings.max_examples
-    if limit is None or num_examples is None:
-        return settings.max_epochs
-    if limit < num_examples:
-        raise UserError(
-            f"tune.max_examples is {limit:,}, less than one epoch of the {num_examples:,} training examples. Write a "
-            "multiple of it: it is counted over all trials."
-        )
-    return min(limit // num_examples, settings.max_epochs or limit)
+    return model if isinstance(model, HyperModel) else None
 
 
 def _report(run_dir: str, console: Console) -> None:
@@ -266,8 +237,6 @@ def _run(
     still_ours: Callable[[], None],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    from tfdist.tuning.search.oracles import know  # brings KerasTuner
-
     started, hparams = time.monotonic(), HParamsTable(plan, tell)
 
     def on_event(event: Mapping[str, Any]) -> None:
@@ -278,8 +247,7 @@ def _run(
         journal = Journal(plan.run_dir, on_event, still_ours)
         leaving.callback(journal.close)
         woken, wake = open_waking(leaving)
-        past = _past(plan, identity, journal, tell)
-        know(oracle, [_known(plan, event) for event in past if event["event"] == journals.TRIAL_KNOWN])
+        past = _past(plan, identity, journal)
         asking = Asking(oracle, plan.objective.name, wake=wake)
         leaving.callback(asking.close)
         executor = open_executor()
@@ -298,13 +266,7 @@ def _run(
         return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
 
 
-def _known(plan: Plan, event: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:
-    """A trial of an earlier sweep in the oracle's words."""
-    values = plan.space.encoded(plan.space.restored(event["values"]))
-    return values, [*event["curve"], (max((epoch for epoch, _ in event["curve"]), default=0), event["objective"])]
-
-
-def _past(plan: Plan, identity: Identity, journal: Journal, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+def _past(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
     """The journal's events of this sweep; a journal in which nothing has come of anything is begun anew."""
     events = journal.read()
     began = {journals.TRIAL_REPORTED, journals.TRIAL_ENDED} & {
@@ -315,11 +277,8 @@ def _past(plan: Plan, identity: Identity, journal: Journal, tell: Callable[[str]
         files.remove_tree(files.join(plan.run_dir, "trials"))
         events = []
     if not events:
-        known = read_known(identity.warm_start, plan.space, plan.objective, tell)
         journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
-        for each in known:
-            journal.write(journals.TRIAL_KNOWN, **dataclasses.asdict(each))
-        return journal.read()[1:]
+        return []
     identity.check(events[0], plan.run_dir)
     return events
 
@@ -332,7 +291,6 @@ def _identity(plan: Plan, request: Request, settings: TuneSettings) -> Identity:
         search=repr(plan.search),
         space=plan.space.describe(),
         configuration=hashlib.sha256(to_json(configured).encode()).hexdigest(),
-        warm_start=list(settings.warm_start),
     )
 
 
@@ -353,7 +311,7 @@ def _checked_sample(settings: TuneSettings, experiment: Experiment) -> list[str]
 def _check_own_settings(settings: TuneSettings) -> None:
     """Raises UserError where the space varies what the sweep sets itself."""
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
-    if not settings.search.asks_ahead or settings.has_budget:
+    if not settings.search.asks_ahead or settings.max_epochs is not None:
         taken["train.epochs"] = "tune.search or the budget"
     if settings.seeds_per_trial > 1:
         taken["train.seed"] = "tune.seeds_per_trial"

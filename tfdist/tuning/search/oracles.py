@@ -15,7 +15,6 @@ from keras_tuner import oracles
 from tfdist.tuning.search.terms import Terms
 
 UNLIMITED = 10**9
-PARENT, EPOCHS, INITIAL_EPOCH, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/initial_epoch", "tuner/round"
 
 
 def common(terms: Terms) -> dict[str, Any]:
@@ -82,27 +81,6 @@ class Grid(Journaled, oracles.GridSearchOracle):
         if answer["status"] == "RUNNING" and trial_id not in self._populate_next:
             self._populate_next.append(trial_id)
         return answer
-
-
-def know(oracle: keras_tuner.Oracle, known: Sequence[tuple[Mapping[str, Any], Sequence[Sequence[float]]]]) -> None:
-    """Gives the oracle trials that were finished elsewhere; its own come on top, and repeat none of them.
-
-    Args:
-      oracle: not asked yet.
-      known: values in KerasTuner's words, and epoch and objective of each evaluation, the last of which counts.
-    """
-    for index, (values, curve) in enumerate(known):
-        hyperparameters = oracle.hyperparameters.copy()
-        hyperparameters.values = dict(values)
-        trial = keras_tuner.engine.trial.Trial(hyperparameters, trial_id=f"known-{index}", status="COMPLETED")
-        trial.metrics.register(oracle.objective.name, direction=oracle.objective.direction)
-        for epoch, value in curve:
-            trial.metrics.update(oracle.objective.name, value, step=int(epoch))
-        oracle.trials[trial.trial_id] = trial
-        oracle.score_trial(trial)
-        oracle._record_values(trial)
-    if oracle.max_trials:
-        oracle.max_trials += len(known)
 
 
 def learn(trial: keras_tuner.engine.trial.Trial, new: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> None:

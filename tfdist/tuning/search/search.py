@@ -124,7 +124,7 @@ class Hyperband:
         if max_trials is not None:
             raise UserError(
                 "The number of trials of search.Hyperband follows from train.epochs, factor and iterations. Remove "
-                f"tune.max_trials = {max_trials}, or write tune.search = @search.Asha(), which takes it."
+                f"tune.max_trials = {max_trials}, or write tune.search = @search.AshaStopping(), which takes it."
             )
 
     def build(self, terms: Terms) -> keras_tuner.Oracle:
@@ -139,57 +139,29 @@ class Hyperband:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asha:
-    """Asynchronous successive halving: a free worker takes the best trial that may continue, or else starts a new one.
+class AshaStopping:
+    """Asynchronous successive halving: random values, and a trial stops at a rung unless it is among the best there.
 
-    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), algorithm 2. The
-    longest training is that of `train.epochs`.
-
-    Attributes:
-      factor: of the trials that reached a rung one in `factor` continues, to `factor` times the epochs.
-      min_epochs: of the first rung.
-    """
-
-    factor: int = 3
-    min_epochs: int = 1
-    asks_ahead = False
-    takes_reports = False
-
-    def __post_init__(self) -> None:
-        _require_whole(type(self).__name__, "factor", self.factor, least=2)
-        _require_whole(type(self).__name__, "min_epochs", self.min_epochs)
-
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        _require_epochs(type(self).__name__, epochs)
-        _require_max_trials(type(self).__name__, max_trials)
-
-    def build(self, terms: Terms) -> keras_tuner.Oracle:
-        from tfdist.tuning.search import asha, oracles
-
-        assert terms.max_trials is not None and terms.epochs is not None
-        return asha.Asha(
-            **oracles.common(terms),
-            num_trials=terms.max_trials,
-            max_epochs=terms.epochs,
-            min_epochs=self.min_epochs,
-            factor=self.factor,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class AshaStopping(Asha):
-    """Random values; at a rung a trial is stopped unless it is among the best that got there. None is paused.
-
-    The first trials train longer than with `Asha`, so full trainings come sooner; a trial that is stopped too early
-    does not come back. The variant of Ray Tune and Optuna.
+    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), in the variant of
+    Ray Tune and Optuna: a trial that is stopped does not come back. The longest training is that of `train.epochs`.
 
     Attributes:
       factor: of the trials that reached a rung one in `factor` continues, and at least the best.
       min_epochs: of the first rung; the next have `factor` times as many.
     """
 
+    factor: int = 3
+    min_epochs: int = 1
     asks_ahead = True
     takes_reports = True
+
+    def __post_init__(self) -> None:
+        _require_whole("AshaStopping", "factor", self.factor, least=2)
+        _require_whole("AshaStopping", "min_epochs", self.min_epochs)
+
+    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
+        _require_epochs("AshaStopping", epochs)
+        _require_max_trials("AshaStopping", max_trials)
 
     def build(self, terms: Terms) -> keras_tuner.Oracle:
         from tfdist.tuning.search import asha, oracles
@@ -238,7 +210,7 @@ class MedianStopping:
         )
 
 
-SEARCHES = (Random, Grid, Bayesian, Hyperband, Asha, AshaStopping, MedianStopping)
+SEARCHES = (Random, Grid, Bayesian, Hyperband, AshaStopping, MedianStopping)
 
 
 def _require_whole(search: str, name: str, value: object, *, least: int = 1, or_none: bool = False) -> None:

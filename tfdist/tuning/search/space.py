@@ -22,7 +22,6 @@ SAMPLINGS = ("linear", "log", "reverse_log")
 REFERENCES = ("@", "%")  # a text that begins so is a gin reference, not a text
 NO_CONDITIONS: Mapping[str, Sequence[Any]] = {}
 SETTING = "train.hyperparameters"  # holds the values for a model of KerasTuner's kind
-_ROUNDING = 1e-12
 FUNCTIONS = "space.uniform, log_uniform, reverse_log_uniform, integer, choice or boolean"
 
 
@@ -90,13 +89,6 @@ class Range:
         """The value that JSON has so."""
         return self.decoded(value)
 
-    def holds(self, value: Any) -> bool:
-        """Whether it is a value of this range; where there is a step, steps are not asked for."""
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            return False
-        slack = _ROUNDING * max(abs(self.low), abs(self.high))  # 0.1 + 2 · 0.1 is above 0.3
-        return self.low - slack <= value <= self.high + slack and (self.kind != "integer" or value == int(value))
-
     def describe(self) -> dict[str, Any]:
         """For the journal."""
         return _described(self)
@@ -157,10 +149,6 @@ class Choice:
         """The value that JSON has so."""
         same = [each for each in self.values if _same(each, value)]
         return same[0] if same else next(each for each in self.values if to_json(each) == to_json(value))
-
-    def holds(self, value: Any) -> bool:
-        """Whether it is one of the values, as JSON has it."""
-        return any(_same(each, value) or to_json(each) == to_json(value) for each in self.values)
 
     def describe(self) -> dict[str, Any]:
         """For the journal."""
@@ -333,28 +321,6 @@ class Space:
         own = {path: parameter.describe() for path, parameter in self._parameters.items()}
         return own | {each.name: _described_by_keras_tuner(each) for each in self._found}
 
-    def why_outside(self, values: Mapping[str, Any]) -> str:
-        """Why values, as JSON has them, are no trial of this space; empty where they are one."""
-        for path, parameter in self._parameters.items():
-            exists = all(values.get(parent) in allowed for parent, allowed in parameter.under.items())
-            if exists and path not in values:
-                return f"{path} is searched here and was not there"
-            if exists and not parameter.holds(values[path]):
-                return f"{path} had a value that is not in its range here"
-        found = {}
-        for each in self._found:
-            if all(values.get(condition.name) in condition.values for condition in each.conditions):
-                found[each.name] = each
-        for name, each in found.items():
-            if name not in values:
-                return f"{name} is searched here and was not there"
-            if not _keras_tuner_holds(each, values[name]):
-                return f"{name} had a value that is not in its range here"
-        foreign = [name for name in values if name not in self._parameters and name not in found]
-        if foreign and not self.may_grow:
-            return f"{foreign[0]} was searched there and is fixed here"
-        return ""
-
     def news(self, told: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         """What of a trial's hyperparameters.json has not been known so far; from now on it is."""
         if not self.may_grow or told is None:
@@ -409,13 +375,6 @@ def _is_literal(value: Any) -> bool:
 
 def _entries(found: keras_tuner.HyperParameters | None) -> list[dict[str, Any]]:
     return [] if found is None else found.get_config()["space"]
-
-
-def _keras_tuner_holds(each: Any, value: Any) -> bool:
-    config = each.get_config()
-    if "min_value" in config:
-        return isinstance(value, int | float) and config["min_value"] <= value <= config["max_value"]
-    return value in config.get("values", [config.get("value"), False, True])
 
 
 def _plain(value: Any) -> Any:
