@@ -63,10 +63,7 @@ class Cached(Source):
             )
         self.source = data if isinstance(data, Source) else as_source(data() if callable(data) else data)
         if isinstance(self.source, StreamSource):
-            raise UserError(
-                "Cached keeps examples by their number. A tf.data.Dataset has its own Dataset.cache(), and data from "
-                "services is cached there: put Cached inside Served."
-            )
+            raise UserError("Cached keeps examples by their number. A tf.data.Dataset has its own Dataset.cache().")
         self._where = where
         self._directory = directory
         self.num_examples = self.source.num_examples
