@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
-from tfdist.data.formats.byte_ranges import file_version
 from tfdist.data.formats.image_files import SUFFIXES, CorruptImageError, ImageReader, reading_threads
 from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
 from tfdist.data.pipeline.failures import noted
@@ -105,22 +103,6 @@ class ImageFolder(RandomAccessSource):
             return tf.cast(images, tf.float32) * self._scale, labels
 
         return scaled
-
-    @property
-    def kept_structure(self) -> Any:
-        image, label = self.structure
-        return tf.TensorSpec(image.shape, tf.uint8), label
-
-    def kept_reader(self, order: Order) -> Reader:
-        gather = self._pixels()
-        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
-
-    def from_kept(self, kept: Any, *, augments: bool) -> Any:
-        images, labels = tf.cast(kept[0], tf.float32), kept[1]
-        return (images, labels) if augments and self.augment is not None else (images * self._scale, labels)
-
-    def identity(self) -> str:
-        return digest("images", [file_version(path) for path in self.paths], self.labels, self._images)
 
     def describe(self) -> list[str]:
         counts = np.bincount(self.labels, minlength=len(self.classes))

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -209,11 +208,6 @@ class RecordFileSource(RecordSource):
                 count=count,
                 limit=self._most_corrupt,
             )
-
-    @property
-    def versions(self) -> list[Any]:
-        """The files as they are now and the parts of them that are read, for `identity`."""
-        return [(part.file.version, part.skip, part.take) for part in self.parts]
 
     def describe(self) -> list[str]:
         found = {part.file.path: part.file for part in self.parts}

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
 from tfdist.data.formats import example_features
 from tfdist.data.formats.byte_ranges import matching_files
 from tfdist.data.formats.compressed_file import WINDOW_BITS
@@ -82,9 +81,6 @@ class TFRecordSource(RecordFileSource):
 
     def decode(self, records: tf.Tensor) -> Any:
         return self._decoding(example_features.parse(records, self._features))
-
-    def identity(self) -> str:
-        return digest("tfrecord", self.versions, self._features, self._decoding)
 
     def check_record(self, record: bytes, where: str) -> None:
         example_features.check_record(record, self._features, where)
