@@ -1,7 +1,7 @@
 """Records of TFRecord files by their number: a run of neighbors is one read of exactly its bytes.
 
-Compressed files cannot be read so; `compressed_file.py` says what they cost. Every record's checksum is verified, and
-what to do about a wrong one is decided here alone. Used by the sources of TFRecord files.
+Every record's checksum is verified, and what to do about a wrong one is decided here alone. Used by the sources of
+TFRecord files.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import google_crc32c
 import numpy as np
 
 from tfdist.data.formats.byte_ranges import file_version, read_into, read_range
-from tfdist.data.formats.compressed_file import CompressedFile
 from tfdist.data.formats.record_index import (
     FOOTER_BYTES,
     HEADER_BYTES,
     RecordIndex,
-    find_compression,
     load_index,
     masked,
 )
@@ -47,13 +45,11 @@ class RecordFile:
 
     Args:
       path: local or gs://.
-      compression: "GZIP", "ZLIB", or None to find out.
     """
 
-    def __init__(self, path: str, compression: str | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         self.version = file_version(path)
-        self._compression = compression
         self._lock = threading.Lock()
 
     @property
@@ -61,17 +57,9 @@ class RecordFile:
         return self.version.num_bytes
 
     @functools.cached_property
-    def compression(self) -> str | None:
-        return self._compression or find_compression(self.version)
-
-    @functools.cached_property
-    def _compressed(self) -> CompressedFile | None:
-        return CompressedFile(self.path, self.compression) if self.compression else None
-
-    @functools.cached_property
     def index(self) -> RecordIndex:
         with self._lock:
-            return load_index(self.version, self._compressed)
+            return load_index(self.version)
 
     def read(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
         """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
@@ -89,8 +77,6 @@ class RecordFile:
 
     def _bytes(self, begin: int, size: int) -> memoryview:
         """So many bytes of what the file holds, or fewer where it ends before; valid until the thread reads again."""
-        if self._compressed is not None:
-            return memoryview(self._compressed.read(begin, size))
         if files.is_remote(self.path) or size > MOST_SCRATCH_BYTES:
             return memoryview(read_range(self.path, begin, size))
         # Memory that was in use a moment ago: fresh memory for each run costs more than reading into it.
@@ -212,15 +198,11 @@ class RecordFileSource(RecordSource):
     def describe(self) -> list[str]:
         found = {part.file.path: part.file for part in self.parts}
         empty = sum(size == 0 for size in self.file_sizes)
-        packed = sorted({file.compression for file in found.values() if file.compression is not None})
         said = f" ({empty} empty)" if empty else ""
-        line = (
+        return [
             f"{len(found):,} file{'s' if len(found) != 1 else ''}{said}, {self.num_examples:,} records, "
             f"{sum(file.num_bytes for file in found.values()):,} bytes"
-        )
-        if packed:
-            line += f"; {' and '.join(packed)}: a worker unpacks each file from its start up to what it needs, once"
-        return [line]
+        ]
 
     def _check_whole(self, part: FilePart) -> None:
         index = part.file.index
