@@ -237,7 +237,6 @@ def test_describe_counts_files_records_and_bytes(tmp_path: pathlib.Path) -> None
     [
         ({"files": "nowhere/*"}, r"No file matches 'nowhere/\*'"),
         ({"files": []}, "needs files; received"),
-        ({"max_corrupt_records": -1}, "max_corrupt_records is a whole number of at least 0; received -1"),
         ({"features": {}}, "features is a dict"),
         ({"features": {"x": "float32"}}, "is no description"),
         ({"features": {"x": ("fixd", (), "int64")}}, "Did you mean 'fixed'"),
@@ -297,48 +296,22 @@ def test_a_corrupt_record_is_named_by_file_and_number(tmp_path: pathlib.Path) ->
     told = failures.take()
     assert isinstance(told, UserError)
     assert "Record 2 of" in str(told) and "part-001 is corrupt: its checksum is wrong" in str(told)
-    assert "write max_corrupt_records = 10" in str(told)
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_corrupt_records_up_to_the_limit_are_replaced_by_the_one_before(
-    tmp_path: pathlib.Path, num_workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    pattern = write_numbered(tmp_path, [4, 6])
-    size = (tmp_path / "part-001").stat().st_size // 6
-    for number in (0, 3, 4):
-        corrupt(tmp_path, 1, number * size + 20)
-    source = numbered(pattern, max_corrupt_records=3)
-    batches = global_batches(source, plan(source, num_workers, batch=10), num_workers, steps=2)
-    assert re.search("Record . of .*part-001 is corrupt.*Passed over: 3 of at most 3", caplog.text)
-    for batch in batches:
-        assert sorted(batch) == [0, 1, 2, 3, 5, 5, 6, 6, 6, 9]
-    short = numbered(pattern, max_corrupt_records=2)
-    run = short.read_run(1, 0, 6)
-    with pytest.raises(UserError, match="That makes 3, and max_corrupt_records = 2"):
-        short.checked(run)
 
 
 @pytest.mark.parametrize("missing", [1, 9])
-def test_a_file_cut_short_is_named_or_passed_over(
-    tmp_path: pathlib.Path, missing: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_cut_short_is_named(tmp_path: pathlib.Path, missing: int) -> None:
     pattern = write_numbered(tmp_path, [5, 4])
     path = tmp_path / "part-001"
     path.write_bytes(path.read_bytes()[:-missing])
     with pytest.raises(UserError, match=r"Record \d of .*part-001 is corrupt: it is cut short"):
         numbered(pattern)
-    source = numbered(pattern, max_corrupt_records=1)
-    assert re.search("cut short.*Passed over: 1 of at most 1", caplog.text)
-    assert 6 <= source.num_examples <= 9
-    assert read(source)[1].numpy().tolist() == list(range(source.num_examples))
 
 
-def test_a_corrupt_length_is_named_and_cannot_be_passed_over(tmp_path: pathlib.Path) -> None:
+def test_a_corrupt_length_is_named(tmp_path: pathlib.Path) -> None:
     pattern = write_numbered(tmp_path, [4])
     corrupt(tmp_path, 0, 2 * (tmp_path / "part-000").stat().st_size // 4)
     with pytest.raises(UserError, match=r"Record 2 of .*part-000 is corrupt: the checksum of its length"):
-        numbered(pattern, max_corrupt_records=9)
+        numbered(pattern)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Records of TFRecord files by their number: a run of neighbors is one read of exactly its bytes.
 
-Every record's checksum is verified, and what to do about a wrong one is decided here alone. Used by the sources of
-TFRecord files.
+Every record's checksum is verified. Used by the sources of TFRecord files.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from tfdist.data.formats.record_index import (
 from tfdist.data.pipeline.failures import watch
 from tfdist.data.sources.record_source import Records, RecordSource, checked_block_records
 from tfdist.data.sources.source import Order, Reader
-from tfdist.errors import TfdistError, UnreadableError, UserError, is_whole_number
+from tfdist.errors import TfdistError, UnreadableError, UserError
 from tfdist.storage import files
-from tfdist.telemetry import notices
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
 BLOCK_BYTES = 1 << 20
@@ -106,8 +104,6 @@ class RecordFileSource(RecordSource):
 
     Args:
       parts: in the order of the records.
-      max_corrupt_records: how many records with a wrong checksum, or cut short, a worker passes over: the nearest good
-        record before it (or else after it) takes the place of each, with a warning.
       block_records: as in `RecordSource`; None takes what makes a megabyte.
       record_bytes: about the size of a record.
     """
@@ -117,21 +113,15 @@ class RecordFileSource(RecordSource):
         parts: Sequence[FilePart],
         *,
         record_bytes: float,
-        max_corrupt_records: int = 0,
         block_records: int | None = None,
     ) -> None:
-        if not is_whole_number(max_corrupt_records, least=0):
-            raise UserError(f"max_corrupt_records is a whole number of at least 0; received {max_corrupt_records!r}.")
         fitting = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
         block_records = checked_block_records(block_records, otherwise=fitting)
         super().__init__([part.take for part in parts], block_records=block_records)
         self.parts = tuple(parts)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
         self.most_read_again = 0.0 if self.waits else 0.005
-        self._most_corrupt = max_corrupt_records
-        self._corrupt: set[tuple[str, int]] = set()
         self._has_unreadable = False
-        self._lock = threading.Lock()
         self._recent: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=RECENT_RUNS)
 
     def reader(self, order: Order) -> Reader:
@@ -147,7 +137,9 @@ class RecordFileSource(RecordSource):
         self._check_whole(part)
         records, wrong = part.file.read(part.skip + first, count)
         for number in wrong:
-            records[number - part.skip - first] = self._instead(part, number)
+            records[number - part.skip - first] = unreadable = Unreadable()
+            unreadable.error = UnreadableError(describe_corrupt(part.file, number, "its checksum is wrong"))
+            self._has_unreadable = True
         return records
 
     def checked(self, records: Records) -> Records:
@@ -168,33 +160,6 @@ class RecordFileSource(RecordSource):
                 return error
         return None
 
-    def pass_over(self, file: RecordFile, number: int, problem: str) -> None:
-        """Counts a corrupt record.
-
-        Raises:
-          UnreadableError: it is one too many.
-        """
-        with self._lock:
-            is_new = (file.path, number) not in self._corrupt
-            count = len(self._corrupt) + is_new
-            if count <= self._most_corrupt:
-                self._corrupt.add((file.path, number))
-        message = f"Record {number} of {file.path} is corrupt: {problem}."
-        if count > self._most_corrupt:
-            raise UnreadableError(
-                f"{message} That makes {count}, and max_corrupt_records = {self._most_corrupt}. "
-                f"Make the file again, or write max_corrupt_records = {max(10, 2 * count)} to pass over as many."
-            )
-        if is_new:
-            notices.give(
-                "record_corrupt",
-                f"{message} Passed over: {count} of at most {self._most_corrupt}.",
-                file=file.path,
-                record=number,
-                count=count,
-                limit=self._most_corrupt,
-            )
-
     def describe(self) -> list[str]:
         found = {part.file.path: part.file for part in self.parts}
         empty = sum(size == 0 for size in self.file_sizes)
@@ -213,22 +178,7 @@ class RecordFileSource(RecordSource):
                 "Make the file again."
             )
 
-    def _instead(self, part: FilePart, number: int) -> bytes:
-        """What takes the place of a corrupt record."""
-        try:
-            self.pass_over(part.file, number, "its checksum is wrong")
-            return self._neighbor(part, number)
-        except UnreadableError as error:
-            self._has_unreadable = True
-            unreadable = Unreadable()
-            unreadable.error = error
-            return unreadable
 
-    def _neighbor(self, part: FilePart, number: int) -> bytes:
-        """The nearest good record before `number`, or else after it: the same one whoever asks."""
-        for candidate in [*range(number - 1, part.skip - 1, -1), *range(number + 1, part.skip + part.take)]:
-            (record,), wrong = part.file.read(candidate, 1)
-            if not wrong:
-                return record
-            self.pass_over(part.file, candidate, "its checksum is wrong")
-        raise UserError(f"No record of {part.file.path} is whole. Make the file again, or leave it out.")
+def describe_corrupt(file: RecordFile, number: int, problem: str) -> str:
+    """Returns the message about a corrupt record of a file."""
+    return f"Record {number} of {file.path} is corrupt: {problem}. Make the file again."

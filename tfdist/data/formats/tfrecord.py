@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.data.formats import example_features
 from tfdist.data.formats.byte_ranges import matching_files
-from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
+from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource, describe_corrupt
 from tfdist.data.sources.columns import Columns
 from tfdist.errors import UserError
 
@@ -30,7 +30,6 @@ class TFRecordSource(RecordFileSource):
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
         `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
-      max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
       block_records: how many neighbors stay together when the order is permuted; None takes what makes a megabyte.
 
     Raises:
@@ -45,7 +44,6 @@ class TFRecordSource(RecordFileSource):
         columns: Columns,
         transforms: Mapping[str, Callable[[Any], Any]] | None = None,
         transform: Callable[[Any], Any] | None = None,
-        max_corrupt_records: int = 0,
         block_records: int | None = None,
     ) -> None:
         self._features = example_features.read_descriptions(features)
@@ -58,12 +56,12 @@ class TFRecordSource(RecordFileSource):
         super().__init__(
             parts,
             record_bytes=sum(int(file.index.offsets[-1]) for file in found) / max(1, num_records),
-            max_corrupt_records=max_corrupt_records,
             block_records=block_records,
         )
         for part in parts:
             if part.file.index.tail_bytes:
-                self.pass_over(part.file, part.take, f"it is cut short, {part.file.index.tail_bytes:,} bytes of it")
+                problem = f"it is cut short, {part.file.index.tail_bytes:,} bytes of it"
+                raise UserError(describe_corrupt(part.file, part.take, problem))
         first = next((number for number, size in enumerate(self.file_sizes) if size), None)
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")

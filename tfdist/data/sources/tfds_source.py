@@ -27,7 +27,6 @@ def load_tfds(
     columns: Columns | None = None,
     transforms: Mapping[str, Callable[[Any], Any]] | None = None,
     transform: Callable[[Any], Any] | None = None,
-    max_corrupt_records: int = 0,
     block_records: int | None = None,
 ) -> Source:
     """A split of a TensorFlow data set.
@@ -43,7 +42,6 @@ def load_tfds(
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
         `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
-      max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
       block_records: how many neighbors stay together when the order is permuted; None takes what
         makes a megabyte of a TFRecord file, a quarter of one of an ArrayRecord file.
 
@@ -82,7 +80,6 @@ def load_tfds(
         [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
         decode,
         record_bytes=sum(f.num_bytes for f in record_files.values()) / sum(part.examples_in_shard for part in parts),
-        max_corrupt_records=max_corrupt_records,
         block_records=block_records,
     )
 
