@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from measuring import Figure, figures_of, report
 
-PARTS = ("meeting", "watching", "agreeing", "files", "bucket", "data_service", "sweep")
+PARTS = ("meeting", "watching", "agreeing", "files", "bucket", "sweep")
 
 
 def measure(parts: Sequence[str], *, members: int, rounds: int) -> list[Figure]:

@@ -31,7 +31,7 @@ LONG = (
     *("equivalence/test_equivalence", "equivalence/test_owners", "keras_fit/test_callbacks_beside_fit"),
     *("tuning/test_ray", "checkpoint/test_keras_callback", "launch/test_recovery", "tuning/test_sweep"),
     *("launch/test_ray", "keras_fit/test_behaviors", "new/test_new", "launch/test_printing", "crashes/test_crash"),
-    *("launch/test_elastic", "launch/test_launch", "launch/test_pipelines", "data/test_service"),
+    *("launch/test_elastic", "launch/test_launch", "launch/test_pipelines"),
     *("storage/test_gcs_kills", "training/test_callbacks"),
 )
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "tfdist.doctor")
+MODULES = ("tfdist.main", "tfdist.launch", "tfdist.doctor")
 OF_TESTS = ("equivalence.", "keras_fit.", "strategies.", "training.")
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
 READ_LATE = (

@@ -37,19 +37,19 @@ def example(**features: Any) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
 
 
-def write_records(path: pathlib.Path, records: Sequence[bytes], compression: str = "") -> pathlib.Path:
-    with tf.io.TFRecordWriter(str(path), compression) as writer:
+def write_records(path: pathlib.Path, records: Sequence[bytes]) -> pathlib.Path:
+    with tf.io.TFRecordWriter(str(path)) as writer:
         for record in records:
             writer.write(record)
     return path
 
 
-def write_numbered(folder: pathlib.Path, sizes: Sequence[int], compression: str = "", padding: int = 0) -> str:
+def write_numbered(folder: pathlib.Path, sizes: Sequence[int], padding: int = 0) -> str:
     """Files of the given numbers of records, numbered through; returns their pattern."""
     number = 0
     for file, size in enumerate(sizes):
         records = [example(number=n, x=[float(n), n / 2], padding=bytes(padding)) for n in range(number, number + size)]
-        write_records(folder / f"part-{file:03d}", records, compression)
+        write_records(folder / f"part-{file:03d}", records)
         number += size
     return str(folder / "part-*")
 

@@ -565,6 +565,11 @@ def test_an_import_of_a_missing_module_is_refused_with_the_near_one():
     assert "Is it installed" in message("import surely_nowhere_to_be_found\ntrain.model = 1")
 
 
+def test_an_import_of_a_removed_module_says_what_to_write_instead():
+    text = message("from tfdist.data.pipeline import served\ntrain.model = 1")
+    assert "tfdist has no tfdist.data.pipeline.served any more. End your own pipeline with tf.data" in text
+
+
 def test_an_import_of_a_function_is_refused_with_the_import_of_its_module():
     text = message("from library import build_head\ntrain.model = @build_head")
     assert "Write 'import library', and library.build_head" in text

@@ -93,8 +93,7 @@ class Module:
     @property
     def part(self) -> str:
         """The layer it belongs to. What `python -m` runs belongs to the commands."""
-        is_command = self.name == "data_service" or self.name.endswith(".__main__")
-        return "commands" if is_command else self.name.split(".")[0]
+        return "commands" if self.name.endswith(".__main__") else self.name.split(".")[0]
 
 
 def violations(package: pathlib.Path) -> list[str]:

@@ -3,7 +3,6 @@
 
     python tools/prepare_digits.py                              # both, below data/
     python tools/prepare_digits.py --what=tfds --format=array_record --out=DIR
-    python tools/prepare_digits.py --what=tfrecord --compression=GZIP
 
 `tfds` makes a real TensorFlow data set "digits" (images uint8 [8, 8, 1], labels) in DIR/tfds, several shards a split;
 `tfrecord` makes DIR/tfrecord/digits-{train,test}-*.tfrecord, whose sizes differ. The splits are those of
@@ -72,7 +71,7 @@ def prepare_tfds(directory: str, file_format: str, num_shards: int) -> str:
     return str(builder.data_dir)
 
 
-def prepare_tfrecords(directory: str, compression: str, num_files: int) -> list[str]:
+def prepare_tfrecords(directory: str, num_files: int) -> list[str]:
     """Writes num_files files a split; each holds one share more of the examples than the one before."""
     os.makedirs(directory, exist_ok=True)
     written = []
@@ -82,7 +81,7 @@ def prepare_tfrecords(directory: str, compression: str, num_files: int) -> list[
         ends = len(labels) * np.cumsum(shares) // shares.sum()
         for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             path = os.path.join(directory, f"digits-{split}-{number:05d}-of-{num_files:05d}.tfrecord")
-            with tf.io.TFRecordWriter(path, compression) as writer:
+            with tf.io.TFRecordWriter(path) as writer:
                 for image, label in zip(images[begin:end], labels[begin:end], strict=True):
                     writer.write(_example(image, label))
             written.append(path)
@@ -102,13 +101,12 @@ def main() -> None:
     parser.add_argument(
         "--format", choices=("tfrecord", "array_record"), default="tfrecord", help="of the TFDS data set"
     )
-    parser.add_argument("--compression", choices=("", "GZIP", "ZLIB"), default="", help="of the TFRecord files")
     parser.add_argument("--shards", type=int, default=NUM_SHARDS, help="files a split")
     args = parser.parse_args()
     if args.what in ("tfds", "both"):
         print(prepare_tfds(os.path.join(args.out, "tfds"), args.format, args.shards))
     if args.what in ("tfrecord", "both"):
-        print(*prepare_tfrecords(os.path.join(args.out, "tfrecord"), args.compression, args.shards), sep="\n")
+        print(*prepare_tfrecords(os.path.join(args.out, "tfrecord"), args.shards), sep="\n")
 
 
 if __name__ == "__main__":

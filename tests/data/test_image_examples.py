@@ -53,5 +53,5 @@ def test_a_corrupt_image_ends_the_run_with_its_name(workplace: pathlib.Path) -> 
     finished = train(workplace, "digits_images", "corrupt", "train.epochs = 1")
     (workplace / "data" / "digits_images" / "test" / "3" / "bad.png").unlink()
     assert finished.status == 2, finished.outputs()
-    assert "3/bad.png' cannot be decoded" in finished.stderr and "max_corrupt_images = N" in finished.stderr
+    assert "3/bad.png' cannot be decoded" in finished.stderr and "Replace or remove it" in finished.stderr
     assert "Traceback" not in finished.stderr

@@ -144,7 +144,6 @@ def test_objects_that_are_texts_are_texts() -> None:
         [b"\xff\x00", b"x" * 1000],
         [b"", "köln".encode()],
     ]
-    assert found.identity() == ArraySource({"words": words.copy()}).identity() != ArraySource(words[::-1]).identity()
 
 
 @pytest.mark.parametrize(

@@ -244,3 +244,19 @@ def test_fewer_examples_than_said_end_the_stream_with_an_error() -> None:
     with pytest.raises(tf.errors.FailedPreconditionError) as raised:
         global_batches(lambda: DatasetFunction(plain, num_examples=40), steps=5)
     assert "ended after 29 examples; num_examples says 40" in str(failures.explained(raised.value))
+
+
+@pytest.mark.slow
+def test_each_example_comes_once_an_epoch_through_tf_data_service() -> None:
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.partition("://")[2]
+    workers = [service.WorkerServer(service.WorkerConfig(dispatcher_address=address)) for _ in range(2)]
+
+    def served() -> tf.data.Dataset:
+        return shuffled().batch(4).apply(service.distribute("distributed_epoch", dispatcher.target))
+
+    source = DatasetFunction(served, num_examples=EXAMPLES, unbatch=True)
+    found = column(global_batches(lambda: source, steps=2 * STEPS), 1)
+    assert sorted(found[:EXAMPLES]) == sorted(found[EXAMPLES:]) == list(range(EXAMPLES))
+    del workers

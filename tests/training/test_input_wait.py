@@ -136,9 +136,9 @@ def test_a_run_that_waits_tells_each_epochs_share_and_warns_once_with_the_cure(
     assert [event["details"]["epoch"] for event in told] == [1, 2, 3, 4]
     assert all(0.5 < event["details"]["share"] <= 1 for event in told[2:])
     (warning,) = trained.events("input_bound")
-    assert warning["level"] == "warning" and "cache.Cached" in warning["details"]["message"]
+    assert warning["level"] == "warning" and "array_files.ArrayFiles" in warning["details"]["message"]
     said = capfd.readouterr()
-    assert "% of the time" in said.err and "cache.Cached" in said.err
+    assert "% of the time" in said.err and "array_files.ArrayFiles" in said.err
     assert "epoch 4: waited for input" in said.out
     assert not any("input" in name for name in trained.points("train")[0])
 

@@ -22,6 +22,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED = "tfdist:"  # begins the name of a file of those that come with tfdist
 CONFIGS = REPOSITORY / "tfdist" / "configs"
 FRAMEWORKS = ("keras", "numpy", "tensorflow", "tfdist")
+REMOVED = {  # modules that gin files of an earlier version import, with what to write instead
+    "tfdist.data.pipeline.served": "End your own pipeline with tf.data.experimental.service: docs/data.md.",
+    "tfdist.data.cache.cache": "Decode the examples into .npy files once, for array_files.ArrayFiles: docs/data.md.",
+}
 
 
 def find_gin_file(name: str, *, including: Path | None = None) -> Path:
@@ -122,6 +126,8 @@ def import_module(statement: str, module: str) -> None:
 
 
 def _why_not_found(statement: str, missing: str) -> str:
+    if missing in REMOVED:
+        return f"{statement!r}: tfdist has no {missing} any more. {REMOVED[missing]}"
     parent, _, leaf = missing.rpartition(".")
     holder = sys.modules.get(parent)
     if holder is not None and hasattr(holder, leaf):

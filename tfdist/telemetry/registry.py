@@ -147,8 +147,6 @@ _EVENTS = (
     EventKind("memory_left_alone", "warning", "the memory for checkpoints belongs to another run"),
     EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
     # Data.
-    EventKind("record_corrupt", "warning", "a record cannot be read, and another stands in its place"),
-    EventKind("image_corrupt", "warning", "an image cannot be read, and another stands in its place"),
     # Processes.
     EventKind("preemption_noticed", "warning", "a signal, or the cloud, asks the process to leave"),
     EventKind("preempted", "warning", "a process has saved and left"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from tfdist.telemetry import notices
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
 from tfdist.telemetry.logs.events import EventLog
@@ -62,7 +61,6 @@ class Reporter:
         self._summarize = summarize
 
     def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: Mapping[str, Any], rate: float) -> None:
-        notices.drain(self._events)
         self._console.update(
             Progress(
                 step=step,
@@ -87,7 +85,6 @@ class Reporter:
         rate: float,
         gradients: Mapping[str, Any],
     ) -> None:
-        notices.drain(self._events)
         self._summarize(step, gradients)
         self._console.end_epoch(
             EpochSummary(

@@ -14,8 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
-from tfdist.data.formats.byte_ranges import file_version
 from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
 from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.arrays import ArraySource
@@ -54,8 +52,6 @@ class ArrayFiles(RandomAccessSource):
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
         columns = Columns(inputs, targets, weights)
-        self._paths = [path] if isinstance(path, str) else [path[name] for name in columns.names if name in path]
-        self._names = columns.names
         self._where = path if isinstance(path, str) else ", ".join(path.values())
         columns.check(_names(path), self._where)
         arrays = _open(path, columns.names)
@@ -93,9 +89,6 @@ class ArrayFiles(RandomAccessSource):
             return tf.nest.pack_sequence_as(self.structure, shaped)
 
         return gather
-
-    def identity(self) -> str:
-        return digest("arrays", [file_version(path) for path in self._paths], self._names)
 
     def describe(self) -> list[str]:
         how = "memory-mapped: a worker reads the rows of its own batches" if self._whole is None else "read whole"

@@ -12,8 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
-from tfdist.data.formats.byte_ranges import file_version
 from tfdist.data.sources.record_source import RecordSource, checked_block_records
 from tfdist.errors import UserError, missing_extra
 
@@ -33,7 +31,6 @@ class ArrayRecordSource(RecordSource):
       decode: from string [n] records to the nest of a batch.
       structure: of that nest.
       record_bytes: about the size of a record.
-      decoded_by: what `decode` depends on, for `identity`.
       block_records: as in `RecordSource`; None takes what makes a quarter of a megabyte, 256 at most.
 
     Raises:
@@ -49,7 +46,6 @@ class ArrayRecordSource(RecordSource):
         structure: Any,
         *,
         record_bytes: float,
-        decoded_by: Any = None,
         block_records: int | None = None,
     ) -> None:
         fitting = min(MOST_BLOCK_RECORDS, max(1, round(BLOCK_BYTES / max(1.0, record_bytes))))
@@ -58,7 +54,6 @@ class ArrayRecordSource(RecordSource):
         )
         self._parts = tuple(parts)
         self._decode = decode
-        self._decoded_by = decoded_by
         self._readers: dict[int, Any] = {}
         self._lock = threading.Lock()
         self.structure = structure
@@ -81,10 +76,6 @@ class ArrayRecordSource(RecordSource):
             raise UserError(
                 f"{path} is cut short or corrupt: records {begin} … {end - 1} do not read: {error}"
             ) from error
-
-    def identity(self) -> str:
-        versions = [(file_version(path), skip, take) for path, skip, take in self._parts]
-        return digest("array_record", versions, self._decoded_by, None if self._decoded_by else self._decode)
 
     def describe(self) -> list[str]:
         return [f"{len(self._parts):,} ArrayRecord files, {self.num_examples:,} records"]

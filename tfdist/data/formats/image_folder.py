@@ -6,22 +6,18 @@ worker opens the files of its own batches only.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
-from tfdist.data.formats.byte_ranges import file_version
 from tfdist.data.formats.image_files import SUFFIXES, CorruptImageError, ImageReader, reading_threads
 from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
 from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader
-from tfdist.errors import UnreadableError, UserError, is_whole_number, suggest
+from tfdist.errors import UnreadableError, UserError, suggest
 from tfdist.storage import files
-from tfdist.telemetry import notices
 
 IMAGES_AT_A_TIME = 8  # by one thread: to hand over each by itself costs a tenth of decoding it
 
@@ -42,8 +38,6 @@ class ImageFolder(RandomAccessSource):
       channels, method, fit, pad_value: see `ImageReader`.
       scale: what pixel values, 0 … 255, are multiplied by in the end.
       augmentation: builders of Keras layers, applied while training to pixel values 0 … 255, see `augment.py`.
-      max_corrupt_images: how many images that cannot be decoded are replaced by the next one; the first one more ends
-        the run. Each worker counts those that it meets.
 
     Raises:
       UserError: a setting is wrong, or there are no such images.
@@ -63,10 +57,7 @@ class ImageFolder(RandomAccessSource):
         pad_value: int = 0,
         scale: float = 1 / 255,
         augmentation: Sequence[LayerBuilder] = (),
-        max_corrupt_images: int = 0,
     ) -> None:
-        if not is_whole_number(max_corrupt_images, least=0):
-            raise UserError(f"max_corrupt_images is a whole number from 0 on; received {max_corrupt_images!r}.")
         self._images = ImageReader(tuple(size) if isinstance(size, list) else size, channels, method, fit, pad_value)
         self._root = root
         self.classes = _classes(root, classes)
@@ -81,7 +72,6 @@ class ImageFolder(RandomAccessSource):
         self._scale = float(scale)
         image = tf.TensorSpec([None, *self._images.size, channels], tf.float32)
         self.structure = (image, tf.TensorSpec([None], tf.int32))
-        self._corrupt = CorruptImages(max_corrupt_images, root)
         self._layers = Augmentation(augmentation, self.structure) if augmentation else None
         if self._layers is not None:
             self.augment = self._augmented
@@ -106,22 +96,6 @@ class ImageFolder(RandomAccessSource):
 
         return scaled
 
-    @property
-    def kept_structure(self) -> Any:
-        image, label = self.structure
-        return tf.TensorSpec(image.shape, tf.uint8), label
-
-    def kept_reader(self, order: Order) -> Reader:
-        gather = self._pixels()
-        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
-
-    def from_kept(self, kept: Any, *, augments: bool) -> Any:
-        images, labels = tf.cast(kept[0], tf.float32), kept[1]
-        return (images, labels) if augments and self.augment is not None else (images * self._scale, labels)
-
-    def identity(self) -> str:
-        return digest("images", [file_version(path) for path in self.paths], self.labels, self._images)
-
     def describe(self) -> list[str]:
         counts = np.bincount(self.labels, minlength=len(self.classes))
         said = ", ".join(f"{name} {count:,}" for name, count in zip(self.classes[:8], counts[:8], strict=True))
@@ -140,15 +114,14 @@ class ImageFolder(RandomAccessSource):
 
         def load(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             images = np.empty([len(indices), *shape], np.uint8)
-            found = indices.tolist()
 
             def fill(first: int) -> None:
                 for place in range(first, min(first + IMAGES_AT_A_TIME, len(indices))):
-                    images[place], found[place] = self._read(found[place])
+                    images[place] = self._read(self.paths[indices[place]])
 
             for _ in threads.map(fill, range(0, len(indices), IMAGES_AT_A_TIME)):
                 pass
-            return images, self.labels[np.array(found, np.int64)]
+            return images, self.labels[indices]
 
         safe = noted(load)
 
@@ -158,47 +131,11 @@ class ImageFolder(RandomAccessSource):
 
         return gather
 
-    def _read(self, index: int) -> tuple[np.ndarray, int]:
-        """The image of an index and the index that it is of: another one where that image is corrupt."""
-        for step in range(self.num_examples):
-            at = (index + step) % self.num_examples
-            try:
-                return self._images.read(self.paths[at]), at
-            except CorruptImageError as error:
-                self._corrupt.add(self.paths[at], str(error))
-        raise UserError(f"None of the {self.num_examples} images below {self._root} can be decoded.")
-
-
-class CorruptImages:
-    """Counts the images that cannot be decoded, each once, and ends the run when there are more than `limit`."""
-
-    def __init__(self, limit: int, root: str) -> None:
-        self._limit = limit
-        self._root = root
-        self._lock = threading.Lock()
-        self.paths: set[str] = set()
-
-    def add(self, path: str, reason: str) -> None:
-        with self._lock:
-            is_new = path not in self.paths
-            count = len(self.paths) + is_new
-            if count <= self._limit:
-                self.paths.add(path)
-        if count > self._limit:
-            before = f" and {count - 1} before it" if count > 1 else ""
-            raise UnreadableError(
-                f"The image {path!r}{before} cannot be decoded: {reason}. Mend or remove it, or let up to N such "
-                f"images be replaced: max_corrupt_images = N (now {self._limit})."
-            )
-        if is_new:
-            notices.give(
-                "image_corrupt",
-                f"{path} cannot be decoded and is replaced by the next image ({count} of at most {self._limit}): "
-                f"{reason}",
-                file=path,
-                count=count,
-                limit=self._limit,
-            )
+    def _read(self, path: str) -> np.ndarray:
+        try:
+            return self._images.read(path)
+        except CorruptImageError as error:
+            raise UnreadableError(f"The image {path!r} cannot be decoded: {error}. Replace or remove it.") from error
 
 
 def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:

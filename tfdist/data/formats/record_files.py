@@ -1,7 +1,6 @@
 """Records of TFRecord files by their number: a run of neighbors is one read of exactly its bytes.
 
-Compressed files cannot be read so; `compressed_file.py` says what they cost. Every record's checksum is verified, and
-what to do about a wrong one is decided here alone. Used by the sources of TFRecord files.
+Every record's checksum is verified. Used by the sources of TFRecord files.
 """
 
 from __future__ import annotations
@@ -11,27 +10,23 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import google_crc32c
 import numpy as np
 
 from tfdist.data.formats.byte_ranges import file_version, read_into, read_range
-from tfdist.data.formats.compressed_file import CompressedFile
 from tfdist.data.formats.record_index import (
     FOOTER_BYTES,
     HEADER_BYTES,
     RecordIndex,
-    find_compression,
     load_index,
     masked,
 )
 from tfdist.data.pipeline.failures import watch
 from tfdist.data.sources.record_source import Records, RecordSource, checked_block_records
 from tfdist.data.sources.source import Order, Reader
-from tfdist.errors import TfdistError, UnreadableError, UserError, is_whole_number
+from tfdist.errors import TfdistError, UnreadableError, UserError
 from tfdist.storage import files
-from tfdist.telemetry import notices
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
 BLOCK_BYTES = 1 << 20
@@ -48,13 +43,11 @@ class RecordFile:
 
     Args:
       path: local or gs://.
-      compression: "GZIP", "ZLIB", or None to find out.
     """
 
-    def __init__(self, path: str, compression: str | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         self.version = file_version(path)
-        self._compression = compression
         self._lock = threading.Lock()
 
     @property
@@ -62,17 +55,9 @@ class RecordFile:
         return self.version.num_bytes
 
     @functools.cached_property
-    def compression(self) -> str | None:
-        return self._compression or find_compression(self.version)
-
-    @functools.cached_property
-    def _compressed(self) -> CompressedFile | None:
-        return CompressedFile(self.path, self.compression) if self.compression else None
-
-    @functools.cached_property
     def index(self) -> RecordIndex:
         with self._lock:
-            return load_index(self.version, self._compressed)
+            return load_index(self.version)
 
     def read(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
         """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
@@ -90,8 +75,6 @@ class RecordFile:
 
     def _bytes(self, begin: int, size: int) -> memoryview:
         """So many bytes of what the file holds, or fewer where it ends before; valid until the thread reads again."""
-        if self._compressed is not None:
-            return memoryview(self._compressed.read(begin, size))
         if files.is_remote(self.path) or size > MOST_SCRATCH_BYTES:
             return memoryview(read_range(self.path, begin, size))
         # Memory that was in use a moment ago: fresh memory for each run costs more than reading into it.
@@ -121,8 +104,6 @@ class RecordFileSource(RecordSource):
 
     Args:
       parts: in the order of the records.
-      max_corrupt_records: how many records with a wrong checksum, or cut short, a worker passes over: the nearest good
-        record before it (or else after it) takes the place of each, with a warning.
       block_records: as in `RecordSource`; None takes what makes a megabyte.
       record_bytes: about the size of a record.
     """
@@ -132,21 +113,15 @@ class RecordFileSource(RecordSource):
         parts: Sequence[FilePart],
         *,
         record_bytes: float,
-        max_corrupt_records: int = 0,
         block_records: int | None = None,
     ) -> None:
-        if not is_whole_number(max_corrupt_records, least=0):
-            raise UserError(f"max_corrupt_records is a whole number of at least 0; received {max_corrupt_records!r}.")
         fitting = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
         block_records = checked_block_records(block_records, otherwise=fitting)
         super().__init__([part.take for part in parts], block_records=block_records)
         self.parts = tuple(parts)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
         self.most_read_again = 0.0 if self.waits else 0.005
-        self._most_corrupt = max_corrupt_records
-        self._corrupt: set[tuple[str, int]] = set()
         self._has_unreadable = False
-        self._lock = threading.Lock()
         self._recent: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=RECENT_RUNS)
 
     def reader(self, order: Order) -> Reader:
@@ -162,7 +137,9 @@ class RecordFileSource(RecordSource):
         self._check_whole(part)
         records, wrong = part.file.read(part.skip + first, count)
         for number in wrong:
-            records[number - part.skip - first] = self._instead(part, number)
+            records[number - part.skip - first] = unreadable = Unreadable()
+            unreadable.error = UnreadableError(describe_corrupt(part.file, number, "its checksum is wrong"))
+            self._has_unreadable = True
         return records
 
     def checked(self, records: Records) -> Records:
@@ -183,50 +160,14 @@ class RecordFileSource(RecordSource):
                 return error
         return None
 
-    def pass_over(self, file: RecordFile, number: int, problem: str) -> None:
-        """Counts a corrupt record.
-
-        Raises:
-          UnreadableError: it is one too many.
-        """
-        with self._lock:
-            is_new = (file.path, number) not in self._corrupt
-            count = len(self._corrupt) + is_new
-            if count <= self._most_corrupt:
-                self._corrupt.add((file.path, number))
-        message = f"Record {number} of {file.path} is corrupt: {problem}."
-        if count > self._most_corrupt:
-            raise UnreadableError(
-                f"{message} That makes {count}, and max_corrupt_records = {self._most_corrupt}. "
-                f"Make the file again, or write max_corrupt_records = {max(10, 2 * count)} to pass over as many."
-            )
-        if is_new:
-            notices.give(
-                "record_corrupt",
-                f"{message} Passed over: {count} of at most {self._most_corrupt}.",
-                file=file.path,
-                record=number,
-                count=count,
-                limit=self._most_corrupt,
-            )
-
-    @property
-    def versions(self) -> list[Any]:
-        """The files as they are now and the parts of them that are read, for `identity`."""
-        return [(part.file.version, part.skip, part.take) for part in self.parts]
-
     def describe(self) -> list[str]:
         found = {part.file.path: part.file for part in self.parts}
         empty = sum(size == 0 for size in self.file_sizes)
-        packed = sorted({file.compression for file in found.values() if file.compression is not None})
         said = f" ({empty} empty)" if empty else ""
-        line = (
+        return [
             f"{len(found):,} file{'s' if len(found) != 1 else ''}{said}, {self.num_examples:,} records, "
             f"{sum(file.num_bytes for file in found.values()):,} bytes"
-        )
-        if packed:
-            line += f"; {' and '.join(packed)}: a worker unpacks each file from its start up to what it needs, once"
-        return [line]
+        ]
 
     def _check_whole(self, part: FilePart) -> None:
         index = part.file.index
@@ -237,22 +178,7 @@ class RecordFileSource(RecordSource):
                 "Make the file again."
             )
 
-    def _instead(self, part: FilePart, number: int) -> bytes:
-        """What takes the place of a corrupt record."""
-        try:
-            self.pass_over(part.file, number, "its checksum is wrong")
-            return self._neighbor(part, number)
-        except UnreadableError as error:
-            self._has_unreadable = True
-            unreadable = Unreadable()
-            unreadable.error = error
-            return unreadable
 
-    def _neighbor(self, part: FilePart, number: int) -> bytes:
-        """The nearest good record before `number`, or else after it: the same one whoever asks."""
-        for candidate in [*range(number - 1, part.skip - 1, -1), *range(number + 1, part.skip + part.take)]:
-            (record,), wrong = part.file.read(candidate, 1)
-            if not wrong:
-                return record
-            self.pass_over(part.file, candidate, "its checksum is wrong")
-        raise UserError(f"No record of {part.file.path} is whole. Make the file again, or leave it out.")
+def describe_corrupt(file: RecordFile, number: int, problem: str) -> str:
+    """Returns the message about a corrupt record of a file."""
+    return f"Record {number} of {file.path} is corrupt: {problem}. Make the file again."

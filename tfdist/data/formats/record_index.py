@@ -16,14 +16,13 @@ import numpy as np
 
 from tfdist.data.cache.index_cache import cached
 from tfdist.data.formats.byte_ranges import FileVersion, read_range
-from tfdist.data.formats.compressed_file import CompressedFile
 from tfdist.errors import UserError
 from tfdist.storage import files
 
 HEADER_BYTES = 12
 READ_AHEAD_BYTES = 1 << 22  # of an object: a request costs as much as some megabytes
 FOOTER_BYTES = 4
-INDEX_VERSION = "tfrecord 1"
+INDEX_VERSION = "tfrecord 2"
 _HEADER = struct.Struct("<QI")
 _MASK = 0xA282EAD8
 
@@ -34,7 +33,7 @@ class RecordIndex:
 
     Attributes:
       offsets: int64 [n + 1], the byte at which each record's header begins, and the end of the last record.
-      tail_bytes: bytes after the last whole record: of one that was cut short. Of a compressed file, unpacked ones.
+      tail_bytes: bytes after the last whole record: of one that was cut short.
     """
 
     offsets: np.ndarray
@@ -51,60 +50,32 @@ def masked(crc: np.ndarray) -> np.ndarray:
     return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK)
 
 
-def find_compression(version: FileVersion) -> str | None:
-    """ "GZIP" or "ZLIB" by the first bytes of a file; None where it is not compressed.
-
-    Raises:
-      UserError: it is no TFRecord file.
-    """
-    head = read_range(version.path, 0, HEADER_BYTES)
-    if len(head) < 2 or (len(head) == HEADER_BYTES and _length(head) is not None):
-        return None
-    if head[:2] == b"\x1f\x8b":
-        return "GZIP"
-    if head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0:
-        return "ZLIB"
-    raise UserError(
-        f"{version.path} is not a TFRecord file, or record 0 of it is corrupt: it begins with {head!r}, which is no "
-        "record header and no gzip or zlib stream."
-    )
-
-
-def load_index(version: FileVersion, compressed: CompressedFile | None) -> RecordIndex:
+def load_index(version: FileVersion) -> RecordIndex:
     """The index of a file, from the cache or made now.
 
     Raises:
-      UserError: a record's length is corrupt, so that what follows cannot be found.
+      UserError: it is not a TFRecord file, or a record's length is corrupt, so that what follows cannot be found.
     """
 
     def make() -> dict[str, np.ndarray]:
-        index = _make_index(version, compressed)
+        index = _make_index(version)
         return {"offsets": index.offsets, "tail_bytes": np.asarray(index.tail_bytes)}
 
-    packing = compressed.compression if compressed is not None else "not compressed"
-    held = cached(version, f"{INDEX_VERSION}, {packing}", make)
+    held = cached(version, INDEX_VERSION, make)
     return RecordIndex(held["offsets"], int(held["tail_bytes"]))
 
 
-def _make_index(version: FileVersion, compressed: CompressedFile | None) -> RecordIndex:
-    if compressed is not None:
-        found = _scan(version.path, lambda at: compressed.read(at, HEADER_BYTES), None)
-        end = compressed.reached
-        if compressed.problem is not None and version.num_bytes:
-            if len(found) < 2:
-                raise UserError(f"{version.path} cannot be unpacked as {compressed.compression}: {compressed.problem}.")
-            end += found[-1] == end  # something is missing, however little
-    elif version.num_bytes == 0:
+def _make_index(version: FileVersion) -> RecordIndex:
+    end = version.num_bytes
+    if end == 0:
         return RecordIndex(np.zeros(1, np.int64), 0)
-    elif files.is_remote(version.path):
+    if files.is_remote(version.path):
         ahead = _ReadAhead(version.path)
-        found = _scan(version.path, lambda at: ahead.read(at, HEADER_BYTES), version.num_bytes)
-        end = version.num_bytes
+        found = _scan(version.path, lambda at: ahead.read(at, HEADER_BYTES), end)
     else:
         with open(version.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             view.madvise(mmap.MADV_RANDOM)  # no read-ahead: only headers are wanted
-            found = _scan(version.path, lambda at: view[at : at + HEADER_BYTES], version.num_bytes)
-        end = version.num_bytes
+            found = _scan(version.path, lambda at: view[at : at + HEADER_BYTES], end)
     if found[-1] > end:  # the last record's header is whole, its data is not
         found.pop()
     return RecordIndex(np.asarray(found, np.int64), end - found[-1])
@@ -124,11 +95,13 @@ class _ReadAhead:
         return self._data[at : at + count]
 
 
-def _scan(path: str, header_at: Callable[[int], bytes], end: int | None) -> list[int]:
+def _scan(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
     """Where records begin, from one header to the next; the last may lie beyond the end."""
     found, position = [0], 0
-    while (end is None or position < end) and len(head := header_at(position)) == HEADER_BYTES:
+    while position < end and len(head := header_at(position)) == HEADER_BYTES:
         length = _length(head)
+        if length is None and position == 0:
+            raise _not_records(path, head)
         if length is None:
             raise UserError(
                 f"Record {len(found) - 1} of {path} is corrupt: the checksum of its length is wrong, at byte "
@@ -137,6 +110,18 @@ def _scan(path: str, header_at: Callable[[int], bytes], end: int | None) -> list
         position += HEADER_BYTES + length + FOOTER_BYTES
         found.append(position)
     return found
+
+
+def _not_records(path: str, head: bytes) -> UserError:
+    if head[:2] == b"\x1f\x8b" or (head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0):
+        return UserError(
+            f"{path} is compressed, by gzip or zlib, and cannot be read by ranges. Unpack it once, or read it with "
+            "tf.data.TFRecordDataset(…, compression_type='GZIP') in a user_dataset.DatasetFunction."
+        )
+    return UserError(
+        f"{path} is not a TFRecord file, or record 0 of it is corrupt: it begins with {head!r}, which is not a record "
+        "header."
+    )
 
 
 def _length(head: bytes) -> int | None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
 from tfdist.data.formats import example_features
 from tfdist.data.formats.byte_ranges import matching_files
-from tfdist.data.formats.compressed_file import WINDOW_BITS
-from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
+from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource, describe_corrupt
 from tfdist.data.sources.columns import Columns
 from tfdist.errors import UserError
 
@@ -23,8 +21,7 @@ class TFRecordSource(RecordFileSource):
     """Examples in TFRecord files, local or gs://.
 
     A worker reads the ranges of the files that hold its own records; where these lie is found once, by reading the
-    records' headers, and kept in the user's cache directory. Of compressed files each worker unpacks what lies before
-    its records too: prefer uncompressed ones.
+    records' headers, and kept in the user's cache directory. Compressed files are refused.
 
     Args:
       files: a pattern or path, or several.
@@ -33,8 +30,6 @@ class TFRecordSource(RecordFileSource):
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
         `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
-      compression: "GZIP" or "ZLIB"; None finds out, file by file.
-      max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
       block_records: how many neighbors stay together when the order is permuted; None takes what makes a megabyte.
 
     Raises:
@@ -49,30 +44,24 @@ class TFRecordSource(RecordFileSource):
         columns: Columns,
         transforms: Mapping[str, Callable[[Any], Any]] | None = None,
         transform: Callable[[Any], Any] | None = None,
-        compression: str | None = None,
-        max_corrupt_records: int = 0,
         block_records: int | None = None,
     ) -> None:
-        if compression is not None and compression not in WINDOW_BITS:
-            raise UserError(f"compression is None (found out), 'GZIP' or 'ZLIB'; received {compression!r}.")
         self._features = example_features.read_descriptions(features)
         self._decoding = Decoding(columns, transforms, transform)
         self._decoding.check(list(self._features), "features")
-        found = [RecordFile(path, compression) for path in matching_files(files)]
+        found = [RecordFile(path) for path in matching_files(files)]
         with concurrent.futures.ThreadPoolExecutor(INDEXED_AT_ONCE) as pool:
             parts = list(pool.map(lambda file: FilePart(file, 0, file.index.num_records), found))
         num_records = sum(part.take for part in parts)
         super().__init__(
             parts,
             record_bytes=sum(int(file.index.offsets[-1]) for file in found) / max(1, num_records),
-            max_corrupt_records=max_corrupt_records,
             block_records=block_records,
         )
         for part in parts:
             if part.file.index.tail_bytes:
-                self.pass_over(part.file, part.take, f"it is cut short, {part.file.index.tail_bytes:,} bytes of it")
-        if any(file.compression for file in found):
-            self.most_read_again = 0.0
+                problem = f"it is cut short, {part.file.index.tail_bytes:,} bytes of it"
+                raise UserError(describe_corrupt(part.file, part.take, problem))
         first = next((number for number, size in enumerate(self.file_sizes) if size), None)
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
@@ -82,9 +71,6 @@ class TFRecordSource(RecordFileSource):
 
     def decode(self, records: tf.Tensor) -> Any:
         return self._decoding(example_features.parse(records, self._features))
-
-    def identity(self) -> str:
-        return digest("tfrecord", self.versions, self._features, self._decoding)
 
     def check_record(self, record: bytes, where: str) -> None:
         example_features.check_record(record, self._features, where)

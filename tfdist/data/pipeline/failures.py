@@ -94,17 +94,8 @@ def explained(error: BaseException) -> TfdistError | None:
             "leave it out and let the examples be counted."
         )
     # A message of TensorFlow's with bytes of a record in it fails to become text.
-    of_service = "element from worker" in said_by(error)
-    if not (of_service or isinstance(error, (tf.errors.InvalidArgumentError, UnicodeDecodeError))):
+    if not isinstance(error, (tf.errors.InvalidArgumentError, UnicodeDecodeError)):
         return None
     with _LOCK:
         watched = list(_WATCHED)
     return next((told for source in watched if (told := source.diagnose()) is not None), None)
-
-
-def said_by(error: BaseException) -> str:
-    """TensorFlow's message, as far as it is text."""
-    try:
-        return str(error.message) if isinstance(error, tf.errors.OpError) else ""
-    except UnicodeDecodeError:
-        return ""

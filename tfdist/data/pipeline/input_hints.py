@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist.data.cache.cache import Cached
-from tfdist.data.pipeline.served import Served
+from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import StreamSource
@@ -11,20 +10,15 @@ from tfdist.data.sources.user_dataset import StreamSource
 
 def hint_for(source: Source) -> str:
     """A sentence or two for the user."""
-    if isinstance(source, ArraySource):
-        return "The data is in memory: take a larger global_batch_size, so that a batch costs less an example."
-    if isinstance(source, Served):
-        return "The data services do not keep up: start more of them and name them in Served.services."
+    augmented = " Augmentation is cheaper in the model." if source.augment is not None else ""
+    if isinstance(source, (ArraySource, ArrayFiles)):
+        return f"Nothing is decoded: take a larger global_batch_size, so that a batch costs less an example.{augmented}"
     if isinstance(source, StreamSource):
         return (
             "In your dataset's function, map with num_parallel_calls = tf.data.AUTOTUNE and keep what fits with "
             "Dataset.cache(), before what is random; see docs/data.md."
         )
-    if isinstance(source, Cached):
-        what = "Augment less, or in the model" if source.augment is not None else "Give the machine more CPU cores"
-        return f"The first epoch only fills the cache. {what}, or take data services (served.Served); see docs/data.md."
-    augmented = " Augmentation is not cached; it is cheaper in the model." if source.augment is not None else ""
     return (
-        "Keep the decoded examples: train.train_data = @cache.Cached, cache.Cached.data = what it is now "
-        f"(where = 'disk' if memory is short). Or let other processes read: served.Served.{augmented} See docs/data.md."
+        "Decode the examples once, into .npy files, and read these with array_files.ArrayFiles; see docs/data.md."
+        f"{augmented}"
     )

@@ -56,14 +56,12 @@ def build_pipeline(
     *,
     first_step: int = 0,
     left_out: Collection[int] = (),
-    turn: int = 0,
-    of: int = 1,
 ) -> tf.data.Dataset:
     """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
 
     Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
     `shares` where it gives them. There are none of the steps `left_out`, which a source that reads by position does not
-    read. Of these, elements `turn`, `turn` + `of` … alone, where several processes take turns.
+    read.
     """
     num_local = topology.num_local_replicas
     if plan.pad:
@@ -74,7 +72,7 @@ def build_pipeline(
             numbered = dataset.enumerate(first_step * num_local)
             dataset = numbered.filter(lambda t, _: _is_kept(t // num_local, left_out)).map(lambda _, batch: batch)
     else:
-        turns = tf.data.Dataset.range(first_step * num_local + turn, tf.int64.max, of)
+        turns = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
         if left_out:
             turns = turns.filter(lambda t: _is_kept(t // num_local, left_out))
         dataset = _indexed(source, plan, topology, turns)

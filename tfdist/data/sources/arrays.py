@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.errors import UserError
 
@@ -41,9 +40,6 @@ class ArraySource(RandomAccessSource):
         self.num_examples = sizes[0]
         self._tensors: Any = None
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), self._arrays)
-
-    def identity(self) -> str:
-        return digest("arrays in memory", tf.nest.flatten(self._arrays))
 
     def held(self) -> Any:
         return self._arrays

@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
 from tfdist.data.order.quotas import Schedule
 from tfdist.data.pipeline.pipeline import as_source, example_seeds
 from tfdist.data.sources.source import Order, Reader, Source
@@ -80,9 +79,6 @@ class Mixture(Source):
             return _back_in_place(together, chosen)
 
         return read
-
-    def identity(self) -> str:
-        return digest("mixture", [source.identity() for source in self._sources], self._schedule, self.num_examples)
 
     def describe(self) -> list[str]:
         lines = [f"a mixture of {len(self._sources)} sources, weights {self._schedule.said()}"]

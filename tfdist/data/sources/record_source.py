@@ -69,9 +69,6 @@ class RecordSource(Source):
 
         return Staged(records, self.decode)
 
-    def numbers(self, order: Order) -> Reader:
-        return numbers_of_blocks(None if order.seed is None else self.block_order(order))
-
     def block_order(self, order: Order) -> BlockOrder:
         """Where the records of an epoch stand, for an order with a seed."""
         return BlockOrder(self._block_sizes(), batch_size=order.batch_size, seed=order.seed)
@@ -117,15 +114,3 @@ def checked_block_records(given: int | None, *, otherwise: int) -> int:
     if not is_whole_number(given):
         raise UserError(f"block_records is a whole number of at least 1; received {given!r}.")
     return given
-
-
-def numbers_of_blocks(blocks: BlockOrder | None) -> Reader:
-    """`Source.numbers` of a source in files: None keeps the examples in their own order."""
-    if blocks is None:
-        return lambda positions, epoch: positions
-    safe = noted(lambda positions, epoch: np.asarray(blocks.records(positions, int(epoch)), np.int64))
-
-    def numbers(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.int64, stateful=False), [None])
-
-    return numbers

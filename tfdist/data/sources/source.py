@@ -12,11 +12,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources.preprocessing import Preprocessing
-from tfdist.errors import UserError
 
 Reader = Callable[[tf.Tensor, tf.Tensor], Any]
 
@@ -99,33 +97,6 @@ class Source(abc.ABC):
         without AutoGraph, as models are: what has Python's `if` or loops over tensors has to be a `tf.function`.
         """
 
-    # What a cache of the examples asks. The defaults serve a source whose examples are kept as `reader` gives them.
-
-    lengths: np.ndarray | None = None
-    """int32 [num_examples], where a batch is padded with zeros to the longest example of the global batch."""
-
-    @property
-    def kept_structure(self) -> Any:
-        """The nest of what `kept_reader` gives, like `structure`."""
-        return self.structure
-
-    def kept_reader(self, order: Order) -> Reader:
-        """Like `reader`, in the form in which examples are kept: before all that is random about them."""
-        return self.reader(order)
-
-    def from_kept(self, kept: Any, *, augments: bool) -> Any:
-        """What `reader` gives, from the kept form; `augments` tells whether `augment` follows, where there is one."""
-        del augments
-        return kept
-
-    def numbers(self, order: Order) -> Reader:
-        """A function like `reader`'s to the numbers of the examples, int64 [n], by which they are kept."""
-        raise UserError(f"A {type(self).__name__} cannot be cached; cache what it is made of.")
-
-    def identity(self) -> str:
-        """A digest of all that the kept examples depend on. Asked once the source is prepared."""
-        raise UserError(f"A {type(self).__name__} cannot be cached; cache what it is made of.")
-
     def preprocessing(self) -> Preprocessing | None:
         """What becomes of raw inputs, for exports; None where Python does it, or there is nothing to do."""
         return None
@@ -149,9 +120,6 @@ class RandomAccessSource(Source):
     def reader(self, order: Order) -> Reader:
         gather = self.gatherer()
         return lambda positions, epoch: gather(self.indices(order, positions, epoch))
-
-    def numbers(self, order: Order) -> Reader:
-        return lambda positions, epoch: self.indices(order, positions, epoch)
 
     def indices(self, order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         """Which examples stand at the positions of an epoch."""

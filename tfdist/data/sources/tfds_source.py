@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
 from tfdist.data.formats.array_record import ArrayRecordSource
 from tfdist.data.formats.byte_ranges import file_version
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
@@ -28,7 +27,6 @@ def load_tfds(
     columns: Columns | None = None,
     transforms: Mapping[str, Callable[[Any], Any]] | None = None,
     transform: Callable[[Any], Any] | None = None,
-    max_corrupt_records: int = 0,
     block_records: int | None = None,
 ) -> Source:
     """A split of a TensorFlow data set.
@@ -44,7 +42,6 @@ def load_tfds(
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
         `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
-      max_corrupt_records: how many corrupt records a worker passes over (see `RecordFileSource`).
       block_records: how many neighbors stay together when the order is permuted; None takes what
         makes a megabyte of a TFRecord file, a quarter of one of an ArrayRecord file.
 
@@ -71,7 +68,6 @@ def load_tfds(
             decode,
             decoded_structure(decode),
             record_bytes=sum(file_version(path).num_bytes for path in sizes) / sum(sizes.values()),
-            decoded_by=[repr(features), decoding],
             block_records=block_records,
         )
     if file_format != "tfrecord":
@@ -83,24 +79,16 @@ def load_tfds(
     return _TfdsRecords(
         [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
         decode,
-        [repr(features), decoding],
         record_bytes=sum(f.num_bytes for f in record_files.values()) / sum(part.examples_in_shard for part in parts),
-        max_corrupt_records=max_corrupt_records,
         block_records=block_records,
     )
 
 
 class _TfdsRecords(RecordFileSource):
-    def __init__(
-        self, parts: list[FilePart], decode: Callable[[tf.Tensor], Any], identity: list[Any], **settings: Any
-    ) -> None:
+    def __init__(self, parts: list[FilePart], decode: Callable[[tf.Tensor], Any], **settings: Any) -> None:
         super().__init__(parts, **settings)
         self._decode = decode
-        self._identity = identity
         self.structure = decoded_structure(decode)
-
-    def identity(self) -> str:
-        return digest("tfds", self.versions, self._identity)
 
     def decode(self, records: tf.Tensor) -> Any:
         return self._decode(records)

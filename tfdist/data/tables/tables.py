@@ -19,7 +19,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.cache.group_cache import GroupCache
-from tfdist.data.cache.identity import digest
 from tfdist.data.formats.byte_ranges import FileVersion
 from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.order.block_order import BlockOrder
@@ -27,7 +26,6 @@ from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.fitted_values import read_kept
 from tfdist.data.sources.preprocessing import Preprocessing
-from tfdist.data.sources.record_source import numbers_of_blocks
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.tables.csv_files import CsvFile, CsvFormat
 from tfdist.data.tables.parquet_files import ParquetFile
@@ -186,14 +184,6 @@ class Table(Source):
             return tf.nest.pack_sequence_as(self.structure, shaped)
 
         return read
-
-    def numbers(self, order: Order) -> Reader:
-        return numbers_of_blocks(self._block_order(order))
-
-    def identity(self) -> str:
-        rules = [dataclasses.astuple(rule) for rule in self._rules.values()]
-        fitted = dataclasses.asdict(self.fitted)
-        return digest("table", [table.file for table in self._tables], self._columns, rules, fitted, self._stack)
 
     def describe(self) -> list[str]:
         lines = [

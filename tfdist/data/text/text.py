@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
 from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.order.block_order import BlockOrder
 from tfdist.data.order.length_order import LengthOrder
@@ -91,12 +90,9 @@ class TextLines(RecordSource):
         self._classes = np.concatenate([_classes(lines, self.labels) for lines in self._lines])
         lengths = np.concatenate([lines.lengths for lines in self._lines])
         self._lengths = np.minimum(lengths, max_length)
-        if not pad_to_max:
-            self.lengths = self._lengths
         self._max_length, self._pad_to_max, self._bucket_batches = max_length, pad_to_max, bucket_batches
         self._settings = {"max_tokens": vocabulary_size, "standardize": standardize, "split": split}
         self._fitted_on = fitted_on
-        self._separator = separator
         self._vocabulary: list[str] | None = None
         ids = tf.TensorSpec([None, max_length if pad_to_max else None], tf.int32)
         self.structure = (ids, tf.TensorSpec([None], tf.int32))
@@ -168,11 +164,6 @@ class TextLines(RecordSource):
 
     def read_run(self, file: int, first: int, count: int) -> list[bytes]:
         return self._lines[file].read(first, count)
-
-    def identity(self) -> str:
-        versions = [lines.file for lines in self._lines]
-        settings = [self._settings, self._max_length, self._pad_to_max, self._separator]
-        return digest("text", versions, self.labels, self.vocabulary, settings)
 
     def decode(self, records: tf.Tensor) -> Any:
         raise NotImplementedError("ids and labels come from `reader`")

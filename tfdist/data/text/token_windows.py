@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.errors import UserError, is_whole_number
 
@@ -41,9 +40,6 @@ class TokenWindows(RandomAccessSource):
         self.num_examples = (len(row) - 1) // length
         self._row = row[: self.num_examples * length + 1].astype(np.int32)
         self.structure = (tf.TensorSpec([None, length], tf.int32), tf.TensorSpec([None, length], tf.int32))
-
-    def identity(self) -> str:
-        return digest("token windows", [self._row], self._length)
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         row, length = tf.constant(self._row), self._length

@@ -32,9 +32,6 @@ class TwoViews(Mapped):
             )
         self._augment = Augmentation(augmentation, parts_of(self.source.structure)[0])
 
-    def settings(self) -> tuple[Any, ...]:
-        return tuple(self._augment.layers)
-
     def changed_structure(self, structure: Any) -> Any:
         x = parts_of(structure)[0]
         return {"first": x, "second": x}
@@ -82,9 +79,6 @@ class MaskedTokens(Mapped):
             raise UserError(f"MaskedTokens.rate is {rate!r}; write a share between 0 and 1, such as 0.15.")
         self._mask, self._size, self._rate, self._padding = mask_token, vocabulary_size, float(rate), padding_token
 
-    def settings(self) -> tuple[Any, ...]:
-        return self._mask, self._size, self._rate, self._padding
-
     def changed_structure(self, structure: Any) -> Any:
         tokens = parts_of(structure)[0]
         if not isinstance(tokens, tf.TensorSpec) or not tokens.dtype.is_integer or tokens.shape.rank != 2:
@@ -129,9 +123,6 @@ class WithNoise(Mapped):
             if not is_whole_number(value):
                 raise UserError(f"WithNoise.{name} is {value!r}; write a whole number from 1.")
         self._shape = [draws, size]
-
-    def settings(self) -> tuple[Any, ...]:
-        return tuple(self._shape)
 
     def changed_structure(self, structure: Any) -> Any:
         return {"examples": parts_of(structure)[0], "noise": tf.TensorSpec([None, *self._shape], tf.float32)}

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.cache.identity import digest
 from tfdist.data.pipeline.pipeline import as_source, example_seeds
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.sources.user_dataset import StreamSource
@@ -65,13 +64,6 @@ class Mapped(Source):
     @abc.abstractmethod
     def changed_reader(self, read: Reader, order: Order) -> Reader:
         """A reader of changed examples, of one of the source's."""
-
-    def settings(self) -> tuple[Any, ...]:
-        """What the change depends on beside the examples."""
-        return ()
-
-    def identity(self) -> str:
-        return digest(type(self).__name__, self.source.identity(), self.settings())
 
     def describe(self) -> list[str]:
         return self.source.describe()

@@ -42,9 +42,6 @@ class _Mixed(Mapped):
             raise UserError(f"{name}.num_classes is {num_classes!r}; write a whole number from 2.")
         self._alpha, self._num_classes = float(alpha), num_classes
 
-    def settings(self) -> tuple[Any, ...]:
-        return self._alpha, self._num_classes
-
     def changed_structure(self, structure: Any) -> Any:
         name, parts = type(self).__name__, parts_of(structure)
         if len(parts) != 2 or not all(isinstance(part, tf.TensorSpec) for part in parts):

@@ -27,7 +27,7 @@ from tfdist.errors import (
 from tfdist.storage import files
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy, Topology
-from tfdist.telemetry import heartbeat, notices
+from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
@@ -181,8 +181,7 @@ def open_run(
             if mode == "train" and not place.is_finished:
                 run.write_config()
             _announce(run, mode)
-            with notices.listening(events):
-                yield run
+            yield run
             heartbeat.beat(heartbeat.FINISHING)
             strategy.any_worker(False)  # nobody leaves while another still needs it
             if stream.status == FAILED:

@@ -89,10 +89,7 @@ def hints(profile: Profile, shares: Shares) -> list[str]:
     arithmetic = sum(each.own for each in operations if each.kind in (CONVOLUTION, PRODUCT)) / own
     found = []
     if shares.input >= LARGE_WAIT:
-        found.append(
-            "Steps wait for their input: cache what is decoded (cache.Cached), or have other processes read it "
-            "(served.Served); see docs/data.md."
-        )
+        found.append("Steps wait for their input: decode it once, into .npy files; see docs/data.md.")
     if shares.communication >= LARGE_SHARE:
         found.append(
             "Steps wait for sums over replicas, or for a slower worker: a larger train.global_batch_size makes them "
