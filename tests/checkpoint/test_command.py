@@ -233,8 +233,7 @@ def test_the_package_imports_its_names_when_they_are_used(tmp_path: pathlib.Path
     script.write_text(
         "import sys, tfdist\n"
         "assert 'keras' not in sys.modules\n"
-        "import keras\n"
-        "assert issubclass(tfdist.BackupAndRestore, keras.callbacks.Callback)\n"
+        "assert callable(tfdist.fit)\n"
         "try:\n"
         "    tfdist.Checkpoint\n"
         "except AttributeError as error:\n"
