@@ -22,8 +22,6 @@ from tfdist.errors import UserError
         ({"mean_seconds_between_failures": float("inf")}, "mean_seconds_between_failures is inf"),
         ({"mean_seconds_between_failures": float("nan")}, "mean_seconds_between_failures is nan"),
         ({"max_file_bytes": 100}, "max_file_bytes is 100; write a whole number of at least 4096."),
-        ({"memory_every_steps": 0}, "memory_every_steps is 0; write a whole number of at least 1, or None."),
-        ({"memory_every_steps": 1, "memory_dir": "/no/such"}, "memory_dir is '/no/such', which is no directory here"),
         ({"compression": "zst"}, "compression is 'zst'; write one of 'none', 'lz4', 'zstd', 'auto'. Did you mean"),
         ({"on_error": None}, "on_error is None; write one of 'continue', 'stop'."),
         ({"best_mode": "best"}, "best_mode is 'best'"),

@@ -7,7 +7,6 @@ names it (`train.checkpoint = @CheckpointPolicy()`); the manager, the schedule a
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import ClassVar
 
 from tfdist.errors import EXIT_PREEMPTED, UserError
@@ -39,12 +38,6 @@ class CheckpointPolicy(Settings):
     mean_seconds_between_failures: float = setting(
         "for the interval where none of the three is given", SECONDS, 3600.0, unit="seconds"
     )
-    memory_every_steps: int | None = setting(
-        "how often to keep a checkpoint in the memory of the chief's machine besides; None: not at all",
-        or_none(COUNT),
-        None,
-    )
-    memory_dir: str = setting("of a file system in memory, for those", text("/dev/shm"), "/dev/shm")
     keep_last: int = setting("how many of the newest checkpoints stay", COUNT, 2)
     keep_every_steps: int | None = setting(
         "checkpoints whose step is a multiple of this stay for good", or_none(COUNT), None
@@ -71,26 +64,6 @@ class CheckpointPolicy(Settings):
     preempted_exit_status: int = setting(
         "of a process that was told to leave and has saved", whole_number(0), EXIT_PREEMPTED
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.memory_every_steps is not None and self.writers == ALL:
-            raise UserError(
-                f"{self.NAME}.memory_every_steps keeps checkpoints in the memory of the chief's machine, and writers = "
-                "'all' has every worker write its share. Leave one out."
-            )
-        if self.memory_every_steps is not None and not os.path.isdir(self.memory_dir):
-            raise UserError(
-                f"{self.NAME}.memory_dir is {self.memory_dir!r}, which is no directory here; write one of a file "
-                "system in memory, such as '/dev/shm', or leave memory_every_steps out."
-            )
-
-    @property
-    def in_memory(self) -> CheckpointPolicy | None:
-        """How the checkpoints in memory are made; None: there are none."""
-        if self.memory_every_steps is None:
-            return None
-        return CheckpointPolicy(every_steps=self.memory_every_steps, keep_last=1, compression="none")
 
     @property
     def larger_is_better(self) -> bool:

@@ -144,7 +144,6 @@ _EVENTS = (
     EventKind("checkpoint_passed_over", "warning", "a checkpoint is damaged, and an older one is used"),
     EventKind("checkpoint_leftovers_found", "info", "files of a checkpoint that was not committed are removed"),
     EventKind("checkpoints_superseded", "info", "checkpoints after the step that a start resumed from are removed"),
-    EventKind("memory_left_alone", "warning", "the memory for checkpoints belongs to another run"),
     EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
     # Data.
     EventKind("record_corrupt", "warning", "a record cannot be read, and another stands in its place"),
