@@ -35,7 +35,7 @@ def run_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     run.mkdir()
     manager = CheckpointManager(
         str(run / "checkpoints"),
-        CheckpointPolicy(keep_last=9, max_file_bytes=4096, compression="none"),
+        CheckpointPolicy(keep_last=9, max_file_bytes=4096),
         identity={"strategy": "one_device", "num_workers": 1},
         tell=Silent(),
     )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from tfdist.checkpoint.format.packing import PACKINGS
 from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.settings.checks import COUNT, SECONDS, Check, one_of, or_none, text, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.telemetry.metric_direction import larger_is_better
 
 ON_ERROR = ("continue", "stop")
-COMPRESSIONS = ("none", "lz4", "zstd", "auto")
 BEST_MODES = ("min", "max", "auto")
 CHIEF, ALL = "chief", "all"
 OFF, AUTO = "off", "auto"
@@ -46,7 +46,7 @@ class CheckpointPolicy(Settings):
         "a metric; the checkpoint with its best value stays, too", or_none(text("val_accuracy")), None
     )
     best_mode: str = setting("which value is best; 'auto' tells it by the metric's name", one_of(*BEST_MODES), "auto")
-    compression: str = setting("'auto' measures on the first checkpoint whether it pays", one_of(*COMPRESSIONS), "auto")
+    compression: str = setting("the codec of the data files", one_of(*PACKINGS), "none")
     writers: str = setting(
         "'chief', or 'all' workers, each its share, into a run directory that all see; train.sharding takes 'all'",
         one_of(CHIEF, ALL),

@@ -137,7 +137,6 @@ _EVENTS = (
     EventKind("weights_loaded", "info", "a new run begins with the weights of train.start_from"),
     EventKind("partially_restored", "warning", "variables were left out that do not fit"),
     EventKind("checkpoint_committed", "info", "a checkpoint is stored whole", "checkpoint_saved"),
-    EventKind("checkpoint_compression", "info", "which compression pays was found by trying"),
     EventKind("checkpoint_waited", "warning", "training waited for earlier checkpoints to be written"),
     EventKind("checkpoint_failed", "warning", "a checkpoint could not be written"),
     EventKind("checkpoint_not_removed", "warning", "an old checkpoint could not be removed"),

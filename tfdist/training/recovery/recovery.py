@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -118,9 +117,7 @@ class Recovery:
             drawn, arrays = read_generators()
             tensors = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
             self._manager.save(State(position.step, tensors, {**position.values, RANDOM: drawn}), metrics=metrics)
-            if self._manager.last_write is not None:
-                seconds, computing = self._manager.last_write
-                self._schedule.written(seconds, cost_seconds=computing / len(os.sched_getaffinity(0)))
+            self._schedule.written(self._manager.last_write_seconds)
         now = time.monotonic()
         self._schedule.saved(position.step, now, cost_seconds=now - begun)
         self._saved_step = position.step
