@@ -126,7 +126,7 @@ def _copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
 
 
 def writing(rounds: str, num_threads: str) -> list[Figure]:
-    """Steps while a checkpoint is written ÷ steps while none is, on so many threads; compression off and on its own."""
+    """Steps while a checkpoint is written ÷ steps while none is, on so many threads."""
     tf.config.threading.set_intra_op_parallelism_threads(int(num_threads))
     tf.config.threading.set_inter_op_parallelism_threads(int(num_threads))
     with _scratch() as directory:

@@ -30,7 +30,6 @@ from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
-from tfdist.checkpoint.write.throttle import Throttle
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
 from tfdist.doctor import meeting as doctor_meeting
 from tfdist.errors import InUseError
@@ -276,7 +275,6 @@ def write_part(path: str, part: Part) -> None:
         identity={},
         pack_as=packing.NONE,
         still_ours=lambda: None,
-        throttle=Throttle(1.0),
         part=part,
     )
 

@@ -121,7 +121,7 @@ def checkpoint(writers: str) -> list[Figure]:
     strategy = connected("multi_worker")
     directory = f"gs://{BUCKET}/{writers}"
     policy = CheckpointPolicy(
-        every_epochs=10**6, writers=writers, max_file_bytes=MOST_FILE_BYTES, compression="none"
+        every_epochs=10**6, writers=writers, max_file_bytes=MOST_FILE_BYTES
     )  # the one at the end alone
     workload = encoder()
     settings = TrainSettings(

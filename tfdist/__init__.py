@@ -2,17 +2,13 @@
 
 from typing import Any
 
-__all__ = ["BackupAndRestore", "TfdistFit", "fit"]
+__all__ = ["TfdistFit", "fit"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     """Imports a name when it is first used, as it brings Keras and TensorFlow with it; see PEP 562."""
-    if name == "BackupAndRestore":
-        from tfdist.checkpoint.fit.keras_callback import BackupAndRestore
-
-        return BackupAndRestore
-    if name in ("TfdistFit", "fit"):
+    if name in __all__:
         from tfdist.keras_fit import fit
 
         return getattr(fit, name)

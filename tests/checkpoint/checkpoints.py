@@ -48,7 +48,7 @@ def state_of(step: int, *, num_items: int = 400) -> State:
 
 def new_manager(directory: pathlib.Path, listener: Listener | None = None, **settings: Any) -> CheckpointManager:
     """A manager of small files, so that a state has several."""
-    policy = CheckpointPolicy(**{"max_file_bytes": 4096, "compression": "none", **settings})
+    policy = CheckpointPolicy(**{"max_file_bytes": 4096, **settings})
     return CheckpointManager(str(directory), policy, identity=IDENTITY, tell=listener or Listener())
 
 

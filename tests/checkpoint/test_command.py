@@ -35,7 +35,7 @@ def run_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     run.mkdir()
     manager = CheckpointManager(
         str(run / "checkpoints"),
-        CheckpointPolicy(keep_last=9, max_file_bytes=4096, compression="none"),
+        CheckpointPolicy(keep_last=9, max_file_bytes=4096),
         identity={"strategy": "one_device", "num_workers": 1},
         tell=Silent(),
     )
@@ -233,8 +233,7 @@ def test_the_package_imports_its_names_when_they_are_used(tmp_path: pathlib.Path
     script.write_text(
         "import sys, tfdist\n"
         "assert 'keras' not in sys.modules\n"
-        "import keras\n"
-        "assert issubclass(tfdist.BackupAndRestore, keras.callbacks.Callback)\n"
+        "assert callable(tfdist.fit)\n"
         "try:\n"
         "    tfdist.Checkpoint\n"
         "except AttributeError as error:\n"

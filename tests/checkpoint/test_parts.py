@@ -17,7 +17,6 @@ from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import parts
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
-from tfdist.errors import UserError
 
 POLICY = CheckpointPolicy(every_steps=1, keep_last=2, writers="all")
 
@@ -143,8 +142,3 @@ def test_a_new_start_tidies_up_and_leaves_its_own_alone(tmp_path: pathlib.Path) 
     mine.close()
     (entry,) = list_checkpoints(str(tmp_path))
     assert entry.manifest is not None and "new1" in entry.path
-
-
-def test_memory_and_parts_do_not_go_together() -> None:
-    with pytest.raises(UserError, match="memory_every_steps"):
-        CheckpointPolicy(writers="all", memory_every_steps=5)

@@ -146,26 +146,6 @@ def test_checkpoints_that_are_rare_cost_what_was_done_since(tmp_path: pathlib.Pa
     assert_same(trained, undisturbed)
 
 
-def test_checkpoints_in_memory_cost_less_when_a_start_fails_and_leave_nothing(
-    tmp_path: pathlib.Path, undisturbed: Trained
-) -> None:
-    (memory := tmp_path / "memory").mkdir()
-    policy = CheckpointPolicy(every_steps=100, memory_every_steps=2, memory_dir=str(memory))
-    run(
-        tmp_path / "run",
-        may_fail=True,
-        callbacks=[*memories(), Once("on_train_batch_end", 5, fail)],
-        **BASE | {"checkpoint": policy},
-    )
-    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
-    assert len(list(memory.iterdir())) == 1
-    trained = run(tmp_path / "run", callbacks=memories(), **BASE | {"checkpoint": policy})
-    assert [event["step"] for event in trained.events("resumed")] == [4]  # step 5 had not been saved
-    assert str(memory) in trained.events("resumed")[0]["details"]["message"]
-    assert_same(trained, undisturbed)
-    assert not list(memory.iterdir()) and not (tmp_path / "run" / "memory.json").exists()
-
-
 @pytest.mark.parametrize(
     "changes",
     [

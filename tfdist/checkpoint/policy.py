@@ -7,16 +7,15 @@ names it (`train.checkpoint = @CheckpointPolicy()`); the manager, the schedule a
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import ClassVar
 
+from tfdist.checkpoint.format.packing import PACKINGS
 from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.settings.checks import COUNT, SECONDS, Check, one_of, or_none, text, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.telemetry.metric_direction import larger_is_better
 
 ON_ERROR = ("continue", "stop")
-COMPRESSIONS = ("none", "lz4", "zstd", "auto")
 BEST_MODES = ("min", "max", "auto")
 CHIEF, ALL = "chief", "all"
 OFF, AUTO = "off", "auto"
@@ -39,12 +38,6 @@ class CheckpointPolicy(Settings):
     mean_seconds_between_failures: float = setting(
         "for the interval where none of the three is given", SECONDS, 3600.0, unit="seconds"
     )
-    memory_every_steps: int | None = setting(
-        "how often to keep a checkpoint in the memory of the chief's machine besides; None: not at all",
-        or_none(COUNT),
-        None,
-    )
-    memory_dir: str = setting("of a file system in memory, for those", text("/dev/shm"), "/dev/shm")
     keep_last: int = setting("how many of the newest checkpoints stay", COUNT, 2)
     keep_every_steps: int | None = setting(
         "checkpoints whose step is a multiple of this stay for good", or_none(COUNT), None
@@ -53,7 +46,7 @@ class CheckpointPolicy(Settings):
         "a metric; the checkpoint with its best value stays, too", or_none(text("val_accuracy")), None
     )
     best_mode: str = setting("which value is best; 'auto' tells it by the metric's name", one_of(*BEST_MODES), "auto")
-    compression: str = setting("'auto' measures on the first checkpoint whether it pays", one_of(*COMPRESSIONS), "auto")
+    compression: str = setting("the codec of the data files", one_of(*PACKINGS), "none")
     writers: str = setting(
         "'chief', or 'all' workers, each its share, into a run directory that all see; train.sharding takes 'all'",
         one_of(CHIEF, ALL),
@@ -71,26 +64,6 @@ class CheckpointPolicy(Settings):
     preempted_exit_status: int = setting(
         "of a process that was told to leave and has saved", whole_number(0), EXIT_PREEMPTED
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.memory_every_steps is not None and self.writers == ALL:
-            raise UserError(
-                f"{self.NAME}.memory_every_steps keeps checkpoints in the memory of the chief's machine, and writers = "
-                "'all' has every worker write its share. Leave one out."
-            )
-        if self.memory_every_steps is not None and not os.path.isdir(self.memory_dir):
-            raise UserError(
-                f"{self.NAME}.memory_dir is {self.memory_dir!r}, which is no directory here; write one of a file "
-                "system in memory, such as '/dev/shm', or leave memory_every_steps out."
-            )
-
-    @property
-    def in_memory(self) -> CheckpointPolicy | None:
-        """How the checkpoints in memory are made; None: there are none."""
-        if self.memory_every_steps is None:
-            return None
-        return CheckpointPolicy(every_steps=self.memory_every_steps, keep_last=1, compression="none")
 
     @property
     def larger_is_better(self) -> bool:

@@ -24,10 +24,9 @@ class Schedule:
 
     With no `every_…` set, the interval is √(2 · cost · mean time between failures), which loses the least time to
     checkpoints and to work done twice (J. W. Young, "A first order approximation to the optimum checkpoint interval",
-    Communications of the ACM 17(9), 1974). The cost is what training waited, the median of the last ones measured, and
-    what it lacks while the writer computes. The interval is never so short that training waits for more than 1 % of the
-    time, nor shorter than the last write. How long a write takes is no part of the cost: what a failure loses to that
-    is the same for every interval, and is for the throttle to keep small.
+    Communications of the ACM 17(9), 1974). The cost is what training waited, the median of the last ones measured. The
+    interval is never so short that training waits for more than 1 % of the time, nor shorter than the last write. How
+    long a write takes is no part of the cost: what a failure loses to that is the same for every interval.
 
     Args:
       policy: what to do.
@@ -45,7 +44,7 @@ class Schedule:
         self._step = step
         self._time = 0.0
         self._costs: list[float] = []
-        self._write_seconds = self._write_cost = 0.0
+        self._write_seconds = 0.0
 
     def begin(self, now: float) -> None:
         """Training begins; `now` is in seconds of the clock whose readings `due` and `saved` get."""
@@ -72,7 +71,7 @@ class Schedule:
         if self._periods:
             return None
         wait = statistics.median(self._costs or [FIRST_COST])
-        best = math.sqrt(2 * (wait + self._write_cost) * self._policy.mean_seconds_between_failures)
+        best = math.sqrt(2 * wait * self._policy.mean_seconds_between_failures)
         if not self._costs:
             return min(best, FIRST_SECONDS)
         return max(best, wait / LARGEST_SHARE, self._write_seconds)
@@ -83,12 +82,9 @@ class Schedule:
         self._time = now
         self._costs = [*self._costs, cost_seconds][-REMEMBERED_COSTS:]
 
-    def written(self, seconds: float, *, cost_seconds: float) -> None:
-        """The last checkpoint took `seconds` from its copy in memory to its commit.
-
-        Meanwhile it computed as much as all of the process's processors do in `cost_seconds`.
-        """
-        self._write_seconds, self._write_cost = seconds, cost_seconds
+    def written(self, seconds: float) -> None:
+        """The last checkpoint took `seconds` from its copy in memory to its commit."""
+        self._write_seconds = seconds
 
 
 def _next_multiples(step: int, periods: list[int]) -> Iterator[int]:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.doctor.findings import PROBLEM, Finding, fine
@@ -33,7 +32,6 @@ OF_MODULES = {
     },
     "keras.src.trainers.data_adapters": {"get_data_adapter": "what fit takes as data, read as fit reads it"},
     "keras.src.trainers.data_adapters.array_data_adapter": {"ArrayDataAdapter": "which of them are arrays"},
-    "keras.src.trainers.epoch_iterator": {"EpochIterator": "where a running fit is in its data"},
     "tensorflow.compiler.tf2xla.ops.gen_xla_ops": {
         "xla_all_reduce": "the reduction of a program that is compiled for a TPU",
         "xla_replica_id": "the replica's index in such a program",
@@ -73,12 +71,9 @@ OF_OBJECTS = {
         "_compile_metrics": "what the user compiled, and metrics built before the first step",
         "_compiled_trainable_state": "a model compiled for its callbacks is given back as it was",
         "_distribute_strategy": "the strategy is not left behind in the model",
-        "_get_metrics_result_or_logs": "the logs of an epoch that fit resumed at its end",
-        "_initial_epoch": "the epoch at which fit resumes",
         "_jit_compile": "a model compiled for its callbacks is given back as it was",
         "_loss_tracker": "a compiled model is trained as if it were not",
         "_run_eagerly": "a model compiled for its callbacks is given back as it was",
-        "_symbolic_build": "compiled metrics built before the first step of a resumed fit",
     },
     "compiled loss": {"_user_loss": "as it was given", "_user_loss_weights": "as they were given"},
     "compiled metrics": {"_user_metrics": "as they were given", "_user_weighted_metrics": "as they were given"},
@@ -118,12 +113,6 @@ OF_OBJECTS = {
         "_model": "not kept in a checkpoint",
         "_profiler_started": "not kept in a checkpoint",
         "_should_trace": "whether it acts on batches",
-    },
-    "epoch iterator": {
-        "_current_iterator": "the place of a running fit in its data",
-        "_enumerate_iterator": "a fit that begins within an epoch",
-        "_get_iterator": "the place of a running fit in its data",
-        "_steps_seen": "a fit that begins within an epoch",
     },
     "dataset": {"_inputs": "the parts of a user's tf.data pipeline"},
     "dataset of arrays": {"_tensors": "its length"},
@@ -209,12 +198,6 @@ def _operations_across_devices() -> Any:
     return CollectiveAllReduce(["CPU:0"], 1, Options(), collective_keys=CollectiveKeys())
 
 
-def _epoch_iterator() -> Any:
-    from keras.src.trainers.epoch_iterator import EpochIterator
-
-    return EpochIterator(np.zeros((1, 2)))
-
-
 def _numbers() -> tf.data.Dataset:
     return tf.data.Dataset.range(1)
 
@@ -235,7 +218,6 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "variable": lambda: keras.Variable(0.0),
     "several optimizers": _several_optimizers,
     "tensorboard": keras.callbacks.TensorBoard,
-    "epoch iterator": _epoch_iterator,
     "dataset": lambda: _numbers().take(1),
     "dataset of arrays": lambda: tf.data.Dataset.from_tensor_slices([0]),
     "dataset of files": lambda: tf.data.TFRecordDataset(["none"]),

@@ -2,7 +2,7 @@
 
 Invariant: a directory that passes is a directory and no link, belongs to this user, and nobody else may read it, write
 to it or list it. Where the parent has the sticky bit, nobody else can put another one in its place. The caches of
-examples and the checkpoints in memory live in such directories.
+examples live in such directories.
 """
 
 from __future__ import annotations

@@ -137,14 +137,12 @@ _EVENTS = (
     EventKind("weights_loaded", "info", "a new run begins with the weights of train.start_from"),
     EventKind("partially_restored", "warning", "variables were left out that do not fit"),
     EventKind("checkpoint_committed", "info", "a checkpoint is stored whole", "checkpoint_saved"),
-    EventKind("checkpoint_compression", "info", "which compression pays was found by trying"),
     EventKind("checkpoint_waited", "warning", "training waited for earlier checkpoints to be written"),
     EventKind("checkpoint_failed", "warning", "a checkpoint could not be written"),
     EventKind("checkpoint_not_removed", "warning", "an old checkpoint could not be removed"),
     EventKind("checkpoint_passed_over", "warning", "a checkpoint is damaged, and an older one is used"),
     EventKind("checkpoint_leftovers_found", "info", "files of a checkpoint that was not committed are removed"),
     EventKind("checkpoints_superseded", "info", "checkpoints after the step that a start resumed from are removed"),
-    EventKind("memory_left_alone", "warning", "the memory for checkpoints belongs to another run"),
     EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
     # Data.
     # Processes.

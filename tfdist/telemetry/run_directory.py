@@ -120,11 +120,6 @@ class RunDirectory:
         return files.join(self.path, "checkpoints")
 
     @property
-    def memory(self) -> str:
-        """Names the directory in the chief's memory that holds the newest checkpoints, if any are kept there."""
-        return files.join(self.path, "memory.json")
-
-    @property
     def fitted(self) -> str:
         """What sources fitted on the training data, which evaluations need again: vocabularies, means."""
         return files.join(self.path, "fitted")

@@ -1,4 +1,4 @@
-"""Compresses the data files of a checkpoint with blosc2, and tells whether that pays.
+"""Compresses the data files of a checkpoint with blosc2.
 
 Invariant: unpacking gives back the bytes that were packed. A packed file is a blosc2 frame
 (https://github.com/Blosc/c-blosc2/blob/main/README_CFRAME_FORMAT.rst) of a safetensors file. The writer packs, restore
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,11 +19,8 @@ from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.errors import UserError, missing_extra
 
 NONE, LZ4, ZSTD = "none", "blosc2-lz4", "blosc2-zstd"
-PACKINGS = (NONE, LZ4, ZSTD)
+PACKINGS = {"none": NONE, "lz4": LZ4, "zstd": ZSTD}  # by what the policy calls them
 _CHUNK_BYTES = 2**20  # the codec may hold Python's lock meanwhile: a millisecond or two
-_SAMPLE_BYTES = 8 * 2**20
-_MARGIN = 0.8  # compression has to save a fifth of the time before it is worth the computing
-_TOO_FAST = 1e9  # bytes a second of a store that no codec keeps up with
 
 
 def suffix(packing: str) -> str:
@@ -33,25 +30,17 @@ def suffix(packing: str) -> str:
 
 def require(packing: str) -> None:
     """Raises UserError unless the library that `packing` needs is installed."""
-    if packing != NONE and not is_installed():
+    if packing != NONE and importlib.util.find_spec("blosc2") is None:
         raise missing_extra("blosc2", "compression", "compressing checkpoints")
 
 
-def is_installed() -> bool:
-    """Whether what compresses is there."""
-    return importlib.util.find_spec("blosc2") is not None
-
-
-def pack(
-    parts: Sequence[memoryview], packing: str, *, item_bytes: int, rest: Callable[[], None] = lambda: time.sleep(0)
-) -> bytes:
+def pack(parts: Sequence[memoryview], packing: str, *, item_bytes: int) -> bytes:
     """The parts, one behind the other, compressed.
 
     Args:
       parts: what to pack.
       packing: how.
       item_bytes: the size of most numbers in them.
-      rest: called between two chunks.
     """
     blosc2 = _library()
     frame = blosc2.SChunk(
@@ -62,7 +51,7 @@ def pack(
     )
     for chunk in _chunks(parts):
         frame.append_data(chunk)
-        rest()
+        time.sleep(0)  # gives Python's lock away
     return frame.to_cframe()
 
 
@@ -72,8 +61,9 @@ def unpack(data: memoryview, packing: str, *, most_bytes: int) -> memoryview:
     Raises DamagedCheckpoint for what is no frame, or claims to hold more than `most_bytes`: a few bytes can claim
     anything.
     """
-    if packing not in PACKINGS:
-        raise UserError(f"packed as {packing!r}; this tfdist knows {', '.join(PACKINGS)}. Use the one that wrote it.")
+    if packing not in PACKINGS.values():
+        known = ", ".join(PACKINGS.values())
+        raise UserError(f"packed as {packing!r}; this tfdist knows {known}. Use the one that wrote it.")
     if packing == NONE:
         return data
     require(packing)
@@ -87,25 +77,6 @@ def unpack(data: memoryview, packing: str, *, most_bytes: int) -> memoryview:
     except (RuntimeError, ValueError) as error:
         raise DamagedCheckpoint(f"it does not unpack: {error}") from error
     return unpacked.data
-
-
-def choose(data: memoryview, *, item_bytes: int, write_bytes_per_second: float) -> tuple[str, dict[str, Any]]:
-    """The packing that stores bytes like `data` soonest, and what was measured on a sample of them."""
-    figures: dict[str, Any] = {"write_bytes_per_second": round(write_bytes_per_second)}
-    if write_bytes_per_second >= _TOO_FAST or not is_installed() or not data.nbytes:
-        return NONE, figures
-    _library()  # whose first import takes a while
-    sample = data[:_SAMPLE_BYTES]
-    plain_seconds = sample.nbytes / write_bytes_per_second
-    best, best_seconds = NONE, _MARGIN * plain_seconds
-    for packing in (LZ4, ZSTD):
-        begun = time.perf_counter()
-        ratio = len(pack([sample], packing, item_bytes=item_bytes)) / sample.nbytes
-        pack_seconds = time.perf_counter() - begun
-        figures[packing] = {"ratio": round(ratio, 3), "bytes_per_second": round(sample.nbytes / pack_seconds)}
-        if pack_seconds + ratio * plain_seconds < best_seconds:
-            best, best_seconds = packing, pack_seconds + ratio * plain_seconds
-    return best, figures
 
 
 def _settings(blosc2: ModuleType, packing: str, item_bytes: int) -> Any:

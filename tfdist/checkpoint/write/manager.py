@@ -18,7 +18,7 @@ from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import snapshot
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.writer import Snapshot
-from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread, WriteTime
+from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread
 from tfdist.errors import UserError
 
 
@@ -58,10 +58,7 @@ class CheckpointManager:
         self._policy = policy
         self._tell = tell
         self._lost: BaseException | None = None
-        if policy.compression != "auto":
-            packing.require(_PACKINGS[policy.compression])
-        # Workers that each measured could choose differently, so with parts nobody does.
-        compression = "none" if part is not None and policy.compression == "auto" else policy.compression
+        packing.require(packing.PACKINGS[policy.compression])
         self._buffers = snapshot.BufferPool(max_file_bytes=policy.max_file_bytes)
         self._thread = WriterThread(
             directory,
@@ -69,7 +66,6 @@ class CheckpointManager:
             identity=manifests.to_plain(identity, "identity"),
             still_ours=still_ours,
             give_back=self._buffers.give_back,
-            pack_as=None if compression == "auto" else _PACKINGS[compression],
             part=part,
         )
 
@@ -148,9 +144,9 @@ class CheckpointManager:
         return self._thread.last_committed_step
 
     @property
-    def last_write(self) -> WriteTime | None:
-        """What the last commit took the writer's thread; None before the first."""
-        return self._thread.last_write
+    def last_write_seconds(self) -> float:
+        """What the last commit took the writer's thread; 0.0 before the first."""
+        return self._thread.last_write_seconds
 
     def _surface(self, failure: Failure, *, goes_on: bool) -> None:
         error = failure.error
@@ -175,4 +171,3 @@ class CheckpointManager:
 
 
 TOLD_WAIT_SECONDS = 0.1  # a shorter one costs nothing that is worth a warning
-_PACKINGS = {"none": packing.NONE, "lz4": packing.LZ4, "zstd": packing.ZSTD}

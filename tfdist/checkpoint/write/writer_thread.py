@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfdist.checkpoint import catalog, retention
 from tfdist.checkpoint.format import packing
@@ -23,14 +23,12 @@ from tfdist.checkpoint.format.entries import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
-from tfdist.checkpoint.write.throttle import Throttle
-from tfdist.checkpoint.write.writer import Snapshot, Written, write_checkpoint
+from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
 
 _NICENESS = 5  # training's threads go first
 _REMOVE_PATIENCE_SECONDS = 2.0  # with a store that does not remove; a checkpoint is not held up for that
-_SAMPLED_BYTES = 2**20  # smaller checkpoints tell nothing of the store's speed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +40,6 @@ class News:
     message: str | None = None
     is_warning: bool = False
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-class WriteTime(NamedTuple):
-    """What a write took: seconds until its commit, and those for which the writer's thread computed."""
-
-    seconds: float
-    computing: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +58,6 @@ class WriterThread:
       directory, policy, identity, still_ours: as the manager's.
       give_back: takes a buffer when it was written, or has failed to be.
       part: what this worker writes of each checkpoint; None writes all of it.
-      pack_as: the packing; None to measure on the first checkpoint whether one pays.
     """
 
     def __init__(
@@ -78,7 +68,6 @@ class WriterThread:
         identity: Mapping[str, Any],
         still_ours: Callable[[], None],
         give_back: Callable[[HostBuffer], None],
-        pack_as: str | None,
         part: Part | None = None,
     ) -> None:
         self._directory = directory
@@ -86,7 +75,6 @@ class WriterThread:
         self._identity = identity
         self._still_ours = still_ours
         self._give_back = give_back
-        self._pack_as = pack_as
         self._part = part
         self._num_written = 0
         self._gives_up = False
@@ -99,18 +87,15 @@ class WriterThread:
         self._changed = threading.Condition()
         self._waiting: deque[Snapshot] = deque()
         self._is_busy = True  # with the start
-        self._throttle = Throttle(policy.mean_seconds_between_failures)
         self.is_closed = False
         self.last_committed_step: int | None = None
-        self.last_write: WriteTime | None = None
+        self.last_write_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="tfdist-checkpoint", daemon=True)
         self._thread.start()
 
     def put(self, snapshot: Snapshot) -> None:
         """Has a snapshot written after those before it."""
         with self._changed:
-            if self._is_busy:  # or training may soon have to wait for it
-                self._throttle.hurry()
             self._waiting.append(snapshot)
             heartbeat.storing(True, writer=id(self))
             self._changed.notify_all()
@@ -124,9 +109,7 @@ class WriterThread:
     def wait(self) -> None:
         """Returns when nothing is left to write."""
         with self._changed:
-            self._throttle.hurry()
             self._changed.wait_for(lambda: not self._waiting and not self._is_busy)
-            self._throttle.take_time()
 
     def abandon(self) -> None:
         """Has the thread wait for no other worker's part any more, as the run has failed."""
@@ -136,7 +119,6 @@ class WriterThread:
         """Ends the thread when nothing is left to write."""
         with self._changed:
             self.is_closed = True
-            self._throttle.hurry()
             self._changed.notify_all()
         self._thread.join()
 
@@ -150,7 +132,6 @@ class WriterThread:
                 self._is_busy = False
                 if not self._waiting:
                     heartbeat.storing(False, writer=id(self))
-                    self._throttle.take_time()
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting or self.is_closed)
                 if not self._waiting:
@@ -194,20 +175,18 @@ class WriterThread:
             return
         if not self._is_started:  # as the store did not answer then
             self._start()
-        begun, computed = time.perf_counter(), time.thread_time()
+        begun = time.perf_counter()
         path = new_path(self._directory, snapshot.step)
         if self._part is not None:
             path = self._part.path(self._directory, snapshot.step, self._num_written)
             self._num_written += 1
-        pack_as = self._pack_as or packing.NONE
         try:
-            written = write_checkpoint(
+            entry = write_checkpoint(
                 path,
                 snapshot,
                 identity=self._identity,
-                pack_as=pack_as,
+                pack_as=packing.PACKINGS[self._policy.compression],
                 still_ours=self._check_ours,
-                throttle=self._throttle,
                 part=self._part,
                 gives_up=lambda: self._gives_up,
             )
@@ -218,14 +197,12 @@ class WriterThread:
             else:
                 self._forget(path)
             raise
-        self.last_write = WriteTime(time.perf_counter() - begun, time.thread_time() - computed)
-        if written is None:
+        self.last_write_seconds = time.perf_counter() - begun
+        if entry is None:
             return
         self.last_committed_step = snapshot.step
-        self._news.put(_committed(written.entry, self.last_write.seconds))
-        self._tidy(written.entry)
-        if self._pack_as is None:
-            self._choose_packing(snapshot, written)
+        self._news.put(_committed(entry, self.last_write_seconds))
+        self._tidy(entry)
 
     def _tidy(self, newest: Entry) -> None:
         """Finds out what is not to be kept any more; `_remove_all` removes it."""
@@ -280,21 +257,6 @@ class WriterThread:
         except BaseException:
             self._lost = True
             raise
-
-    def _choose_packing(self, snapshot: Snapshot, written: Written) -> None:
-        """Measures, once, on the checkpoint that was just written."""
-        buffer = snapshot.buffer
-        if buffer.num_bytes < _SAMPLED_BYTES:
-            return
-        assert written.entry.manifest is not None
-        speed = written.entry.manifest.num_stored_bytes / written.data_seconds
-        largest = max(range(len(buffer.files)), key=lambda index: buffer.files[index].num_bytes)
-        self._pack_as, figures = packing.choose(
-            buffer.contents[largest].data,
-            item_bytes=buffer.files[largest].item_bytes,
-            write_bytes_per_second=speed,
-        )
-        self._news.put(News("checkpoint_compression", snapshot.step, details={"chosen": self._pack_as, **figures}))
 
 
 def _committed(entry: Entry, write_seconds: float) -> News:

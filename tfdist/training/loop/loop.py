@@ -138,14 +138,14 @@ class Loop:
             self._continue_from(self._start)
         self._check_equality()
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
-            self._save(must_store=True)
+            self._save()
         while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
             self._train_until(boundaries.next_after(outcome.step))
             self._at_boundary()
         if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
-            self._save(must_store=True)  # what follows can be done again from here
+            self._save()  # what follows can be done again from here
         self._check_equality()
         self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
@@ -189,7 +189,7 @@ class Loop:
         if stops or boundaries.ends_epoch(outcome.step):
             self._end_epoch()
         if (is_best or self._wanted.save) and self._diverged is None:
-            self._save(must_store=is_best)
+            self._save()
 
     def _is_best(self, logs: dict[str, Any], *, ends_epoch: bool) -> bool:
         """Notes the best so far; whether it is new, and to be backed up."""
@@ -214,7 +214,7 @@ class Loop:
         evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
         return outcome.train_metrics | {f"val_{name}": value for name, value in evaluated.items()}
 
-    def _save(self, *, boundary_is_due: bool = False, must_store: bool = False) -> None:
+    def _save(self, *, boundary_is_due: bool = False) -> None:
         outcome = self._outcome
         assert self._recovery is not None
         self._check_equality()
@@ -227,14 +227,14 @@ class Loop:
             "stop": self._wanted.stop,
         }
         numbers = {name: value for name, value in self._logs().items() if isinstance(value, (int, float))}
-        self._recovery.save(Position(outcome.step, values, arrays), numbers, must_store=must_store)
+        self._recovery.save(Position(outcome.step, values, arrays), numbers)
         self._wanted = Vote()
 
     def _leave(self, *, boundary_is_due: bool) -> NoReturn:
         if self._diverged is not None:
             raise self._diverged  # there is nothing to save
         assert self._recovery is not None
-        self._save(boundary_is_due=boundary_is_due, must_store=True)
+        self._save(boundary_is_due=boundary_is_due)
         self._recovery.leave(self._outcome.step)
 
     def _votes(self, step: int) -> Vote:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -44,14 +43,6 @@ class Position:
     arrays: Mapping[str, np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Checkpoints in the memory of the chief's machine; `manager` as `Recovery`'s."""
-
-    manager: CheckpointManager | None
-    schedule: Schedule
-
-
 class Recovery:
     """The survival of one run, on one worker.
 
@@ -61,7 +52,6 @@ class Recovery:
       manager: on the chief, and where all workers write on every one; None elsewhere.
       schedule: when checkpoints are due; only the chief's clock counts.
       preemption: entered.
-      memory: for checkpoints between those; None keeps none.
       exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
       start_step: of the checkpoint that the run resumes from; None where it begins.
       all_write: every worker stores its share.
@@ -75,7 +65,6 @@ class Recovery:
         manager: CheckpointManager | None,
         schedule: Schedule,
         preemption: Preemption,
-        memory: Memory | None = None,
         exit_status: int = EXIT_PREEMPTED,
         start_step: int | None = None,
         all_write: bool = False,
@@ -85,7 +74,6 @@ class Recovery:
         self._manager = manager
         self._schedule = schedule
         self._preemption = preemption
-        self._memory = memory
         self._exit_status = exit_status
         self._start_step = start_step
         self._all_write = all_write
@@ -96,58 +84,43 @@ class Recovery:
         tensors = self._with_arrays(self._state.tensors(), read_generators()[1])
         if self._manager is not None:
             self._manager.prepare(self._share(tensors))
-        if self._memory is not None and self._memory.manager is not None:
-            self._memory.manager.prepare(tensors)
 
     def begin(self) -> None:
         """The time to the next checkpoint counts from now on, not from when the run was built."""
-        now = time.monotonic()
-        self._schedule.begin(now)
-        if self._memory is not None:
-            self._memory.schedule.begin(now)
+        self._schedule.begin(time.monotonic())
 
     def next_boundary(self, step: int) -> int | None:
         """The next step at which a call has to end for a checkpoint; the same on every worker."""
-        schedules = [self._schedule, *([self._memory.schedule] if self._memory else [])]
-        return min(filter(None, (schedule.next_boundary(step) for schedule in schedules)), default=None)
+        return self._schedule.next_boundary(step)
 
     def votes(self, step: int) -> Vote:
         """What this worker wants once `step` steps are done."""
-        leave = self._preemption.reason is not None
-        now = time.monotonic()
-        due = self._schedule.due(step, now) or (self._memory is not None and self._memory.schedule.due(step, now))
-        return Vote(leave, save=self._strategy.topology.is_chief and due)
+        due = self._strategy.topology.is_chief and self._schedule.due(step, time.monotonic())
+        return Vote(leave=self._preemption.reason is not None, save=due)
 
     def check(self) -> None:
         """Surfaces what became of earlier checkpoints."""
         if self._manager is not None:
             self._manager.check()
-        if self._memory is not None and self._memory.manager is not None:
-            self._memory.manager.check()
 
-    def save(self, position: Position, metrics: Mapping[str, float], *, must_store: bool = False) -> None:
+    def save(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Copies the state, to be written while training continues. A collective.
 
         Args:
           position: with the variables, all that there is to save.
           metrics: of this step, for what is kept as the best.
-          must_store: in the run directory, even if a checkpoint is due in memory only.
         """
         begun = time.monotonic()
         heartbeat.beat(heartbeat.SAVING)
         tensors = self._state.tensors()
-        stores = must_store or self._memory is None or self._schedule.due(position.step, begun)
         if self._manager is not None:
             drawn, arrays = read_generators()
-            tensors = self._with_arrays(tensors, {**position.arrays, **arrays})
-            self._keep(State(position.step, tensors, {**position.values, RANDOM: drawn}), metrics, stores=stores)
+            tensors = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
+            self._manager.save(State(position.step, tensors, {**position.values, RANDOM: drawn}), metrics=metrics)
+            self._schedule.written(self._manager.last_write_seconds)
         now = time.monotonic()
-        if stores:
-            self._schedule.saved(position.step, now, cost_seconds=now - begun)
-        if self._memory is not None:
-            self._memory.schedule.saved(position.step, now, cost_seconds=now - begun)
-        if must_store or self._memory is None:  # else only the chief knows whether it is stored
-            self._saved_step = position.step
+        self._schedule.saved(position.step, now, cost_seconds=now - begun)
+        self._saved_step = position.step
         heartbeat.beat(heartbeat.BETWEEN)
 
     def _with_arrays(self, tensors: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -162,28 +135,15 @@ class Recovery:
         beside = {name: each for name, each in tensors.items() if not name.startswith(OWN_PREFIXES)}
         return self._state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
 
-    def _keep(self, state: State, metrics: Mapping[str, float], *, stores: bool) -> None:
-        """Hands the state to the managers, on the chief."""
-        if stores:
-            assert self._manager is not None
-            self._manager.save(dataclasses.replace(state, tensors=self._share(state.tensors)), metrics=metrics)
-            if self._manager.last_write is not None:
-                seconds, computing = self._manager.last_write
-                self._schedule.written(seconds, cost_seconds=computing / len(os.sched_getaffinity(0)))
-        if self._memory is not None and self._memory.schedule.due(state.step, time.monotonic()):
-            assert self._memory.manager is not None
-            self._memory.manager.save(state)
-
     def has_saved(self, step: int) -> bool:
-        """Whether the last checkpoint is of this step, and for sure in the run directory."""
+        """Whether the last checkpoint is of this step."""
         return self._saved_step == step
 
     @property
     def newest_step(self) -> int | None:
         """The step that a start of this run would resume from, as the chief knows it; None: it would begin anew."""
-        managers = [self._manager, self._memory.manager if self._memory is not None else None]
-        steps = [self._start_step, *(manager.last_committed_step for manager in managers if manager is not None)]
-        return max((step for step in steps if step is not None), default=None)
+        committed = None if self._manager is None else self._manager.last_committed_step
+        return max((step for step in (self._start_step, committed) if step is not None), default=None)
 
     def pause(self, step: int, *, because: str) -> None:
         """Waits until all is stored, on all workers.

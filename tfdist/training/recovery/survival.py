@@ -35,7 +35,6 @@ from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import Learner
 from tfdist.training.recovery.fitting_weights import load_fitting
-from tfdist.training.recovery.in_memory import newest, open_memory
 from tfdist.training.recovery.recovery import Opened, Position, Recovery, restored, tell_left_out
 from tfdist.training.recovery.renaming import renamed
 from tfdist.training.recovery.weights import FILES, find_checkpoint, places_of_checkpoints
@@ -88,7 +87,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     steps_per_epoch = training.boundaries.steps_per_epoch
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
-    start, source, lost = _resumed(run, state, policy, partial=partial) if policy is not None else (None, "", 0)
+    start, lost = _resumed(run, state, partial=partial) if policy is not None else (None, 0)
     if start is None and run.place.extends:
         raise UserError(f"{run.place.said} It cannot resume: none of its checkpoints is whole.")
     if start is None:
@@ -106,9 +105,6 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         return
     policy = as_it_fails(run, policy)
     with contextlib.ExitStack() as stack:
-        memory = stack.enter_context(
-            open_memory(run, policy, identity=_identity(run), step=start.step if start else 0, source=source)
-        )
         manager, part = None, _part(run, policy, is_sharded=state.is_sharded)
         if run.topology.is_chief or part is not None:
             manager = CheckpointManager(
@@ -132,7 +128,6 @@ def open_recovery(training: Training) -> Iterator[Opened]:
             manager=manager,
             schedule=Schedule(policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0),
             preemption=stack.enter_context(preemption),
-            memory=memory,
             exit_status=policy.preempted_exit_status,
             start_step=start.step if start else None,
             all_write=part is not None,
@@ -186,16 +181,12 @@ def _identity(run: Run) -> dict[str, object]:
     )
 
 
-def _resumed(
-    run: Run, state: TrainingState, policy: CheckpointPolicy, *, partial: bool
-) -> tuple[Position | None, str, int]:
-    """Where the run continues, if it does, and, on the chief, the directory of that checkpoint, and the steps lost."""
-    source, lost = run.directory.checkpoints, 0
+def _resumed(run: Run, state: TrainingState, *, partial: bool) -> tuple[Position | None, int]:
+    """Where the run continues, if it does, and, on the chief, the steps lost."""
+    lost, directory = 0, run.directory.checkpoints
 
     def read() -> State | None:
-        nonlocal source
-        found, source = newest(run, policy, wanted=lambda name: not state.is_elsewhere(name))
-        return found
+        return restore.newest(directory, tell=run.events, wanted=lambda name: not state.is_elsewhere(name))
 
     start = restored(run.strategy, state, read, partial=partial, tell=run.events)
     if start is not None:
@@ -205,10 +196,10 @@ def _resumed(
         run.events.info(
             "resumed",
             step=start.step,
-            message=f"Resuming at step {start.step:,}, from the checkpoint in {source}.{again}",
+            message=f"Resuming at step {start.step:,}, from the checkpoint in {directory}.{again}",
             lost_steps=lost,
         )
-    return start, source, lost
+    return start, lost
 
 
 def _begin_anew(run: Run, *, keeps_checkpoints: bool) -> int:

@@ -345,11 +345,6 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                     f"train.sharding = {self.sharding!r} adds up in an order of its own; with train.canonical_replicas "
                     "write 'optimizer', or leave it out."
                 )
-        if self.sharding is not None and self.policy is not None and self.policy.in_memory is not None:
-            raise UserError(
-                "memory_every_steps keeps checkpoints in the memory of the chief's machine, and train.sharding spreads "
-                "the optimizer's state over all. Leave one out."
-            )
         if self.splits and self.policy is None:
             raise UserError(
                 "train.num_microbatches is 'auto', which goes back to a checkpoint where memory runs out, and "
