@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -43,6 +42,7 @@ from tfdist.storage import lease
 from tfdist.strategies.base import Topology
 from tfdist.strategies.cluster import rendezvous, tf_config
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.console.console import NullConsole
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -50,7 +50,6 @@ MOST_GROWTH = 6.0  # with four times as many members; 4 is linear
 PATIENCE_SECONDS = 600.0
 ANSWER_SECONDS = 0.0005  # of a server on the same network
 CALLS = 20
-ARRAYS = (np.zeros((64, 8), np.float32), np.zeros(64, np.int32))
 
 Sample = Callable[[int], Mapping[str, float]]  # with so many members: seconds, or requests, by what they were for
 
@@ -284,8 +283,7 @@ def write_part(path: str, part: Part) -> None:
 
 
 def tell_event(directory: RunDirectory, worker: int) -> None:
-    silent: Any = None
-    log = EventLog(directory, worker=worker, is_chief=False, console=silent)
+    log = EventLog(directory, worker=worker, is_chief=False, console=NullConsole())
     log.info("started", step=0)
     log.close()
 
@@ -307,32 +305,7 @@ def hold_leases(directory: str, count: int) -> None:
         each.release()
 
 
-# Input and sweeps
-
-
-def data_service(members: str, rounds: str) -> list[Figure]:
-    from tfdist.data.order.batches import BatchPlan
-    from tfdist.data.pipeline.pipeline import as_source
-    from tfdist.data.pipeline.served import Link, Served
-    from tfdist.data.pipeline.serving import DataServer
-
-    server = DataServer(lambda: Served(lambda: ARRAYS, services=["127.0.0.1:1"]))
-    threading.Thread(target=server.serve, daemon=True).start()
-
-    def sample(count: int) -> dict[str, float]:
-        made = BatchPlan(num_examples=64, global_batch_size=count, num_replicas=count)
-        identity = as_source(ARRAYS).identity()
-        asked = {"plan": dataclasses.asdict(made), "first_step": 0, "turn": 0, "of": 1, "fitted": ""}
-
-        def register(index: int) -> Link:
-            topology = dataclasses.asdict(Topology(index, count, 1))
-            return Link(f"127.0.0.1:{server.port}", {**asked, "topology": topology, "identity": identity})
-
-        with ThreadPoolExecutor(count) as threads:
-            registered = timed(lambda: list(threads.map(register, range(count))))
-        return {"all workers register at one data service, a sixteenth of them": registered}
-
-    return growth(sample, str(int(members) // 16), rounds)
+# Sweeps
 
 
 def sweep(members: str, rounds: str) -> list[Figure]:
