@@ -12,9 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from goodput import goodput
-from measuring import Figure, as_table, figures_of, report
+from measuring import Figure, as_table, choose_size, figures_of, report
 
 PARTS = ("stall", "writing", "restoring", "goodput", "goodput_long")
+ROUNDS = {"stall": (11, 5), "writing": (6, 3), "restoring": (9, 5)}  # and with --quick
+GOODPUT = {
+    "goodput": (
+        {"mean_seconds": 20, "num_kills": 10, "alone_seconds": 60, "steps_per_epoch": 50, "goal": 1.0},
+        {"mean_seconds": 16, "num_kills": 1, "alone_seconds": 12, "steps_per_epoch": 50, "goal": 1.0},
+    ),
+    "goodput_long": (
+        {"mean_seconds": 60, "num_kills": 5, "alone_seconds": 60, "steps_per_epoch": 1200, "goal": 2.0},
+        {"mean_seconds": 60, "num_kills": 2, "alone_seconds": 60, "steps_per_epoch": 1200, "goal": 2.0},
+    ),
+}
+SMOKE_GOODPUT = {"mean_seconds": 1, "num_kills": 1, "alone_seconds": 1, "steps_per_epoch": 4, "goal": 1.0}
 
 
 def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
@@ -27,16 +39,13 @@ def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
 
 
 def _figures(part: str, *, quick: bool) -> list[Figure]:
-    if part == "goodput":
-        if quick:
-            return goodput(mean_seconds=16, num_kills=1, alone_seconds=12, steps_per_epoch=50, goal=1.0)
-        return goodput(mean_seconds=20, num_kills=10, alone_seconds=60, steps_per_epoch=50, goal=1.0)
-    if part == "goodput_long":
-        return goodput(mean_seconds=60, num_kills=2 if quick else 5, alone_seconds=60, steps_per_epoch=1200, goal=2.0)
-    rounds = {"stall": 5, "writing": 3, "restoring": 5} if quick else {"stall": 11, "writing": 6, "restoring": 9}
+    if part in GOODPUT:
+        return goodput(**choose_size(GOODPUT[part][quick], SMOKE_GOODPUT))
+    rounds = choose_size(ROUNDS[part][quick], 1)
     if part == "writing":
-        return [f for threads in (2, 1) for f in figures_of("checkpoint_parts", part, rounds[part], threads)]
-    return figures_of("checkpoint_parts", part, rounds[part])
+        all_threads = choose_size((2, 1), (2,))
+        return [f for threads in all_threads for f in figures_of("checkpoint_parts", part, rounds, threads)]
+    return figures_of("checkpoint_parts", part, rounds)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,11 @@ def _seconds(train: Train, steps: int) -> float:
 
 def _restore(subject: Subject) -> None:
     found = restored(
-        subject.strategy, subject.state, lambda: restore.newest(subject.directory, tell=Told()), partial=False
+        subject.strategy,
+        subject.state,
+        lambda: restore.newest(subject.directory, tell=Told()),
+        partial=False,
+        tell=Told(),
     )
     assert found is not None
 

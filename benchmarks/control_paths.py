@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from measuring import Figure, figures_of, report
+from measuring import Figure, choose_size, figures_of, report
 
 PARTS = ("meeting", "watching", "agreeing", "files", "bucket", "sweep")
 
@@ -22,4 +22,4 @@ def measure(parts: Sequence[str], *, members: int, rounds: int) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    report(__doc__, measure, parts=PARTS, numbers={"members": 1024, "rounds": 3})
+    report(__doc__, measure, parts=PARTS, numbers={"members": choose_size(1024, 8), "rounds": 3})

@@ -41,6 +41,7 @@ from tfdist.storage import lease
 from tfdist.strategies.base import Topology
 from tfdist.strategies.cluster import rendezvous, tf_config
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.console.console import NullConsole
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -280,8 +281,7 @@ def write_part(path: str, part: Part) -> None:
 
 
 def tell_event(directory: RunDirectory, worker: int) -> None:
-    silent: Any = None
-    log = EventLog(directory, worker=worker, is_chief=False, console=silent)
+    log = EventLog(directory, worker=worker, is_chief=False, console=NullConsole())
     log.info("started", step=0)
     log.close()
 

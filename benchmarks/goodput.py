@@ -16,12 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import HERE, Figure
+from measuring import HERE, Figure, choose_size
 
 from tfdist.xla_cache import keep_compiled
 
 _START_SECONDS = 120.0  # until a process builds its model, at most
 _POLL_SECONDS = 0.02
+LEAST_STEPS = choose_size(0, 1)  # without one there would be nothing to divide by
 
 
 def goodput(
@@ -96,7 +97,7 @@ def _life(who: str, scratch: str, seconds: list[float], mean_seconds: float, ste
             begun = _started_at(process, progress)
             done = []
             for moment in seconds:
-                while time.time() < begun + moment and process.poll() is None:
+                while (time.time() < begun + moment or _steps(progress) < LEAST_STEPS) and process.poll() is None:
                     time.sleep(_POLL_SECONDS)
                 done.append(_steps(progress))
             if process.poll() is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import input_files
 import numpy as np
 import tensorflow as tf
+from measuring import choose_size
 
 from tfdist.data.formats.array_record import ArrayRecordSource
 from tfdist.data.formats.tfrecord import TFRecordSource
@@ -28,11 +29,11 @@ from tfdist.data.tables.tables import Table
 from tfdist.data.text.text import TextLines
 
 BATCHES = (256, 100)
-WORKERS = (2, 4, 8)
+WORKERS = choose_size((2, 4, 8), (2,))
 FORMATS = {"TFRecord": "tfrecord", "Parquet": "parquet", "ArrayRecord": "array_record", "text": "text"}
-NUM_RECORDS = 20_011
-NUM_LINES = 100_003
-GROUP_ROWS, NUM_GROUPS, NUM_COLUMNS = 1024, 128, 8
+NUM_RECORDS = choose_size(20_011, 2_011)
+NUM_LINES = choose_size(100_003, 20_103)
+GROUP_ROWS, NUM_GROUPS, NUM_COLUMNS = 1024, choose_size(128, 4), 8
 FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
 NAMES = [f"c{i}" for i in range(NUM_COLUMNS)]
 

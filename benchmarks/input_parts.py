@@ -20,7 +20,7 @@ import input_bytes
 import input_files
 import numpy as np
 import tensorflow as tf
-from measuring import Figure, interleaved, ratio
+from measuring import Figure, choose_size, interleaved, ratio
 
 from tfdist.data.formats.image_folder import ImageFolder
 from tfdist.data.formats.tfrecord import TFRecordSource
@@ -32,14 +32,14 @@ from tfdist.data.sources.source import Source
 from tfdist.strategies.base import Topology
 
 ALONE = Topology(worker_index=0, num_workers=1, num_local_replicas=1)
-NUM_IMAGES = 60_000
-NUM_PHOTOS = 1_000
+NUM_IMAGES = choose_size(60_000, 512)
+NUM_PHOTOS = choose_size(1_000, 16)
 RESIZED = (96, 96)
-BATCH = 256
-PHOTO_BATCH = 64
+BATCH = choose_size(256, 64)
+PHOTO_BATCH = choose_size(64, 8)
 SHUFFLE_BUFFER = 10_000  # records
-WARM_BATCHES = 20
-SAMPLE_SECONDS = 0.4
+WARM_BATCHES = choose_size(20, 1)
+SAMPLE_SECONDS = choose_size(0.4, 0.01)
 ROUNDS = 9
 STEP = 1_000_000
 FIRST_BATCH_ROUNDS = 15

@@ -12,9 +12,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from measuring import Figure, figures_of, report
+from measuring import Figure, choose_size, figures_of, report
 
-DEFAULT_POINTS = 200_000
+DEFAULT_POINTS = choose_size(200_000, 100)
 GOAL = 1.01
 
 

@@ -16,9 +16,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 HERE = Path(__file__).resolve().parent
+SMOKE = "TFDIST_BENCHMARK_SMOKE"  # in the environment of every process of a benchmark that is started with --smoke
+if "--smoke" in sys.argv:
+    os.environ[SMOKE] = "1"  # here already: modules choose their sizes when they are imported
+NOT_INSTALLED = 69  # exit status of a part whose peer is not installed, EX_UNAVAILABLE of <sysexits.h>
 HEADINGS = ("figure", "ours", "peer", "unit", "ratio", "middle half", "rounds", "goal", "")
+
+
+Value = TypeVar("Value")
+
+
+def choose_size(full: Value, smoke: Value) -> Value:
+    """Returns `full`, or with --smoke `smoke`, the least with which there are figures."""
+    return smoke if SMOKE in os.environ else full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Figure:
 def interleaved(contenders: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
     """Takes one sample of each contender in each round, forwards and backwards in turn; the samples by contender."""
     samples: list[list[float]] = [[] for _ in contenders]
-    for i in range(rounds):
+    for i in range(choose_size(rounds, 1)):
         for j in range(len(contenders))[:: 1 if i % 2 == 0 else -1]:
             samples[j].append(contenders[j]())
     return samples
@@ -135,7 +148,7 @@ def figures_of(module: str, part: str, *arguments: object, launch: Sequence[str]
       launch: arguments of `tfdist.launch`, to run it in several processes; the first one's figures count.
 
     Raises:
-      SystemExit: it failed.
+      SystemExit: it failed, or its peer is not installed.
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         path = Path(scratch) / "figures.json"
@@ -143,6 +156,8 @@ def figures_of(module: str, part: str, *arguments: object, launch: Sequence[str]
         command = [sys.executable, *start, module, part, str(path), *map(str, arguments)]
         paths = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         status = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}).returncode
+        if status == NOT_INSTALLED:
+            sys.exit(status)  # the part has printed what is missing
         if status:
             sys.exit(f"{' '.join(command)} ended with status {status}")
         return [Figure(**{**one, "quartiles": tuple(one["quartiles"])}) for one in json.loads(path.read_text())]
@@ -169,14 +184,15 @@ def report(
     parser.add_argument("--json", metavar="FILE", help="also write {figure: {value, goal, met, unit}} there")
     if parts:
         parser.add_argument("--part", choices=parts, help="measure this alone")
+    parser.add_argument("--smoke", action="store_true", help="the least rounds and sizes: shows that it starts")
     if has_quick:
         parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: indicative at most")
     for name, default in (numbers or {}).items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{default:,} by default")
     given = parser.parse_args()
     chosen = [[given.part] if given.part else parts] if parts else []
-    named = [*(numbers or {}), *(["quick"] if has_quick else [])]
-    figures = measure(*chosen, **{name: getattr(given, name) for name in named})
+    quick = {"quick": given.quick or given.smoke} if has_quick else {}
+    figures = measure(*chosen, **{name: getattr(given, name) for name in numbers or {}}, **quick)
     print(as_table(figures))
     if given.json:
         Path(given.json).write_text(as_json(figures))

@@ -18,14 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measuring import Figure, ratio, report
+from measuring import Figure, choose_size, ratio, report
 from sklearn import datasets, ensemble, model_selection
 
-TABLES = {
-    "breast cancer": datasets.load_breast_cancer,
-    "wine": datasets.load_wine,
-    "diabetes": datasets.load_diabetes,
-}
+WINE = {"wine": datasets.load_wine}
+TABLES = {"breast cancer": datasets.load_breast_cancer, **WINE, "diabetes": datasets.load_diabetes}
 SPACE = {
     "learning_rate": [0.01, 0.03, 0.1, 0.3],
     "max_iter": [50, 100, 200, 400],
@@ -37,7 +34,7 @@ SPACE = {
 
 def measure(*, minutes: int) -> list[Figure]:
     figures = []
-    for name, load in TABLES.items():
+    for name, load in choose_size(TABLES, WINE).items():
         table = load(as_frame=True)
         table.frame.columns = [re.sub(r"\W", "_", column) for column in table.frame.columns]
         is_number = name == "diabetes"
@@ -56,6 +53,7 @@ def searched(training: Any, kept: Any, minutes: int, is_number: bool) -> float:
         training.to_csv(Path(scratch) / "table.csv", index=False)
         own, best = f"{scratch}/own", f"{scratch}/own/runs/best"
         given = [f"--file={scratch}/table.csv", "--target=target", f"--search_minutes={minutes}"]
+        given += choose_size([], ["--search_trials=1"])
         subprocess.run([sys.executable, "-m", "tfdist.new", own, *given], check=True)
         kept.to_parquet(f"{own}/data/kept.parquet")
         evaluate = ["--mode=evaluate", f"--run_dir={best}", "--gin_param=test/experiment.load_rows.split = 'kept'"]
@@ -66,7 +64,8 @@ def searched(training: Any, kept: Any, minutes: int, is_number: bool) -> float:
 
 def peers(training: Any, kept: Any, is_number: bool) -> dict[str, float]:
     kind = ensemble.HistGradientBoostingRegressor if is_number else ensemble.HistGradientBoostingClassifier
-    chosen = model_selection.RandomizedSearchCV(kind(random_state=0), SPACE, n_iter=20, cv=5, random_state=0)
+    searches = {"n_iter": choose_size(20, 1), "cv": choose_size(5, 2)}
+    chosen = model_selection.RandomizedSearchCV(kind(random_state=0), SPACE, **searches, random_state=0)
     x, y = training.drop(columns="target"), training["target"]
     models = {"HistGradientBoosting": kind(random_state=0), "HistGradientBoosting, searched": chosen}
     return {how: model.fit(x, y).score(kept.drop(columns="target"), kept["target"]) for how, model in models.items()}

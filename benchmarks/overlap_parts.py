@@ -6,7 +6,7 @@ import pathlib
 import tempfile
 
 import tensorflow as tf
-from measuring import Figure, ratio
+from measuring import Figure, choose_size, ratio
 from scaling_parts import dense, of_chief, one_thread
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from trainings import Train, tfdist_training
@@ -14,7 +14,7 @@ from trainings import Train, tfdist_training
 from tfdist.strategies.multi_worker import DEFAULT_PACKING, MultiWorker
 from tfdist.training.watch.profile_operations import Span, merged, overlap
 
-STEPS, ROUNDS = 4, 5
+STEPS, ROUNDS = 4, choose_size(5, 1)
 
 
 def multi_worker() -> list[Figure]:

@@ -19,8 +19,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from measuring import NOT_INSTALLED
+
 HERE = Path(__file__).resolve().parent
 PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"  # made by tools/peers.sh
+PACKAGES = {
+    "peers_grain.py": "grain",
+    "peers_jax.py": "jax",
+    "peers_orbax.py": "orbax-checkpoint",
+    "peers_torch.py": "torch",
+    "sharding_peer.py": "torch",
+}  # what a program needs
 
 Seconds = Callable[[int], float]
 
@@ -28,11 +37,16 @@ Seconds = Callable[[int], float]
 class Peer:
     """A program of this directory in the peers' environment; with several workers each has a core of its own.
 
+    Without that environment the asking process prints which package is missing, and exits with NOT_INSTALLED.
+
     Attributes:
       told: what the first process printed after "ready".
     """
 
     def __init__(self, program: str, *arguments: object, workers: int = 1) -> None:
+        if not PYTHON.exists():
+            print(f"{PACKAGES[program]} is not installed in {PYTHON.parent.parent}. Run tools/peers.sh.", flush=True)
+            sys.exit(NOT_INSTALLED)
         command = [str(PYTHON), str(HERE / program), *map(str, arguments)]
         self._name = " ".join(command[1:])
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the processes

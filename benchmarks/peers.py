@@ -20,11 +20,9 @@ shapes, there is no figure. Takes some forty minutes on two cores.
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator, Sequence
 
 from measuring import Figure, as_table, figures_of, report
-from peer import PYTHON
 from sizes import ONE_DEVICE
 
 PARTS = ("one_device", "two_workers", "input", "backup")
@@ -32,8 +30,6 @@ LAUNCH = ("--workers=2", "--pin_cpus")
 
 
 def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
-    if not PYTHON.exists():
-        sys.exit(f"The peers are not installed in {PYTHON.parent.parent}. Run tools/peers.sh.")
     found = []
     for part in parts:
         for figures in _figures(part, rounds):

@@ -20,7 +20,7 @@ import tensorflow as tf
 from checkpoint_parts import Subject
 from input_bytes import GROUP_ROWS, NAMES
 from input_parts import NUM_IMAGES, WARM_BATCHES, Drawn, decoded, ours
-from measuring import Figure, interleaved, ratio
+from measuring import Figure, choose_size, interleaved, ratio
 from peer import Peer, Seconds, contents, stall, timed
 from scaling_parts import connected, of_chief, said_by_chief, steps_per_sample
 from sizes import ONE_DEVICE, TWO_WORKERS, Size
@@ -36,10 +36,10 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = choose_size(0.5, 0.01)
 ON_JAX = {"Keras on JAX, fit": "fit", "JAX by hand": "step"}
-NUM_PHOTOS = 1024
-NUM_ROWS = 64 * GROUP_ROWS
+NUM_PHOTOS = choose_size(1024, 64)
+NUM_ROWS = choose_size(64, 1) * GROUP_ROWS
 NUM_TABLES = 4
 GRAIN_THREADS = (0, 4)
 STEPS_BEFORE = 5  # before a checkpoint

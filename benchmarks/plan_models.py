@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from measuring import choose_size
 
 from tfdist.models.transformer import TransformerBlock
 from tfdist.strategies.one_device import OneDevice
@@ -34,6 +35,9 @@ class Example:
     batch_size: int
     vocabulary: int = 0
     label_shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", choose_size(self.batch_size, 4))
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         generator, count = np.random.default_rng(0), self.batch_size
@@ -84,7 +88,7 @@ class Block(keras.layers.Layer):
 
 def mlp() -> keras.Model:
     inputs = x = keras.Input((256,))
-    for index in range(8):
+    for index in range(choose_size(8, 1)):
         x = Block([keras.layers.Dense(512, "relu") for _ in range(4)], name=f"block_{index}")(x)
     return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
 
@@ -109,7 +113,7 @@ def convnet() -> keras.Model:
 def transformer() -> keras.Model:
     inputs = keras.Input((128,), dtype="int32")
     x = keras.layers.Embedding(8192, 256)(inputs)
-    for index in range(6):
+    for index in range(choose_size(6, 1)):
         x = TransformerBlock(8, causal=False, dropout=0.1, name=f"block_{index}")(x)
     x = keras.layers.GlobalAveragePooling1D()(x)
     return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))

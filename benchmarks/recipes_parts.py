@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import keras
-from measuring import Figure, interleaved, peak_growth, ratio
+from measuring import Figure, choose_size, interleaved, peak_growth, ratio
 from step_parts import sampled
 from trainings import tfdist_training
 from workloads import NUM_CLASSES, Workload, mlp
@@ -14,7 +14,7 @@ from tfdist.models.transformer import TransformerBlock
 from tfdist.strategies.one_device import OneDevice
 
 BLOCKS = ["block_*"]
-LAYERS, LENGTH, WIDTH, BATCH = 24, 128, 128, 64
+LAYERS, LENGTH, WIDTH, BATCH = choose_size((24, 128, 128, 64), (1, 8, 8, 8))
 ROUNDS = 7
 
 
@@ -40,7 +40,7 @@ def peak(how: str) -> list[Figure]:
 def times() -> list[Figure]:
     strategy = OneDevice()
     strategy.connect()
-    blocks, wide = transformer(4), mlp("10 ms", 512, (512, 512), batch=1024, num_examples=1024 * 8)
+    blocks, wide = transformer(choose_size(4, 1)), mlp("10 ms", 512, (512, 512), batch=1024, num_examples=1024 * 8)
     pairs: list[tuple[str, Callable[..., object], Workload, dict[str, object], int, float]] = [
         ("recompute: step time", tfdist_training, blocks, {"recompute": BLOCKS}, 3, 1.35),
         ("SAM: step time", tfdist_training, wide, {"sam_radius": 0.05}, 10, 2.1),

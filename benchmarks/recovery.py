@@ -25,13 +25,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
-from measuring import HERE, Figure, ratio, report
+from measuring import HERE, Figure, choose_size, ratio, report
 
 STEPS_FILE = "TFDIST_BENCHMARK_STEPS"  # in the environment of the workers: where to tell of steps
 PARTS = ("tf_config", "horovod")
 ROUNDS, QUICK_ROUNDS = 3, 1
 WAIT_SECONDS = 180.0
-STEPS_BEFORE_A_FAULT = 300
+STEPS_BEFORE_A_FAULT = choose_size(300, 20)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,22 +6,25 @@ second is what is left of the speed. On the dense model tfdist is also divided b
 MultiWorkerMirroredStrategy, which packs all gradients into one message. Samples are interleaved. Takes three
 minutes on two cores.
 
-    python benchmarks/scaling.py [--json=FILE]
+    python benchmarks/scaling.py [--part=PART] [--json=FILE]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from measuring import Figure, figures_of, report
 
-LAUNCH = ("--workers=2", "--pin_cpus")
+PARTS = ("multi_worker", "horovod")
+LAUNCH = {
+    "multi_worker": ("--workers=2", "--pin_cpus"),
+    "horovod": ("--workers=2", "--pin_cpus", "--launcher=horovod"),
+}
 
 
-def measure() -> list[Figure]:
-    return [
-        *figures_of("scaling_parts", "multi_worker", launch=LAUNCH),
-        *figures_of("scaling_parts", "horovod", launch=(*LAUNCH, "--launcher=horovod")),
-    ]
+def measure(parts: Sequence[str]) -> list[Figure]:
+    return [figure for part in parts for figure in figures_of("scaling_parts", part, launch=LAUNCH[part])]
 
 
 if __name__ == "__main__":
-    report(__doc__, measure)
+    report(__doc__, measure, parts=PARTS)

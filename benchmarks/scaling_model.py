@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from measuring import Figure, figures_of, interleaved, ratio, report
+from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
 
 PARTS = ("fit", "paper")
 TERMS = ("examples", "own", "message")
@@ -94,4 +94,4 @@ def halving_seconds(replicas: int, num_bytes: float) -> float:
 
 
 if __name__ == "__main__":
-    report(__doc__, measure, parts=PARTS, numbers={"rounds": 2, "most_workers": 8})
+    report(__doc__, measure, parts=PARTS, numbers={"rounds": 2, "most_workers": choose_size(8, 2)})

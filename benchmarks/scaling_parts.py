@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import tensorflow as tf
-from measuring import Figure, interleaved, ratio
+from measuring import Figure, choose_size, interleaved, ratio
 from trainings import Train, handwritten_training, tfdist_training
 from workloads import Workload, convnet, deep_convnet, mlp
 
@@ -15,8 +15,8 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 
-SAMPLE_SECONDS = 0.3
-ROUNDS = 21
+SAMPLE_SECONDS = choose_size(0.3, 0.01)
+ROUNDS = choose_size(21, 1)
 
 
 def dense(batch: int) -> Workload:
@@ -58,7 +58,8 @@ def horovod() -> list[Figure]:
 
 
 def all_with_and_without(alone: OneDevice, together: Strategy) -> list[Figure]:
-    figures = [with_and_without(alone, together, workload, goal) for workload, goal in WITH_GOALS]
+    workloads = WITH_GOALS[: choose_size(None, 1)]
+    figures = [with_and_without(alone, together, workload, goal) for workload, goal in workloads]
     return [*figures, with_and_without(alone, together, dense(512), None, reduce_precision="bfloat16")]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 from emulator import BUCKET
-from measuring import Figure, interleaved, peak_growth, ratio
+from measuring import Figure, choose_size, interleaved, peak_growth, ratio
 from peer import PYTHON, Peer
+from sharding import WIDTH
 from step_parts import sampled
 from trainings import tfdist_learner_and_training
 from workloads import NUM_CLASSES, Workload
@@ -29,9 +30,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 
-LAYERS, LENGTH, WIDTH, BATCH = 12, 32, 256, 16
-LARGE_WIDTH = 640  # 59 million weights
-STREAM_BYTES_PER_SECOND = 20e6
+LAYERS, LENGTH, BATCH = choose_size((12, 32, 16), (1, 8, 8))
 MOST_FILE_BYTES = 8 * 2**20  # a fourteenth of the checkpoint, as 256 MiB, the default, are of 3.5 GiB
 ROUNDS, STEPS = 9, 3
 FSDP2 = ("fsdp2", "fsdp2_recomputed")

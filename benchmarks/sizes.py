@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from measuring import choose_size
 
 NUM_CLASSES = 10
 HEADS = 4  # of a transformer's attention
@@ -17,7 +18,7 @@ NORM_EPSILON = 1e-3  # Keras's own
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A model and its examples.
+    """A model and its examples, with --smoke small ones.
 
     Attributes:
       kind: of the model, a key of the builders on each side.
@@ -34,6 +35,14 @@ class Size:
     num_examples: int
     units: tuple[int, ...] = ()
     vocabulary: int = 0
+
+    def __post_init__(self) -> None:
+        batch = choose_size(self.batch, 8)
+        small = {"batch": batch, "num_examples": choose_size(self.num_examples, 4 * batch)}
+        if self.kind == "mlp":
+            small["units"] = choose_size(self.units, (16,) * 2)
+        for name, value in small.items():
+            object.__setattr__(self, name, value)
 
 
 def examples(num_examples: int, shape: tuple[int, ...], vocabulary: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from measuring import Figure, interleaved, ratio
+from measuring import Figure, choose_size, interleaved, ratio
 from trainings import Train, fit_training, handwritten_training, tfdist_training
 from workloads import Workload, mlp
 
@@ -66,7 +66,7 @@ def sampled(train: Train, steps: int) -> Callable[[], float]:
 
 def steps_per_call(strategy: Strategy, train: Train) -> int:
     """The number of steps a call that tfdist's loop would settle on."""
-    pace = Pace(strategy, None)
+    pace = Pace(strategy, choose_size(None, 1))
     while not pace.settled:
         steps = pace.steps_per_call
         started = time.perf_counter()

@@ -10,18 +10,56 @@ it does not, epochs of one training.
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from measuring import Figure, figures_of, ratio, report
+from measuring import Figure, choose_size, figures_of, ratio, report
 
 PARTS = ("report", "sinks")
+MOST_SECONDS, MOST_MEGABYTES = 5.0, 5.0
 
 
 def measure(parts: Sequence[str], *, points: int, rounds: int) -> list[Figure]:
-    figures = figures_of("telemetry_parts", "report", points, rounds) if "report" in parts else []
+    figures = draw_report(points, rounds) if "report" in parts else []
     if "sinks" in parts:
         figures += [*_every_sink(rounds), *figures_of("telemetry_steps", "hangs", rounds)]
     return figures
+
+
+def draw_report(points: int, rounds: int) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        run_dir = Path(scratch)
+        with (run_dir / "metrics.jsonl").open("w") as log:
+            for step in range(1, points + 1):
+                metrics = {"loss": 1 / math.sqrt(step), "accuracy": 1 - 1 / step, "gradient_norm": step % 97 / 97}
+                place = {"step": step, "epoch": 1, "split": "train", "learning_rate": 1e-3}
+                log.write(json.dumps(place | metrics) + "\n")
+        seconds = [_seconds([sys.executable, "-m", "tfdist.report", scratch]) for _ in range(rounds)]
+        size = (run_dir / "report" / "index.html").stat().st_size / 1e6
+    name = f"report of {points:,} points"
+    return [
+        _at_most(f"{name}, seconds", seconds, MOST_SECONDS, "s"),
+        _at_most(f"{name}, megabytes", [size], MOST_MEGABYTES, "MB"),
+    ]
+
+
+def _seconds(command: list[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def _at_most(name: str, values: list[float], goal: float, unit: str) -> Figure:
+    value = statistics.median(values)
+    ends = min(values), max(values)
+    return Figure(name, value, goal, ends, value, goal, unit, at_most=True, value_unit=unit, rounds=len(values))
 
 
 def _every_sink(rounds: int) -> list[Figure]:
@@ -38,4 +76,4 @@ def _every_sink(rounds: int) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    report(__doc__, measure, parts=PARTS, numbers={"points": 200_000, "rounds": 5})
+    report(__doc__, measure, parts=PARTS, numbers={"points": choose_size(200_000, 100), "rounds": choose_size(5, 1)})

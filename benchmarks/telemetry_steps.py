@@ -17,7 +17,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import psutil
-from measuring import Figure, ratio
+from measuring import Figure, choose_size, ratio
 from step_parts import MEDIUM
 from workloads import loss, metric
 
@@ -35,8 +35,9 @@ from tfdist.telemetry.sinks.wandb import Wandb
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 
-WORKLOAD = dataclasses.replace(MEDIUM, num_examples=5 * MEDIUM.num_examples)  # an epoch of some seconds
-BLOCKS = 6  # of a training with all sinks or none
+NUM_EXAMPLES = choose_size(5, 50) * MEDIUM.num_examples  # an epoch of some seconds
+WORKLOAD = dataclasses.replace(MEDIUM, num_examples=NUM_EXAMPLES)
+BLOCKS = choose_size(6, 4)  # of a training with all sinks or none
 BLOCK, WARM_BLOCKS = 2, 2  # epochs that are alike: the first one of a block still has to do with the facts before it
 
 

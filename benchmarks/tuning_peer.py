@@ -3,7 +3,7 @@
 What happens is appended to LOG, an object a line. Alone it is KerasTuner in one process; with KERASTUNER_TUNER_ID it is
 the chief or a worker, as KerasTuner documents it. SECONDS above 0 take the place of training, for each epoch so many;
 MAX_TRIALS is of the random search.
-Run by tuning_parts.py.
+Run by tuning.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Log:
 
 
 class Digits(keras_tuner.HyperModel):
-    """The same space as tuning_parts.py's."""
+    """The same space as tuning.py's."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A sweep by Ray Tune, of Keras's `fit`: `python tuning_ray_peer.py LOG SCHEDULER MAX_EPOCHS SEED NUM_TRIALS POINTS`.
 
 SCHEDULER is asha or fifo, POINTS are values in JSON to begin with; two trials at once, each with one processor. What
-happens is appended to LOG, an object a line. It joins the cluster of RAY_ADDRESS. Run by tuning_parts.py; needs
+happens is appended to LOG, an object a line. It joins the cluster of RAY_ADDRESS. Run by tuning.py; needs
 `pip install 'ray[tune]'`.
 """
 
@@ -28,7 +28,7 @@ def write(log: str, event: str, **details: Any) -> None:
 
 
 def train(values: dict[str, Any], *, log: str, max_epochs: int) -> None:
-    """One trial: the same model, data and epochs as tuning_parts.py's."""
+    """One trial: the same model, data and epochs as tuning.py's."""
     import keras
     from tuning_experiment import BATCH_SIZE, build, digits
 

@@ -1,4 +1,4 @@
-"""Sweeps as processes, by tfdist's command and by KerasTuner, and what they wrote. Used by tuning_parts.py."""
+"""Sweeps as processes, by tfdist's command and by KerasTuner, and what they wrote. Used by tuning.py."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from measuring import choose_size
 from sizes import HEADS, HEAVY, NORM_EPSILON, NUM_CLASSES, Size, examples
 
 layers = keras.layers
@@ -96,7 +97,7 @@ def convnet(name: str, input_shape: Sequence[int], batch: int, num_examples: int
     def build() -> keras.Model:
         return build_convnet(input_shape=input_shape, num_classes=NUM_CLASSES)
 
-    return Workload(name, build, tuple(input_shape), batch, num_examples)
+    return Workload(name, build, tuple(input_shape), choose_size(batch, 8), choose_size(num_examples, 32))
 
 
 def deep_convnet(name: str, batch: int, num_examples: int) -> Workload:

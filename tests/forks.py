@@ -3,8 +3,8 @@
 `Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, a script of
 this repository, or a program that imports TensorFlow and does not ask what is imported, and its environment differs
 from `support.clean_environment()` only in what is read after the imports, the process is a fork of a server, which has
-imported TensorFlow, Keras and tfdist and used none of them. What a launcher of tfdist starts in turn is forked by a
-server of the launcher's own. All else is started as ever.
+imported TensorFlow, Keras and tfdist and used none of them. What a launcher of tfdist or a benchmark starts in turn is
+forked by a server of its own. All else is started as ever.
 
 Invariant: the process is a child of the one that asked for it, with its own pid, command line, environment, working
 directory, descriptors, session and signal handlers, and ends as any Python does. Linux alone.
@@ -41,6 +41,7 @@ READ_LATE = (
 )
 CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
 LAUNCHER = "tfdist.launch"
+BENCHMARKS = REPOSITORY / "benchmarks"
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 ROOM = 1 << 16  # bytes for what /proc shows of a process: as much as the server was started with
 BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import forks; forks.main()"  # leaves __main__ to the forks
@@ -201,6 +202,8 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
         exec(compile(command[2], "<string>", "exec"), main.__dict__)
     else:
         sys.argv = list(command[1:])
+        if BENCHMARKS in Path(command[1]).parents:
+            _start_own_server()
         if command[1] != str(CHILD):
             sys.path.insert(0, os.path.dirname(os.path.abspath(command[1])))
         runpy.run_path(command[1], run_name="__main__")
