@@ -270,8 +270,19 @@ def restored(
     state.assign(arrays)
     others = {name: array for name, array in arrays.items() if not name.startswith(OWN_PREFIXES)}
     if RANDOM in header["values"]:
-        set_generators(header["values"][RANDOM], others)
+        try:
+            set_generators(header["values"][RANDOM], others)
+        except (KeyError, TypeError, ValueError) as error:
+            raise other_version(header["step"], error) from error
     return Position(header["step"], header["values"], others)
+
+
+def other_version(step: int, error: Exception) -> UserError:
+    """The error for a checkpoint that is whole and holds other values than this tfdist writes."""
+    return UserError(
+        f"The checkpoint of step {step:,} is of another version of tfdist: {error}. Use the version that wrote it, or "
+        "give another --run_dir; train.start_from takes over its weights."
+    )
 
 
 def _read_by_all(

@@ -13,7 +13,6 @@ process, and the next start goes on.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from tfdist.settings.checks import shown
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.records import load_record, parse_record
 from tfdist.training.recovery.recovery import Position
 from tfdist.training.step.divergence import Spike
 from tfdist.training.step.optimizer import parts
@@ -243,12 +243,11 @@ class Rollbacks:
     def _read(self) -> None:
         """The failures that earlier starts stored. A collective."""
 
-        def stored() -> str:
-            return files.read(self._path).decode() if files.exists(self._path) else "[]"
-
-        text = self._strategy.on_chief(stored, "The run's rollbacks cannot be read")
-        shared = self._strategy.broadcast(None if text is None else text.encode())
-        self._failures = [Failure(**each) for each in json.loads(bytes(shared))]
+        failures = self._strategy.on_chief(
+            lambda: load_record(self._path, list[Failure]) or [], "The run's rollbacks cannot be read"
+        )
+        shared = bytes(self._strategy.broadcast(None if failures is None else to_json(failures).encode()))
+        self._failures = parse_record(self._path, shared, list[Failure])
 
     def _write(self) -> None:
         """Stores the failures. A collective, after which every worker may rely on it."""
@@ -257,4 +256,4 @@ class Rollbacks:
         )
 
     def _content(self) -> str:
-        return to_json([dataclasses.asdict(each) for each in self._failures], indent=2) + "\n"
+        return to_json(self._failures, indent=2) + "\n"
