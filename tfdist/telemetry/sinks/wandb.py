@@ -15,8 +15,8 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.mirror import Mirror
 from tfdist.telemetry.facts import Point, RunFacts, Sample
-from tfdist.telemetry.json_text import from_json, to_json
-from tfdist.telemetry.result import read_result, versions
+from tfdist.telemetry.records import load_record
+from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.sinks.tracked import (
@@ -105,8 +105,8 @@ class Wandb(Sink):
 
     def close(self, status: str) -> None:
         summary: dict[str, Any] = {"status": status}
-        if status == "done" and files.exists(self._directory.result):
-            summary["result"] = from_json(to_json(read_result(self._directory)))
+        if status == "done" and (result := load_record(self._directory.result, dict[str, Any])) is not None:
+            summary["result"] = result
         self._run.summary.update(summary)
         if status == PREEMPTED:
             self._run.mark_preempting()

@@ -152,7 +152,9 @@ def _finished(directory: RunDirectory, result: RunResult, claim: Claim) -> Place
         return Place(is_finished=True, said=f"{had}, then {by} stopped it. More epochs do not change that.")
     if total <= done:
         asked = "as many as are asked for" if total == done else f"more than the {total:,} steps that are asked for"
-        return Place(is_finished=True, said=f"{had}, {asked}. Nothing is left to train.")
+        lacks = f" Only {directory.model} is missing; remove {directory.result}, and the next start writes it."
+        said = f"{had}, {asked}. Nothing is left to train.{'' if files.exists(directory.model) else lacks}"
+        return Place(is_finished=True, said=said)
     if not claim.keeps_checkpoints or not list_paths(directory.checkpoints):
         why = "it kept no checkpoint" if claim.keeps_checkpoints else "train.checkpoint is 'off'"
         raise UserError(
