@@ -14,7 +14,7 @@ from tfdist.errors import DivergedError, OutOfMemoryError, UnreadableError
 from tfdist.storage import files
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.result import RunResult, write_result
+from tfdist.telemetry.result import RunResult, versions, write_result
 from tfdist.telemetry.stream import PAUSED
 from tfdist.training.loop.ending import Ending
 from tfdist.training.loop.learner import build_model, check_fit
@@ -57,7 +57,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
     model, strategy = hypermodel.builder_of(settings), settings.strategy
     if strategy.claims_devices():
         request.wait()
-    claim = Claim.of(settings, request.settings)
+    claim = Claim.of(settings, request.settings, begins_empty=request.begins_empty)
     check = functools.partial(check_start_from, settings.start_from, settings.start_from_names)
     with open_run(request, strategy, mode="train", claim=claim, check=check, to_tell=settings) as run:
         if run.place.is_finished and not request.repeats_end:
@@ -163,7 +163,7 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
             "epochs, should they be asked for, would begin from there.",
         )
     examples = plan.num_examples_until(outcome.step)
-    starts = read_starts(run.directory) if run.topology.is_chief else ()
+    starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
     result = RunResult(
         status="done",
         end_reason=ending.reason,
@@ -188,6 +188,7 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
         examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
         hardware=describe_hardware(),
         notes=run.notes,
+        versions=versions(),
     )
     run.write_config({"train.num_microbatches": num_microbatches} if training.settings.splits else None)
     metrics = shown(outcome.eval_metrics) or shown(outcome.train_metrics)

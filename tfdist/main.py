@@ -276,8 +276,12 @@ def run_dir_of(given: flags.FlagValues) -> str:
 
 def keep_compiled(given: flags.FlagValues) -> None:
     """Has the TensorFlow of a training keep what XLA compiles, if this process imports it."""
-    if given.mode == "train" and "tensorflow" not in sys.modules:
-        xla_cache.keep_compiled(os.path.expanduser(run_dir_of(given)), os.environ)
+    if given.mode == "train":
+        run_dir = os.path.expanduser(run_dir_of(given))
+        if damaged := xla_cache.remove_damaged(run_dir):
+            print(f"warning: {damaged[0]} is damaged. XLA compiles again.", file=sys.stderr)
+        if "tensorflow" not in sys.modules:
+            xla_cache.keep_compiled(run_dir, os.environ)
 
 
 def run_mode(

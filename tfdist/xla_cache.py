@@ -31,6 +31,41 @@ def keep_compiled(run_dir: str, environment: MutableMapping[str, str]) -> None:
         environment[FLAGS] = f"{flags} {FLAG}={place}".strip()
 
 
+def remove_damaged(run_dir: str) -> list[pathlib.Path]:
+    """Removes what is not whole, as after a loss of power, since TensorFlow would fail at it again and again; its
+    paths.
+    """
+    found = [path for path in pathlib.Path(run_dir, NAME).glob("*/*.pb") if not _is_whole(path.read_bytes())]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return found
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether it is a protocol buffer with fields up to its end, see protobuf.dev/programming-guides/encoding."""
+    position = 0
+
+    def read_number() -> int:
+        nonlocal position
+        number = shift = 0
+        while True:
+            byte = data[position]
+            position, number, shift = position + 1, number | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return number
+
+    try:
+        while position < len(data):
+            field, kind = divmod(read_number(), 8)
+            if not field or kind not in (0, 1, 2, 5):
+                return False
+            size = read_number() if kind in (0, 2) else 0
+            position += {0: 0, 1: 8, 2: size, 5: 4}[kind]
+    except IndexError:
+        return False
+    return 0 < position == len(data)
+
+
 def _kind_of_processor() -> str:
     features = platform.processor()
     if _CPU_INFO.exists():

@@ -10,6 +10,7 @@ import pytest
 
 from tfdist.telemetry.account.goodput import DOWN, REDONE, accounts, goodput, intervals, total
 from tfdist.telemetry.facts import Sample
+from tfdist.telemetry.result import Start
 
 BEGAN = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
 
@@ -19,8 +20,8 @@ def sample(at: float, step: int | None, *, start: int = 0, worker: int = 0, **se
     return Sample(worker=worker, start=start, step=step, seconds=seconds, values={}, time=time)
 
 
-def starts(*steps: int) -> list[dict[str, int]]:
-    return [{"step": step, "lost_steps": 0} for step in steps]
+def starts(*steps: int) -> list[Start]:
+    return [Start(BEGAN, step) for step in steps]
 
 
 def test_nothing_is_known_without_samples() -> None:

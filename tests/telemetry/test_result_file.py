@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import pathlib
 import platform
@@ -9,7 +10,7 @@ import platform
 import pytest
 from support import run_python
 
-from tfdist.telemetry.result import RunResult, versions, write_result
+from tfdist.telemetry.result import RunResult, Start, versions, write_result
 from tfdist.telemetry.run_directory import RunDirectory
 
 _KEYS = [
@@ -58,12 +59,13 @@ def _result() -> RunResult:
         eval_metrics={"accuracy": 0.97},
         best={"metric": "val_accuracy", "value": 0.97, "epoch": 9, "step": 207},
         resumed_from_step=None,
-        starts=[{"time": "2026-11-21T14:47:13.000+00:00", "step": 0, "lost_steps": 0}],
+        starts=[Start(datetime.datetime(2026, 11, 21, 14, 47, 13, tzinfo=datetime.UTC), 0)],
         goodput=0.75,
         seconds={"compute": 9.375},
         checkpoint_step=230,
         wall_seconds=12.5,
         examples_per_second=1150.0,
+        versions=versions(),
         hardware={"devices": {"CPU": 2}, "accelerators": {}, "cpus": 2, "memory_bytes": 2**33},
     )
 
@@ -76,6 +78,7 @@ def test_the_file_holds_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None
     assert result["train_metrics"] == {"loss": "nan"}
     assert result["eval_metrics"] == {"accuracy": 0.97}
     assert result["resumed_from_step"] is None
+    assert result["starts"] == [{"time": "2026-11-21T14:47:13.000+00:00", "step": 0, "lost_steps": 0}]
     assert result["versions"]["python"] == platform.python_version()
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
 

@@ -11,6 +11,7 @@ import pytest
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.strategies.one_device import OneDevice
+from tfdist.telemetry.result import Start
 from tfdist.training.recovery.survival import as_it_fails
 
 POLICY = CheckpointPolicy(mean_seconds_between_failures=600.0)
@@ -18,7 +19,7 @@ POLICY = CheckpointPolicy(mean_seconds_between_failures=600.0)
 
 def run_started(*seconds_ago: float) -> Any:
     now = datetime.datetime.now(datetime.UTC)
-    starts = [{"time": (now - datetime.timedelta(seconds=s)).isoformat(), "step": 0} for s in seconds_ago]
+    starts = [Start(now - datetime.timedelta(seconds=s), 0) for s in seconds_ago]
     strategy = OneDevice()
     topology = strategy.connect()
     return types.SimpleNamespace(earlier_starts=starts, strategy=strategy, topology=topology)

@@ -41,7 +41,7 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(tmp_path: pathl
     assert_same(more, whole)
     assert lines(more) == lines(whole)
     assert more.result.resumed_from_step == 2 * STEPS_PER_EPOCH
-    assert [(start["step"], start["lost_steps"]) for start in more.result.starts] == [(0, 0), (2 * STEPS_PER_EPOCH, 0)]
+    assert [(start.step, start.lost_steps) for start in more.result.starts] == [(0, 0), (2 * STEPS_PER_EPOCH, 0)]
     (extended,) = more.events("extended")
     assert "was finished at step 14. More is asked for, and it resumes." in extended["details"]["message"]
 
@@ -92,7 +92,7 @@ def test_a_finished_run_of_other_settings_is_another_experiment_without_checkpoi
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{}", "is empty"), ("half a", "is no JSON object"), ('{"mode": "tune"}', "holds a sweep (result.json)")],
+    [("{}", "it has no 'steps'"), ("half a", "is damaged"), ('{"mode": "tune"}', "holds a sweep (result.json)")],
 )
 def test_a_result_that_is_none_of_a_training_is_one_message(tmp_path: pathlib.Path, content: str, said: str) -> None:
     (tmp_path / "result.json").write_text(content)
@@ -123,7 +123,7 @@ def test_a_start_before_the_first_checkpoint_is_no_going_on(tmp_path: pathlib.Pa
     assert anew["details"]["message"] == (
         "Beginning anew at step 0: an earlier start of this run was not saved, and at least 14 steps of it are lost."
     )
-    assert [(start["step"], start["lost_steps"]) for start in trained.result.starts] == [(0, 0), (0, 14)]
+    assert [(start.step, start.lost_steps) for start in trained.result.starts] == [(0, 0), (0, 14)]
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_what_was_lost_is_counted_and_said(tmp_path: pathlib.Path) -> None:
     (resumed,) = trained.events("resumed")
     assert (resumed["step"], resumed["details"]["lost_steps"]) == (6, 1)
     assert "At least 1 steps after it were lost" in resumed["details"]["message"]
-    assert [(start["step"], start["lost_steps"]) for start in trained.result.starts] == [(0, 0), (6, 1)]
+    assert [(start.step, start.lost_steps) for start in trained.result.starts] == [(0, 0), (6, 1)]
 
 
 @pytest.mark.slow

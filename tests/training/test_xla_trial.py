@@ -88,7 +88,7 @@ def test_a_choice_that_another_strategy_made_is_not_taken_where_it_cannot_be(tmp
         ("off", ["pass"], "off"),
     ]:
         (tmp_path / "tuned.json").write_text(json.dumps({"xla": stored}))
-        assert stored_xla(strategy, str(tmp_path / "tuned.json"), variants) == taken
+        assert stored_xla(strategy, str(tmp_path / "tuned.json"), variants, pytest.fail) == taken
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_a_promoted_trial_keeps_its_first_rung_and_sums_its_seconds(tmp_path: pa
     assert (trial.epochs, trial.seconds) == (9, 720)
 
 
-@pytest.mark.parametrize("objective", ["nan", "inf", None, float("nan")])
+@pytest.mark.parametrize("objective", ["nan", "inf", None])
 def test_what_is_no_number_is_no_objective(tmp_path: pathlib.Path, objective: object) -> None:
     journal = Journal().begin().start("0000").report("0000", 1, objective).end("0000", objective, "infeasible")
     sweep = read_sweep(journal.write(tmp_path))

@@ -32,7 +32,7 @@ def seed_run(directory: pathlib.Path, *, points: int = 0, result: dict[str, Any]
 
 
 def result(accuracy: Any) -> dict[str, Any]:
-    return {"eval_metrics": {"accuracy": accuracy}, "train_metrics": {"loss": 0.5}}
+    return {"steps": 20, "epochs": 2, "eval_metrics": {"accuracy": accuracy}, "train_metrics": {"loss": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_files_of_a_trial_that_no_training_wrote_are_one_message(tmp_path: pathl
     run = seed_run(tmp_path, points=1, result={"eval_metrics": [1]})
     with (tmp_path / "metrics.jsonl").open("ab") as metrics:
         metrics.write(line + b"\n")
-    with pytest.raises(UserError, match=r"metrics.jsonl: line 2 is no point of a training"):
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: line 2 is not a point of a training"):
         list(run.new_reports(OBJECTIVE))
     for result in (b"", b"{}", b'{"eval_metrics": [1]}', line):
         (tmp_path / "result.json").write_bytes(result)
-        with pytest.raises(UserError, match=r"result.json is not what a training leaves there"):
+        with pytest.raises(UserError, match=r"result.json is damaged"):
             run.end(0, "", OBJECTIVE, epochs=None)

@@ -36,11 +36,13 @@ def newest(
     a manifest is no checkpoint, and not spoken of.
 
     Raises:
+      UserError: a newer tfdist wrote the newest one.
       OSError: the store does not answer; it is not known then what there is.
     """
     for entry in newest_first(directory, before_step=before_step):
         if entry.is_leftover:
             continue
+        entry.check_format()
         try:
             return _load(entry, verify=True, wanted=wanted)
         except DamagedCheckpoint as error:

@@ -17,12 +17,13 @@ def expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry
     """Those of `entries` that the policy does not keep.
 
     Args:
-      entries: of one directory; leftovers are not judged.
+      entries: of one directory; leftovers are not judged, nor what a newer tfdist wrote.
       policy: what to keep.
       newest: the newest that is known to verify. What has its step or a later one goes: it is damaged, or belongs to
         a future that was abandoned when training went back. What has a damaged manifest goes, too.
     """
-    judged = [entry for entry in entries if not entry.is_leftover and entry.path != newest.path]
+    known = [entry for entry in entries if not entry.is_leftover and not entry.is_newer]
+    judged = [entry for entry in known if entry.path != newest.path]
     older = [entry for entry in judged if entry.manifest is not None and entry.step < newest.step]
     candidates = [newest, *sorted(older, key=lambda entry: entry.age_order, reverse=True)]
     kept = {entry.path for entry in candidates[: policy.keep_last]}

@@ -23,6 +23,7 @@ from tfdist.keras_fit import examples
 from tfdist.keras_fit.callback_lists import flat_callbacks, history_among
 from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of
 from tfdist.keras_fit.consoles import console_for
+from tfdist.keras_fit.identity import identity_of, note_end
 from tfdist.keras_fit.trial import trial_of
 from tfdist.settings.checks import COUNT, MOST_SEED
 from tfdist.strategies.base import Strategy
@@ -149,15 +150,18 @@ def fit(
                 callbacks=given if history in given else [*given, history],
                 **({"precision": precision_of(model)} | ({} if kept else {"checkpoint": "off"}) | settings),
             )
+            known_by = values | _identity(data, shuffle=bool(shuffle), seed=seed)
+            known_by |= identity_of(model, data.source) if kept and data.source is not None else {}
             request = Request(
                 run_dir=path,
-                settings=lambda: values | _identity(data, shuffle=bool(shuffle), seed=seed),
+                settings=lambda: known_by,
                 console=console_for(verbose if shows else 0),
                 keeps=kept is not None,
                 repeats_end=True,
                 seeds=False,
             )
             experiment.train(trained, request)
+            note_end(model, known_by)
     return history
 
 

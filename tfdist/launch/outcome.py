@@ -18,8 +18,8 @@ from typing import Any
 from tfdist import command_line
 from tfdist.command_line import define_checked, exit_status_of, flags
 from tfdist.errors import UserError, suggest
-from tfdist.storage import files
-from tfdist.telemetry.result import read_result
+from tfdist.telemetry.records import load_record
+from tfdist.telemetry.result import TRAIN, read_mode, read_result
 from tfdist.telemetry.run_directory import RunDirectory
 
 
@@ -58,13 +58,13 @@ def outcome(run_dir: str) -> dict[str, Any]:
       UserError: there is none in `run_dir`.
     """
     run = RunDirectory(run_dir)
-    result = read_result(run)
-    if result is None or "eval_metrics" not in result:
+    result = read_result(run) if read_mode(run) == TRAIN else None
+    if result is None:
         raise UserError(f"{run.result} holds no result of a training. Let the training end first.")
-    evaluation = json.loads(files.read(run.evaluation)) if files.exists(run.evaluation) else {}
+    evaluation = load_record(run.evaluation, dict[str, Any]) or {}
     return {
         "model": run.model,
-        "result": _numbers(result["eval_metrics"] or result["train_metrics"]),
+        "result": _numbers(result.eval_metrics or result.train_metrics),
         "evaluation": _numbers(evaluation),
     }
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.planning.hardware import Group
-from tfdist.storage import files
+from tfdist.telemetry.logs.records import read_events
+from tfdist.telemetry.records import Unreadable
+from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 
 
@@ -39,16 +39,17 @@ class Measured:
 def read(path: str) -> Measured:
     """Raises UserError where there is no finished run."""
     directory = RunDirectory(path)
-    if not files.exists(directory.result):
+    result = read_result(directory)
+    if result is None:
         raise UserError(f"--from_run={path} holds no finished run: there is no {directory.result}.")
-    result: dict[str, Any] = json.loads(files.read(directory.result).decode())
-    lines = files.read(directory.events).decode().splitlines() if files.exists(directory.events) else []
-    events = [json.loads(line) for line in lines if line.strip()]
-    writes = [each["details"]["write_seconds"] for each in events if each["event"] == "checkpoint_committed"]
+    if not result.examples_per_second or not result.num_replicas:
+        raise UserError(f"--from_run={path} holds no measurements: {directory.result} has no examples_per_second.")
+    committed = [each for each in read_events(directory, Unreadable()) if each.name == "checkpoint_committed"]
+    writes = [seconds for each in committed if isinstance(seconds := each.details.get("write_seconds"), int | float)]
     return Measured(
         path=directory.path,
-        examples_per_second=result["examples_per_second"],
-        num_replicas=result["num_replicas"],
-        accelerators=list(result["hardware"]["accelerators"]) or ["CPU"],
+        examples_per_second=result.examples_per_second,
+        num_replicas=result.num_replicas,
+        accelerators=list(result.hardware.get("accelerators") or ()) or ["CPU"],
         write_seconds=statistics.median(writes) if writes else None,
     )

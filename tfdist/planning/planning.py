@@ -18,9 +18,10 @@ from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Traced, Traini
 from tfdist.planning.hardware import Group, devices, groups, priced
 from tfdist.planning.measured import read
 from tfdist.planning.traced_step import Step, step_of
-from tfdist.storage import files
+from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.chips import slice_of
 from tfdist.tpu_compiler.compiling import compile_programs
@@ -69,6 +70,9 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
     directory = RunDirectory(run_dir)
     directory.create()
     with contextlib.ExitStack() as leaving:
+        held = lease.acquire(directory.path, owner="--mode=plan", notify=tell, name=f"{lease.NAME}-plan")
+        leaving.callback(held.release)
+        remove_stale(directory.path, "plan")
         compiler = None
         if any(group.device.is_tpu for group in wanted) and is_installed():
             compiler = leaving.enter_context(open_compiler(tell))
@@ -84,12 +88,14 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
                 found += estimates(training, group, measured)
             except UserError as error:  # a TPU cannot run it, or has no room for it
                 tell(f"{group} is left out. {error}")
-    best = chosen(found, options.limits)
-    document = documents.document(best, training, options.limits, measured)
-    files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
-    files.write_atomic(files.join(directory.path, "plan.gin"), documents.gin(best[0], settings))
-    tell(page.text(best, training))
-    tell(f"{files.join(directory.path, 'plan.json')}; train it so: --gin_file=… --gin_file={directory.path}/plan.gin")
+        best = chosen(found, options.limits)
+        document = documents.document(best, training, options.limits, measured)
+        files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
+        files.write_atomic(files.join(directory.path, "plan.gin"), documents.gin(best[0], settings))
+        tell(page.text(best, training))
+        tell(
+            f"{files.join(directory.path, 'plan.json')}; train it so: --gin_file=… --gin_file={directory.path}/plan.gin"
+        )
     return best
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.telemetry.logs.records import Unreadable, read_lines
+from tfdist.telemetry.records import Unreadable, read_lines
 
 LEARNING_RATE = "learning_rate"
 _PLACE = frozenset({"step", "epoch", "split"})

@@ -39,7 +39,12 @@ def table_of(directory: str, now: datetime.datetime) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    runs = [read_run(path) for path in run_dirs_below(directory)]
+    runs, unread = [], []
+    for path in run_dirs_below(directory):
+        try:
+            runs.append(read_run(path))
+        except UserError:  # a newer tfdist wrote it
+            unread.append(path)
     runs.sort(key=lambda run: run.last_word or datetime.datetime.min.replace(tzinfo=datetime.UTC), reverse=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("run", "status", "strategy"):
@@ -58,6 +63,8 @@ def table_of(directory: str, now: datetime.datetime) -> Table:
             "" if run.last_word is None else age_text(now - run.last_word),
             Text(metrics_text(run)),
         )
+    for path in unread:
+        table.add_row(Text(path.removeprefix(f"{RunDirectory(directory).path}/")), Text("unreadable", "red"))
     return table
 
 

@@ -10,15 +10,16 @@ import datetime
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tfdist.errors import UserError
 from tfdist.report.curves import Curve, read_curves
 from tfdist.storage import files
 from tfdist.telemetry.account.goodput import Account, Interval, intervals, total
 from tfdist.telemetry.facts import Event, Sample
-from tfdist.telemetry.json_text import from_json
-from tfdist.telemetry.logs.records import Unreadable, read_events, read_samples
+from tfdist.telemetry.logs.records import read_events, read_samples
+from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record
+from tfdist.telemetry.result import RunResult, Start, Starts
 from tfdist.telemetry.run_directory import RunDirectory
 
 DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"
@@ -27,6 +28,7 @@ ENDS = {"run_failed": "failed", "preempted": "preempted", "left_unsaved": "left 
 # Samples are stored every ten seconds, half a minute later on gs://, and of a long run every 360th of its time.
 SILENCE_SECONDS, SILENCE_SHARE = 90.0, 1 / 200
 BEGIN, FINISHED = "run_started", "run_finished"  # an evaluation may come later
+T = TypeVar("T")
 _STATEMENT = re.compile(r"(\S+) = ")
 
 
@@ -38,7 +40,7 @@ class Run:
       path: the run directory, local or gs://.
       given: the settings that were stated, by the names of config.gin, as text.
       defaults: those that the run has used and nobody stated; known at its end.
-      result: result.json, unless the run was started again since; else empty.
+      result: result.json, unless it is damaged or the run was started again since; else None.
       starts: of run.json.
       curves: by metric and split.
       events, samples: by time.
@@ -49,8 +51,8 @@ class Run:
     config: str
     given: Mapping[str, str]
     defaults: Mapping[str, str]
-    result: Mapping[str, Any]
-    starts: Sequence[Mapping[str, Any]]
+    result: RunResult | None
+    starts: Sequence[Start]
     curves: Mapping[tuple[str, str], Curve]
     events: Sequence[Event]
     samples: Sequence[Sample]
@@ -66,8 +68,8 @@ class Run:
 
     def status(self, now: datetime.datetime) -> str:
         """DONE, one of ENDS, RUNNING where something was heard lately; else UNFINISHED."""
-        if self.result:
-            return str(self.result.get("status", DONE))
+        if self.result is not None:
+            return self.result.status
         for event in reversed(self.events):
             if event.name in ENDS:
                 return ENDS[event.name]
@@ -104,14 +106,14 @@ class Run:
         """That were done, as far as anything tells."""
         known = [curve.steps[-1] for curve in self.curves.values()]
         known += [event.step for event in self.events if event.step is not None]
-        return int(self.result.get("steps", max(known, default=0)))
+        return max(known, default=0) if self.result is None else self.result.steps
 
     def fact(self, name: str) -> Any:
         """What result.json holds of a name, else what the last start told; None where neither does."""
-        for event in reversed(self.events):
-            if name not in self.result and event.name == BEGIN and name in event.details:
-                return event.details[name]
-        return self.result.get(name)
+        if (found := getattr(self.result, name, None)) is not None:
+            return found
+        told = (event.details[name] for event in reversed(self.events) if event.name == BEGIN and name in event.details)
+        return next(told, None)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -123,7 +125,7 @@ class Run:
             if split == kind and is_metric(metric)
         }
         if self.result:
-            newest |= _numbers(self.result.get("train_metrics"), "") | _numbers(self.result.get("eval_metrics"), "val_")
+            newest |= _numbers(self.result.train_metrics, "") | _numbers(self.result.eval_metrics, "val_")
         return newest
 
     @functools.cached_property
@@ -162,14 +164,14 @@ def read_run(run_dir: str) -> Run:
     unreadable = Unreadable()
     config = _text(place.config)
     given, defaults = _settings(config)
-    starts = [each for each in _object(place.starts).get("starts", []) if isinstance(each, dict)]
-    result = _object(place.result)
+    starts = record.starts if (record := _whole(place.starts, Starts)) is not None else ()
+    result = _whole(place.result, RunResult)
     return Run(
         path=place.path,
         config=config,
         given=given,
         defaults=defaults,
-        result=result if len(result.get("starts", starts)) >= len(starts) else {},
+        result=result if result is not None and len(result.starts or starts) >= len(starts) else None,
         starts=starts,
         curves=read_curves(place.metrics, unreadable),
         events=read_events(place, unreadable),
@@ -203,9 +205,8 @@ def _settings(config: str) -> tuple[dict[str, str], dict[str, str]]:
     return given, defaults
 
 
-def _numbers(values: Any, prefix: str) -> dict[str, float]:
-    pairs = values.items() if isinstance(values, dict) else ()
-    return {f"{prefix}{name}": float(value) for name, value in pairs if isinstance(value, int | float)}
+def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    return {f"{prefix}{name}": float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _text(path: str) -> str:
@@ -215,9 +216,9 @@ def _text(path: str) -> str:
         return ""
 
 
-def _object(path: str) -> dict[str, Any]:
+def _whole(path: str, kind: type[T]) -> T | None:
+    """What a file holds; None where it is missing or damaged."""
     try:
-        content = from_json(_text(path) or "{}")
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+        return load_record(path, kind)
+    except DamagedFileError:
+        return None

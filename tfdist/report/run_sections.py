@@ -41,7 +41,7 @@ NORMS = {
 
 def sections_of(run: Run) -> list[Section]:
     """The sections of one run's page."""
-    steps = Axis(STEPS, lines=[float(start["step"]) for start in run.starts[1:]])
+    steps = Axis(STEPS, lines=[float(start.step) for start in run.starts[1:]])
     begins = [milliseconds(event.time) for event in run.events if event.name == BEGIN][1:]
     found = [
         _learning(run, steps),
@@ -153,7 +153,7 @@ def _configuration(run: Run) -> Section:
 
 
 def _environment(run: Run) -> Section:
-    hardware, versions = run.result.get("hardware", {}), run.result.get("versions", {})
+    hardware, versions = (run.result.hardware, run.result.versions) if run.result is not None else ({}, {})
     facts = [(name, str(version)) for name, version in versions.items()]
     facts += [(f"{kind} devices", str(count)) for kind, count in hardware.get("devices", {}).items()]
     facts += [("accelerator", name) for name in hardware.get("accelerators", {})]
@@ -169,7 +169,7 @@ def summary_of(run: Run, status: str) -> list[tuple[str, str]]:
         facts |= {"began": f"{run.began:%Y-%m-%d %H:%M} UTC", "wall clock": duration_text(run.wall_seconds)}
     if run.goodput is not None:
         facts["goodput"] = f"{run.goodput:.1%}"
-    lost = sum(int(start.get("lost_steps", 0)) for start in run.starts)
+    lost = sum(start.lost_steps for start in run.starts)
     facts |= {"steps done again": f"{lost:,}"} if lost else {}
     facts |= {name: number_text(value) for name, value in run.metrics.items()}
     return [(name, str(text)) for name, text in facts.items() if text is not None]
@@ -177,9 +177,12 @@ def summary_of(run: Run, status: str) -> list[tuple[str, str]]:
 
 def notes_of(run: Run) -> list[str]:
     """What the figures of the run depend on."""
-    best = run.result.get("best")
-    notes = [f"Best {best['metric']}: {number_text(best['value'])} at step {best['step']:,}."] if best else []
-    notes += [str(note) for note in run.result.get("notes", ())]
+    notes: list[str] = []
+    if run.result is not None:
+        best = run.result.best
+        if best and best.keys() >= {"metric", "value", "step"}:
+            notes.append(f"Best {best['metric']}: {number_text(best['value'])} at step {best['step']:,}.")
+        notes += run.result.notes
     failed = next((event for event in reversed(run.events) if event.name in ENDS), None)
     if failed is not None and not run.result:
         notes.append(f"{ENDS[failed.name]}: {_sentence(failed)}")

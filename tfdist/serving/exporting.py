@@ -205,14 +205,7 @@ def _put(path: str, target: str) -> int:
         content = pathlib.Path(path).read_bytes()
         files.write_atomic(target, content)
         return len(content)
-    if files.is_dir(target):
-        files.remove_tree(target)
-    total = 0
-    for each in sorted(p for p in pathlib.Path(path).rglob("*") if p.is_file()):
-        parts = each.relative_to(path).parts
-        files.make_dirs(files.join(target, *parts[:-1]))
-        total += _put(str(each), files.join(target, *parts))
-    return total
+    return files.replace_tree(target, path, last="saved_model.pb")
 
 
 def _tell(run: Run, kind: str, found: Mapping[str, Any]) -> None:

@@ -10,12 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.digest import digest_examples
 from tfdist.data.pipeline.pipeline import dispose
 from tfdist.data.sources.source import Source
 from tfdist.serving.inputs import InputsAlone, named_outputs, uncompiled
 from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format
 from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files
+from tfdist.storage.contents import crc32c
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import replica_index, rows_of_all
 from tfdist.telemetry import heartbeat
@@ -125,12 +127,15 @@ def _steps_per_file(settings: PredictSettings) -> int:
 
 
 def _files(run: Run, settings: PredictSettings, found: Found, source: Source, plan: BatchPlan) -> PredictionFiles:
-    about: dict[str, Any] = {"weights": found.path, "step": found.step, "num_examples": source.num_examples}
+    about: dict[str, Any] = {"weights": found.path.removeprefix(f"{run.directory.path}/"), "step": found.step}
+    about |= {"num_examples": source.num_examples, "global_batch_size": plan.global_batch_size}
     about["data"] = run.request.settings().get("predict.data")
-    about["global_batch_size"] = plan.global_batch_size
-    if run.topology.is_chief and found.step is None:
-        version = files.stat(found.path)
-        about |= {"bytes": version.num_bytes, "changed": version.changed_nanoseconds}
+    if run.topology.is_chief:
+        about["examples"] = digest_examples(source, plan.global_batch_size)
+        if found.state is not None and found.state.manifest is not None:
+            about["created"] = found.state.manifest.created
+        else:
+            about["crc32c"] = crc32c(files.read(found.path))
     steps = _steps_per_file(settings)
     return PredictionFiles(run.directory.predictions, settings.format, about, steps_per_file=steps)
 
@@ -139,7 +144,7 @@ def _write(
     run: Run, predictor: Predictor, source: Source, plan: BatchPlan, written: PredictionFiles, *, steps_per_file: int
 ) -> None:
     """Predicts from the first step whose file is not there on."""
-    there = run.strategy.on_chief(written.begin, "The predictions cannot be written")
+    there = run.strategy.on_chief(lambda: written.begin(run.warn_of_file), "The predictions cannot be written")
     first = min(int(run.strategy.from_chief([there or 0])[0]) * steps_per_file, plan.steps_per_epoch)
     if first and run.topology.is_chief:
         done = plan.num_examples_until(first)

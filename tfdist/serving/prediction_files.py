@@ -1,21 +1,22 @@
 """Predictions as files: one for so many steps, whole or not there at all.
 
-Invariant: what stands in the files of a directory whose predictions.json names the same weights and data is right, and
-the first examples of the data, without gaps; so a start goes on behind the last file.
+Invariant: what stands in the files of a directory whose predictions.json names the same weights and data, and their
+sizes, is right, and the first examples of the data, without gaps; so a start goes on behind the last file.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import UserError, missing_extra
 from tfdist.storage import files
-from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.json_text import from_json, to_json
+from tfdist.telemetry.records import Warn, read_record
 
 EXAMPLE = "example"  # the column of the examples' numbers, in their own order
 SUMMARY = "predictions.json"
@@ -65,6 +66,22 @@ def check_format(name: str) -> None:
             raise missing_extra("pyarrow", "tables", "predict.format = 'parquet'") from error
 
 
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What predictions.json holds.
+
+    Attributes:
+      about: what the predictions are of.
+      num_examples: of all files, once they are `done`.
+      sizes: of the files in bytes.
+    """
+
+    about: Mapping[str, Any]
+    num_examples: int | None = None
+    done: bool = False
+    sizes: Sequence[int] = ()
+
+
 class PredictionFiles:
     """The files of one prediction, on the chief.
 
@@ -77,19 +94,22 @@ class PredictionFiles:
 
     def __init__(self, directory: str, kind: str, about: Mapping[str, Any], *, steps_per_file: int) -> None:
         self._directory, self._kind, self._steps = directory, kind, steps_per_file
-        self._about = json.loads(to_json(dict(about) | {"format": kind, "steps_per_file": steps_per_file}))
+        self._about = from_json(to_json(dict(about) | {"format": kind, "steps_per_file": steps_per_file}))
+        self._sizes: list[int] = []
         self._held: list[Mapping[str, np.ndarray]] = []
         self._num_examples = 0
 
-    def begin(self) -> int:
+    def begin(self, warn: Warn) -> int:
         """Makes the directory these predictions' own; the number of files that stand there already."""
-        summary = files.join(self._directory, SUMMARY)
-        if files.exists(summary) and json.loads(files.read(summary)).get("about") == self._about:
-            names = set(files.list_names(self._directory))
-            count = 0
-            while self._name(count) in names:
-                count += 1
-            return count
+        summary = read_record(files.join(self._directory, SUMMARY), Summary, warn)
+        if summary is not None and summary.about == self._about:
+            for size in summary.sizes:
+                path = files.join(self._directory, self._name(len(self._sizes)))
+                if not files.exists(path) or files.stat(path).num_bytes != size:
+                    warn(f"{path} is not as it was written, and is predicted again.")
+                    break
+                self._sizes.append(size)
+            return len(self._sizes)
         if files.is_dir(self._directory):
             files.remove_tree(self._directory)
         files.make_dirs(self._directory)
@@ -103,8 +123,11 @@ class PredictionFiles:
         if is_last or (step + 1) % self._steps == 0:
             whole = {name: np.concatenate([each[name] for each in self._held]) for name in self._held[0]}
             self._held = []
-            path = files.join(self._directory, self._name(step // self._steps))
-            files.write_atomic(path, WRITERS[self._kind](whole))
+            path = files.join(self._directory, self._name(len(self._sizes)))
+            content = WRITERS[self._kind](whole)
+            files.write_atomic(path, content)
+            self._sizes.append(len(content))
+            self._write_summary(None)
 
     def end(self, num_examples: int) -> None:
         """Says that all is there."""
@@ -114,8 +137,8 @@ class PredictionFiles:
         return f"part-{index:05d}.{self._kind}"
 
     def _write_summary(self, num_examples: int | None) -> None:
-        written = {"about": self._about, "num_examples": num_examples, "done": num_examples is not None}
-        files.write_atomic(files.join(self._directory, SUMMARY), to_json(written, indent=2) + "\n")
+        summary = Summary(self._about, num_examples, num_examples is not None, self._sizes)
+        files.write_atomic(files.join(self._directory, SUMMARY), to_json(summary, indent=2) + "\n")
 
 
 def check_columns(columns: Mapping[str, np.ndarray]) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tfdist.errors import UserError, is_unicode
@@ -41,6 +41,8 @@ class Files(Protocol):
     def make_dirs(self, path: str) -> None: ...
     def remove(self, path: str) -> None: ...
     def remove_tree(self, path: str) -> None: ...
+    def remove_stale(self, path: str) -> None: ...
+    def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None: ...
 
 
 _LOCAL: Files = LocalFiles()
@@ -149,6 +151,26 @@ def remove(path: StrPath) -> None:
 def remove_tree(path: StrPath) -> None:
     """Removes a directory and all that is below it, half-written files too; a missing one is fine."""
     _store(path).remove_tree(os.fspath(path))
+
+
+def remove_stale(path: StrPath) -> None:
+    """Removes what killed writers of a file (whose name may have `*`), or of a directory and all below, left there."""
+    _store(path).remove_stale(os.fspath(path).rstrip("/"))
+
+
+def replace_tree(path: StrPath, source: str, *, last: str) -> int:
+    """Puts a copy of a local directory in the place of `path`, which nobody else writes; its bytes.
+
+    On a local path readers find the old or the new one, whatever happens; on `gs://` no `last` while it is changed.
+
+    Args:
+      path: a directory, or nothing yet.
+      source: the directory to copy.
+      last: the file without which the others mean nothing.
+    """
+    names = _LOCAL.list_tree(source)
+    _store(path).replace_tree(os.fspath(path).rstrip("/"), source, names, last)
+    return sum(_LOCAL.stat(join(source, name)).num_bytes for name in names)
 
 
 def impatient(seconds: float) -> contextlib.AbstractContextManager[None]:

@@ -12,7 +12,7 @@ import errno
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
@@ -130,6 +130,16 @@ class GcsFiles:
 
     def remove_tree(self, path: str) -> None:
         delete_all([f"{path.rstrip('/')}/{name}" for name in self._all_below(path)])
+
+    def remove_stale(self, path: str) -> None:
+        del path  # a put leaves nothing half written
+
+    def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None:
+        delete(f"{path}/{last}")
+        for name in sorted(names, key=lambda name: (name == last, name)):
+            with open(os.path.join(source, name), "rb") as file:
+                self.write_atomic(f"{path}/{name}", file.read())
+        delete_all([f"{path}/{name}" for name in self._all_below(path) if name not in names])
 
     def _is_file(self, path: str) -> bool:
         try:

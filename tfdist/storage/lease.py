@@ -98,9 +98,14 @@ class Owner:
 
 
 def acquire(
-    directory: files.StrPath, *, owner: str, notify: Callable[[str], None], wait_seconds: float | None = None
+    directory: files.StrPath,
+    *,
+    owner: str,
+    notify: Callable[[str], None],
+    wait_seconds: float | None = None,
+    name: str = NAME,
 ) -> Lease:
-    """Takes the lease of a directory.
+    """Takes the lease of a directory, or of what one mode writes there.
 
     Args:
       directory: exists, or is gs://.
@@ -108,12 +113,13 @@ def acquire(
       notify: takes a line that says what is waited for.
       wait_seconds: how long to wait for another to give it back, or to lapse; by default long enough for one whose
         process is gone.
+      name: of the file; of two leases with different names neither knows of the other.
 
     Raises:
       InUseError: another live run has it.
       OSError: the store failed.
     """
-    path = files.join(directory, NAME)
+    path = files.join(directory, name)
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     me = Owner(owner, socket.gethostname(), os.getpid(), since, _process(os.getpid()))
     take = _ObjectTaker(path, me, notify) if files.is_remote(directory) else _FileTaker(path, me, notify)

@@ -12,7 +12,7 @@ import glob
 import os
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
 from tfdist.storage.log_sink import AppendedLog
@@ -128,11 +128,35 @@ class LocalFiles:
             with contextlib.suppress(FileNotFoundError):
                 self._calls.rmdir(directory)
 
+    def remove_stale(self, path: str) -> None:
+        directory, name = os.path.split(path)
+        stale = glob.glob(os.path.join(glob.escape(directory), f".{name}.*{TEMPORARY_SUFFIX}"))
+        for inside, _, names in os.walk(path):
+            stale += [os.path.join(inside, each) for each in names if each.endswith(TEMPORARY_SUFFIX)]
+        for each in stale:
+            self.remove_tree(each) if os.path.isdir(each) else self.remove(each)
+
+    def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None:
+        del last  # all come at once
+        self.make_dirs(os.path.dirname(path) or ".")
+        temporary = _beside(path)
+        try:
+            for name in names:
+                self.make_dirs(os.path.dirname(os.path.join(temporary, name)))
+                self.write_atomic(os.path.join(temporary, name), self.read(os.path.join(source, name)))
+            if os.path.lexists(path):
+                self._calls.exchange(temporary, path)
+            else:
+                self._calls.replace(temporary, path)
+            self._calls.fsync_directory(os.path.dirname(path) or ".")
+        finally:
+            with contextlib.suppress(OSError):
+                self.remove_tree(temporary)
+
     @contextlib.contextmanager
     def _temporary(self, path: str, parts: Iterable[memoryview]) -> Iterator[tuple[str, int]]:
         """A file beside `path` that holds the parts, on the disk, and its size; gone when the body has ended."""
-        directory, name = os.path.split(path)
-        temporary = os.path.join(directory, f".{name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
+        temporary = _beside(path)
         num_bytes = 0
         try:
             descriptor = self._calls.create(temporary)
@@ -166,6 +190,12 @@ class LocalFiles:
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
             self._calls.replace(temporary, path)
+
+
+def _beside(path: str) -> str:
+    """A new name for what is to take the place of `path`."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
 
 
 @contextlib.contextmanager

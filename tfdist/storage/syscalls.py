@@ -6,7 +6,10 @@ steps, or within a write, and look at what a crash there would leave.
 
 from __future__ import annotations
 
+import ctypes
 import os
+
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
 class Syscalls:
@@ -27,6 +30,16 @@ class Syscalls:
 
     def replace(self, source: str, target: str) -> None:
         os.replace(source, target)
+
+    def exchange(self, one: str, other: str) -> None:
+        """Swaps two names in one step, see rename(2); where the file system cannot, one step after the other."""
+        failed = True
+        if rename := getattr(ctypes.CDLL(None), "renameat2", None):
+            failed = rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) != 0
+        if failed:
+            os.rename(other, f"{one}.old")
+            os.rename(one, other)
+            os.rename(f"{one}.old", one)
 
     def link(self, source: str, target: str) -> None:
         """Gives a file a second name; raises FileExistsError."""

@@ -1,12 +1,14 @@
 """Turns what a run reports into JSON that every parser takes, and reads JSON that somebody else wrote.
 
 Invariant: the text is JSON as RFC 8259 has it. NaN and the infinities, for which JSON has no number, become the
-strings "nan", "inf" and "-inf", which `float()` reads back. The event log, the metrics log and the result use it; files
-and messages from outside of this process are read with `from_json`.
+strings "nan", "inf" and "-inf", which `float()` reads back. The event log, the metrics log and the result use it;
+messages from outside of this process are read with `from_json`, and files of a run directory by `records.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import json
 import math
 from collections.abc import Mapping
@@ -41,6 +43,10 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(timespec="milliseconds")
     if hasattr(value, "__array__"):
         return _plain(np.asarray(value).tolist())
     return str(value)

@@ -143,6 +143,7 @@ _EVENTS = (
     EventKind("checkpoint_passed_over", "warning", "a checkpoint is damaged, and an older one is used"),
     EventKind("checkpoint_leftovers_found", "info", "files of a checkpoint that was not committed are removed"),
     EventKind("checkpoints_superseded", "info", "checkpoints after the step that a start resumed from are removed"),
+    EventKind("file_damaged", "warning", "a file of the run directory is damaged; the run goes on without it"),
     EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
     # Data.
     # Processes.

@@ -7,25 +7,54 @@ calls `write_result` at the end of `experiment.train`; whoever continues in a ru
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib.metadata
-import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.errors import UserError
 from tfdist.requirements import installed_tensorflow
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.records import load_record
 from tfdist.telemetry.run_directory import RunDirectory
 
 TRAIN, TUNE = "train", "tune"
 
 
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A start of a run.
+
+    Attributes:
+      time: when it began to train, in UTC.
+      step: where it resumed; 0 where it began.
+      lost_steps: at least so many had been done after that step by starts before, and were done again.
+    """
+
+    time: datetime.datetime
+    step: int
+    lost_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Starts:
+    """What run.json holds.
+
+    Attributes:
+      settings: of the last start, by name.
+      starts: of the run so far, the first one first.
+    """
+
+    settings: Mapping[str, str]
+    starts: Sequence[Start]
+    mode: str = TRAIN
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """The keys of result.json, in its order.
+    """The keys of result.json, in its order; those with a default may be missing in an older one.
 
     Attributes:
       status: "done".
@@ -39,8 +68,7 @@ class RunResult:
       best: `metric`, `value`, `epoch` (from 1) and `step` of the best evaluation, or of the best epoch where nothing
         is evaluated; None where there was none.
       resumed_from_step: None for a start that began the run.
-      starts: each start of the run with its `time`, the `step` that it resumed from, and `lost_steps`: at least so many
-        had been done after that step before, and were done again.
+      starts: of the run.
       goodput: the part of the chief's wall clock, over all starts, that went into computing steps that counted.
       seconds: where the wall clock of this process of the chief went, by `time_account.SHARES`.
       checkpoint_step: of the newest checkpoint; None where there is none.
@@ -49,65 +77,52 @@ class RunResult:
       notes: what the figures depend on, in sentences.
     """
 
-    status: str
+    status: str = "done"
     mode: str = TRAIN
-    end_reason: str
-    stopped_by: str | None
-    strategy: str
-    num_workers: int
-    num_replicas: int
-    global_batch_size: int
+    end_reason: str = "completed"
+    stopped_by: str | None = None
+    strategy: str | None = None
+    num_workers: int | None = None
+    num_replicas: int | None = None
+    global_batch_size: int | None = None
     steps: int
     epochs: int
-    steps_per_epoch: int
-    examples_seen: int
-    train_metrics: Mapping[str, Any]
-    eval_metrics: Mapping[str, Any]
-    best: Mapping[str, Any] | None
-    resumed_from_step: int | None
-    starts: Sequence[Mapping[str, Any]]
-    goodput: float | None
-    seconds: Mapping[str, float]
-    checkpoint_step: int | None
-    wall_seconds: float
-    examples_per_second: float
-    hardware: Mapping[str, Any]
+    steps_per_epoch: int | None = None
+    examples_seen: int | None = None
+    train_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    eval_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    best: Mapping[str, Any] | None = None
+    resumed_from_step: int | None = None
+    starts: Sequence[Start] = ()
+    goodput: float | None = None
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    checkpoint_step: int | None = None
+    wall_seconds: float | None = None
+    examples_per_second: float | None = None
+    hardware: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
-    versions: Mapping[str, str] = dataclasses.field(default_factory=lambda: versions())
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AnyResult:
+    mode: str = TRAIN
 
 
 def write_result(run: RunDirectory, result: RunResult) -> None:
     """Replaces result.json."""
-    values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    files.write_atomic(run.result, to_json(values, indent=2) + "\n")
+    files.write_atomic(run.result, to_json(result, indent=2) + "\n")
 
 
-def read_result(run: RunDirectory) -> dict[str, Any] | None:
-    """What result.json holds, its `mode` TRAIN or TUNE; None where there is none.
-
-    Raises:
-      UserError: it is no result of a run.
-    """
-    if not files.exists(run.result):
-        return None
-    try:
-        content = json.loads(files.read(run.result))
-    except ValueError:
-        content = None
-    if isinstance(content, dict) and content.get("mode", TRAIN) == TUNE:
-        return content
-    if isinstance(content, dict) and all(isinstance(content.get(name), int) for name in ("steps", "epochs")):
-        return {**content, "mode": TRAIN}
-    raise UserError(
-        f"{run.result} is not what a run writes at its end: it {_said(content)}. Remove it to continue with the run "
-        "in this directory, or give another --run_dir."
-    )
+def read_mode(run: RunDirectory) -> str | None:
+    """TRAIN or TUNE, by what result.json is of; None where there is none. Raises UserError where it is damaged."""
+    found = load_record(run.result, _AnyResult)
+    return None if found is None else found.mode
 
 
-def _said(content: object) -> str:
-    if not isinstance(content, dict):
-        return "is no JSON object"
-    return "has no 'steps' and 'epochs'" if content else "is empty"
+def read_result(run: RunDirectory) -> RunResult | None:
+    """What result.json of a training holds; None where there is none. Raises UserError where it is damaged."""
+    return load_record(run.result, RunResult)
 
 
 def versions() -> dict[str, str]:

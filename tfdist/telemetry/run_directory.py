@@ -82,9 +82,14 @@ class RunDirectory:
         """What a worker other than the chief has to tell."""
         return files.join(self.path, f"events-worker-{worker}.jsonl")
 
+    def mode_events(self, mode: str, worker: int) -> str:
+        """What a worker of another mode has to tell, which may run beside the training."""
+        name = f"events-{mode}" if worker == 0 else f"events-{mode}-worker-{worker}"
+        return files.join(self.path, f"{name}.jsonl")
+
     def all_events(self) -> list[str]:
-        """The files of the events of all workers, the chief's first."""
-        return [self.events, *_of_workers(self.path, "events-worker-")]
+        """The files of the events of all workers and modes, the chief's first."""
+        return [self.events, *_of_workers(self.path, "events-")]
 
     @property
     def telemetry(self) -> str:

@@ -121,7 +121,7 @@ def find_rate(
         start_from=directory.path if has_weights else training.start_from,
     )
     with contextlib.suppress(DivergedError):  # the last rates were too high
-        train(short, Request(run_dir=scratch, keeps=False, console=lambda is_chief: NullConsole()))
+        train(short, Request(run_dir=scratch, keeps=False, begins_empty=True, console=lambda is_chief: NullConsole()))
     found = range_test(settings, records.losses)
     if training.strategy.topology.is_chief:
         files.remove_tree(scratch)

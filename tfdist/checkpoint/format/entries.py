@@ -29,11 +29,17 @@ class Entry:
     path: str
     manifest: Manifest | None
     problem: str | None = None
+    is_newer: bool = False  # than this tfdist reads
 
     @property
     def is_leftover(self) -> bool:
         """Whether it has no manifest: half-written, half-removed, or being written just now."""
         return self.problem == NO_MANIFEST
+
+    def check_format(self) -> None:
+        """Raises UserError where a newer tfdist wrote it."""
+        if self.is_newer:
+            raise UserError(f"{self.path}: {self.problem}")
 
     @property
     def age_order(self) -> tuple[int, str]:
@@ -74,8 +80,10 @@ def read_entry(path: str) -> Entry:
             raise DamagedCheckpoint(f"{manifests.NAME} is of step {manifest.step:,}")
     except (FileNotFoundError, NotADirectoryError):
         return Entry(step, path, None, NO_MANIFEST)
-    except UserError as error:
+    except DamagedCheckpoint as error:
         return Entry(step, path, None, str(error))
+    except UserError as error:
+        return Entry(step, path, None, str(error), is_newer=True)
     return Entry(step, path, manifest)
 
 

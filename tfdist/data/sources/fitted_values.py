@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.json_text import from_json
+from tfdist.telemetry.records import damaged, parse_record
 
 _T = TypeVar("_T")
 
@@ -25,12 +24,6 @@ def read_kept(path: str, understand: Callable[[dict[str, Any]], _T]) -> _T:
       UserError: it cannot be understood.
     """
     try:
-        kept = from_json(files.read(path))
-        if not isinstance(kept, dict):
-            raise ValueError("it is no object")
-        return understand(kept)
+        return understand(parse_record(path, files.read(path), dict[str, Any]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} is not what a training left there: {error}. It holds what was fitted to the data. Restore it from "
-            "a copy of the run; or remove it, and the data is fitted anew."
-        ) from error
+        raise damaged(path, str(error)) from error

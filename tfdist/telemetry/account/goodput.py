@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from tfdist.telemetry.account.time_account import SHARES
 from tfdist.telemetry.facts import Sample
+from tfdist.telemetry.result import Start
 
 COMPUTE = "compute"
 REDONE, DOWN = "lost: steps done again", "lost: between starts"
@@ -47,12 +47,12 @@ class Interval:
     seconds: Mapping[str, float]
 
 
-def intervals(samples: Iterable[Sample], starts: Sequence[Mapping[str, Any]]) -> dict[int, list[Interval]]:
+def intervals(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, list[Interval]]:
     """What each worker did, sample by sample, and between its processes.
 
     Args:
       samples: of all workers and starts, each worker's by time.
-      starts: of run.json: the `step` that each resumed from.
+      starts: of the run.
     """
     found = {}
     for worker, processes in _processes(samples).items():
@@ -66,7 +66,7 @@ def intervals(samples: Iterable[Sample], starts: Sequence[Mapping[str, Any]]) ->
     return found
 
 
-def accounts(samples: Iterable[Sample], starts: Sequence[Mapping[str, Any]]) -> dict[int, Account]:
+def accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
     """The account of each worker."""
     return {worker: total(own) for worker, own in intervals(samples, starts).items()}
 
@@ -80,7 +80,7 @@ def total(parts: Iterable[Account | Interval]) -> Account:
     return Account({share: seconds[share] for share in sorted(seconds, key=_place) if seconds[share] > 0})
 
 
-def goodput(samples: Iterable[Sample], starts: Sequence[Mapping[str, Any]]) -> float | None:
+def goodput(samples: Iterable[Sample], starts: Sequence[Start]) -> float | None:
     """Of the whole run, all its workers together; None where nothing was sampled."""
     return total(accounts(samples, starts).values()).goodput
 
@@ -96,11 +96,11 @@ def _processes(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
     return {worker: found[worker] for worker in sorted(found)}
 
 
-def _intervals(process: Sequence[Sample], starts: Sequence[Mapping[str, Any]]) -> Iterator[Interval]:
+def _intervals(process: Sequence[Sample], starts: Sequence[Start]) -> Iterator[Interval]:
     start = process[0].start
     known = [sample.step for sample in process if sample.step is not None]
-    step = int(starts[start]["step"]) if start < len(starts) else min(known, default=0)
-    kept = min((int(each["step"]) for each in starts[start + 1 :]), default=None)
+    step = starts[start].step if start < len(starts) else min(known, default=0)
+    kept = min((each.step for each in starts[start + 1 :]), default=None)
     begin, before = _began(process[0]), dict[str, float]()
     for sample in process:
         here = step if sample.step is None else sample.step

@@ -1,7 +1,7 @@
 """Keeps the lifecycle of a run: one JSON object an event, and a sentence on the console where there is one.
 
-Invariant: only the chief writes events.jsonl; another worker writes a file that bears its index, and only once it
-has something to tell. `open_run` makes one log a process and closes it last.
+Invariant: only the chief of a training writes events.jsonl; another worker, or mode, writes a file that bears its
+index, or name, and only once it has something to tell. `open_run` makes one log a process and closes it last.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class EventLog:
 
     Args:
       run: whose directory it is kept in.
+      mode: as `RunFacts` has it.
       worker: whose log this is.
       is_chief: whether the worker writes what all share.
       console: shows what has a message.
@@ -39,10 +40,12 @@ class EventLog:
         *,
         worker: int,
         is_chief: bool,
+        mode: str = "train",
         console: Console,
         tell: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self._path = run.events if is_chief else run.worker_events(worker)
+        own = run.events if is_chief else run.worker_events(worker)
+        self._path = own if mode == "train" else run.mode_events(mode, worker)
         self._worker = worker
         self._console = console
         self._tell = tell

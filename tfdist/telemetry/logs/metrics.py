@@ -6,7 +6,6 @@ a resumed run passes again stands there once. The chief makes a `MetricsLog`, ev
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -14,11 +13,11 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
 from tfdist.telemetry.facts import Point
-from tfdist.telemetry.json_text import from_json, to_json
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.logs.records import POINT_KEYS, as_point
 from tfdist.telemetry.logs.summaries import Summaries
+from tfdist.telemetry.records import Warn, keep_damaged, parse_line
 from tfdist.telemetry.run_directory import RunDirectory
-
-_OWN_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})
 
 
 class Metrics(Protocol):
@@ -58,6 +57,7 @@ class MetricsLog:
       tensorboard: whether summaries are written.
       config_text: the configuration, for TensorBoard.
       tell: takes each point, once it is written.
+      warn: takes what is wrong with the points of earlier starts.
     """
 
     def __init__(
@@ -67,8 +67,10 @@ class MetricsLog:
         tensorboard: bool = True,
         config_text: str = "",
         tell: Callable[[Point], None] = lambda point: None,
+        warn: Warn = lambda message: None,
     ) -> None:
         self._run = run
+        self._warn = warn
         self._tell = tell
         self._sink: LogSink | None = None
         self._summaries = Summaries(run.tensorboard, config_text) if tensorboard else None
@@ -76,7 +78,7 @@ class MetricsLog:
     def log(
         self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
     ) -> None:
-        taken = sorted(_OWN_KEYS & set(metrics))
+        taken = sorted(POINT_KEYS & set(metrics))
         if taken:
             raise UserError(
                 f"A metric may not be called {taken[0]!r}: metrics.jsonl has that key. Give it another name."
@@ -101,20 +103,25 @@ class MetricsLog:
             self._summaries.graph("train", graph)
 
     def discard_after(self, step: int) -> int | None:
-        if not files.exists(self._run.metrics):
-            return None
+        path = self._run.metrics
         try:
-            lines = files.read(self._run.metrics).decode().split("\n")[:-1]
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{self._run.metrics} is no log of a run's metrics, but other data: {error}. Move it away, or give "
-                "another --run_dir."
-            ) from error
-        kept = [line for line in lines if _step_of(line) <= step]
-        if len(kept) < len(lines):
-            files.write_atomic(self._run.metrics, "".join(f"{line}\n" for line in kept))
-        gone = [found for line in lines if step < (found := _step_of(line)) < math.inf]
-        return int(max(gone)) if gone else None
+            *lines, torn = files.read(path).split(b"\n")
+        except FileNotFoundError:
+            return None
+        if torn and as_point(parse_line(torn)) is not None:  # whole, but for its line break
+            lines, torn = [*lines, torn], b""
+        points = [as_point(parse_line(line)) for line in lines]
+        kept = {line: point for line, point in zip(lines, points, strict=True) if point and point.step <= step}
+        num_damaged = points.count(None)
+        if num_damaged or torn:
+            what = f"has {num_damaged:,} damaged lines; it is kept as {keep_damaged(path)}" if num_damaged else ""
+            last = max((point.step for point in kept.values()), default=0)
+            without = f"; there are no rows of the steps from {last + 1:,} to {step:,}" if last < step else ""
+            self._warn(f"{path} {what or 'ends in half a line, which is removed'}{without}.")
+        if len(kept) < len(lines) or torn:
+            files.write_atomic(path, b"".join(line + b"\n" for line in kept))
+        gone = [point.step for point in points if point and point.step > step]
+        return max(gone, default=None)
 
     def close(self) -> None:
         sink, self._sink = self._sink, None
@@ -145,11 +152,3 @@ class NullMetricsLog:
 
     def close(self) -> None:
         pass
-
-
-def _step_of(line: str) -> float:
-    """The step of a point; infinity for half a line, which a crash may leave, so that it goes."""
-    try:
-        return int(from_json(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return math.inf

@@ -1,4 +1,4 @@
-"""Reads back what a run has told: its events and samples, and the lines of any of its logs.
+"""Reads back what a run has told: its events, points and samples.
 
 Invariant: what a crash left of a last line, or what somebody else wrote there, is passed over and counted, and never an
 error; a file that is not there holds nothing. The report reads a run with it, and a start what those before it used.
@@ -7,41 +7,16 @@ error; a file that is not there holds nothing. The report reads a run with it, a
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from tfdist.storage import files
-from tfdist.telemetry.facts import Event, Sample
-from tfdist.telemetry.json_text import from_json
+from tfdist.telemetry.facts import Event, Point, Sample
+from tfdist.telemetry.records import NewerFormatError, Unreadable, as_type, read_lines
 from tfdist.telemetry.run_directory import RunDirectory
 
 Made = TypeVar("Made")
-
-
-@dataclasses.dataclass
-class Unreadable:
-    """How many whole lines said nothing that could be understood."""
-
-    lines: int = 0
-
-
-def read_lines(path: str, unreadable: Unreadable) -> Iterator[dict[str, Any]]:
-    """The JSON object of each line of a log."""
-    try:
-        lines = files.read(path).decode(errors="replace").split("\n")
-    except FileNotFoundError:
-        return
-    for number, line in enumerate(lines, start=1):
-        try:
-            content = from_json(line)
-        except ValueError:
-            content = None
-        if isinstance(content, dict):
-            yield content
-        elif number < len(lines):
-            unreadable.lines += 1
+POINT_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})  # of metrics.jsonl, beside metrics
 
 
 def read_events(run: RunDirectory, unreadable: Unreadable) -> list[Event]:
@@ -54,43 +29,41 @@ def read_samples(run: RunDirectory, unreadable: Unreadable) -> list[Sample]:
     return sorted(_made(_sample, run.all_samples(), unreadable), key=lambda sample: sample.time)
 
 
+def as_point(line: Mapping[str, Any] | None) -> Point | None:
+    """The point that a line of metrics.jsonl holds; None for anything else."""
+    if line is None:
+        return None
+    own = {name: line[name] for name in POINT_KEYS if name in line}
+    metrics = {name: value for name, value in line.items() if name not in POINT_KEYS}
+    try:
+        return as_type(Point, own | {"metrics": metrics}, "the line")
+    except (ValueError, OverflowError):
+        return None
+
+
 def _made(make: Callable[[dict[str, Any]], Made], paths: list[str], unreadable: Unreadable) -> Iterator[Made]:
     for path in paths:
         for line in read_lines(path, unreadable):
             try:
                 yield make(line)
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except (ValueError, OverflowError, NewerFormatError):
                 unreadable.lines += 1
 
 
 def _event(line: dict[str, Any]) -> Event:
-    details = dict(line.get("details") or {})
-    return Event(
-        name=str(line["event"]),
-        level=line["level"],
-        worker=line.get("worker"),
-        step=line.get("step"),
-        message=details.pop("message", None),
-        details=details,
-        time=_time(line["time"]),
-    )
+    details = as_type(dict[str, Any], line.get("details") or {})
+    message = details.pop("message", None)
+    fields = {"name": line.get("event"), "time": line.get("time"), "message": message, "details": details}
+    return as_type(Event, line | fields)
 
 
 def _sample(line: dict[str, Any]) -> Sample:
-    return Sample(
-        worker=int(line["worker"]),
-        start=int(line["start"]),
-        step=None if line.get("step") is None else int(line["step"]),
-        seconds=_numbers(line["seconds"]),
-        values=_numbers(line.get("values") or {}),
-        time=_time(line["time"]),
-    )
+    fields = {"step": line.get("step"), "time": line.get("time"), "values": line.get("values") or {}}
+    sample = as_type(Sample, line | fields)
+    if sample.start < 0:
+        raise ValueError(f"its start is {sample.start}")
+    return dataclasses.replace(sample, seconds=_finite(sample.seconds), values=_finite(sample.values))
 
 
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if math.isfinite(float(value))}
-
-
-def _time(text: str) -> datetime.datetime:
-    time = datetime.datetime.fromisoformat(text)
-    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}

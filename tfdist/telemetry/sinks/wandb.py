@@ -7,7 +7,6 @@ WANDB_API_KEY, or what `wandb login` keeps. A gin file names it, `train.sinks = 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.mirror import Mirror
 from tfdist.telemetry.facts import Point, RunFacts, Sample
+from tfdist.telemetry.records import load_record
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
@@ -105,8 +105,8 @@ class Wandb(Sink):
 
     def close(self, status: str) -> None:
         summary: dict[str, Any] = {"status": status}
-        if status == "done" and files.exists(self._directory.result):
-            summary["result"] = json.loads(files.read(self._directory.result))
+        if status == "done" and (result := load_record(self._directory.result, dict[str, Any])) is not None:
+            summary["result"] = result
         self._run.summary.update(summary)
         if status == PREEMPTED:
             self._run.mark_preempting()

@@ -23,6 +23,7 @@ from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
+from tfdist.telemetry.records import as_type
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop.best import Watched
 from tfdist.training.loop.boundaries import Boundaries
@@ -30,7 +31,7 @@ from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
 from tfdist.training.loop.outcome import EpochSums, Outcome
 from tfdist.training.loop.votes import NUM_VOTES, Vote
-from tfdist.training.recovery.recovery import Position, Recovery
+from tfdist.training.recovery.recovery import Position, Recovery, other_version
 from tfdist.training.step import divergence
 from tfdist.training.step.divergence import Spike
 from tfdist.training.step.norms import Watch
@@ -43,6 +44,17 @@ from tfdist.training.watch.pace import Pace
 from tfdist.training.watch.profiler import Profiler
 from tfdist.training.watch.stragglers import Stragglers
 from tfdist.training.watch.xla_trial import Call, XlaTrial
+
+
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint holds of the loop."""
+
+    outcome: Outcome
+    sums: EpochSums
+    callbacks: Mapping[str, Any]
+    boundary_is_due: bool
+    stop: bool
 
 
 class Loop:
@@ -165,15 +177,19 @@ class Loop:
         values = dict(start.values)
         self._outcome.step = start.step
         if values:
-            for name, value in values["outcome"].items():
-                setattr(self._outcome, name, value)
+            try:
+                saved = as_type(_Saved, values)
+            except ValueError as error:
+                raise other_version(start.step, error) from error
+            for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
+                setattr(self._outcome, name, getattr(saved.outcome, name))
             window = len(self._sums.recent)
-            self._sums = EpochSums(**values["sums"])
+            self._sums = saved.sums
             if len(self._sums.recent) != window:  # the policy is another one now
                 self._sums.recent = [math.nan] * window
-            self._callbacks.restore(values["callbacks"], start.arrays)
-            if values["boundary_is_due"]:
-                self._wanted = Vote(stop=values["stop"])
+            self._callbacks.restore(saved.callbacks, start.arrays)
+            if saved.boundary_is_due:
+                self._wanted = Vote(stop=saved.stop)
                 self._at_boundary()
 
     def _at_boundary(self) -> None:

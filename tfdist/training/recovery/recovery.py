@@ -115,8 +115,8 @@ class Recovery:
         tensors = self._state.tensors()
         if self._manager is not None:
             drawn, arrays = read_generators()
-            tensors = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
-            self._manager.save(State(position.step, tensors, {**position.values, RANDOM: drawn}), metrics=metrics)
+            share = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
+            self._manager.save(State(position.step, share, {**position.values, RANDOM: drawn}), metrics=metrics)
             self._schedule.written(self._manager.last_write_seconds)
         now = time.monotonic()
         self._schedule.saved(position.step, now, cost_seconds=now - begun)
@@ -238,8 +238,19 @@ def restored(
     state.assign(arrays)
     others = {name: array for name, array in arrays.items() if not name.startswith(OWN_PREFIXES)}
     if RANDOM in header["values"]:
-        set_generators(header["values"][RANDOM], others)
+        try:
+            set_generators(header["values"][RANDOM], others)
+        except (KeyError, TypeError, ValueError) as error:
+            raise other_version(header["step"], error) from error
     return Position(header["step"], header["values"], others)
+
+
+def other_version(step: int, error: Exception) -> UserError:
+    """The error for a checkpoint that is whole and holds other values than this tfdist writes."""
+    return UserError(
+        f"The checkpoint of step {step:,} is of another version of tfdist: {error}. Use the version that wrote it, or "
+        "give another --run_dir; train.start_from takes over its weights."
+    )
 
 
 def _read_by_all(

@@ -13,7 +13,6 @@ process, and the next start goes on.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from tfdist.settings.checks import shown
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.records import load_record
 from tfdist.training.recovery.recovery import Position
 from tfdist.training.step.divergence import Spike
 from tfdist.training.step.optimizer import parts
@@ -245,7 +245,8 @@ class Rollbacks:
         """The failures that earlier starts stored. A collective."""
 
         def stored() -> list[dict[str, Any]]:
-            return json.loads(files.read(self._path)) if files.exists(self._path) else []
+            failures = load_record(self._path, list[Failure]) or []
+            return [dataclasses.asdict(each) for each in failures]
 
         failures = self._strategy.read_on_chief(stored, "The run's rollbacks cannot be read")
         self._failures = [Failure(**each) for each in failures]
@@ -257,4 +258,4 @@ class Rollbacks:
         )
 
     def _content(self) -> str:
-        return to_json([dataclasses.asdict(each) for each in self._failures], indent=2) + "\n"
+        return to_json(self._failures, indent=2) + "\n"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import hashlib
 import os
@@ -19,7 +18,7 @@ import keras
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.event_sink import EventSink
-from tfdist.checkpoint.format.entries import list_paths
+from tfdist.checkpoint.format.entries import list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.metadata_server import find_address
 from tfdist.checkpoint.policy import ALL, CheckpointPolicy
@@ -33,6 +32,7 @@ from tfdist.storage import files
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.facts import now
 from tfdist.training.loop.learner import Learner
 from tfdist.training.recovery.fitting_weights import load_fitting
 from tfdist.training.recovery.recovery import Opened, Position, Recovery, restored, tell_left_out
@@ -88,9 +88,9 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
     start, lost = _resumed(run, state, partial=partial) if policy is not None else (None, 0)
-    if start is None and run.place.extends:
-        raise UserError(f"{run.place.said} It cannot resume: none of its checkpoints is whole.")
     if start is None:
+        if policy is not None:
+            run.strategy.on_chief(lambda: _check_none_is_damaged(run), "The checkpoints cannot be read")
         lost = _begin_anew(run, keeps_checkpoints=policy is not None)
     if start is not None and run.place.extends and run.topology.is_chief:
         run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it resumes.")
@@ -140,8 +140,7 @@ def as_it_fails(run: Run, policy: CheckpointPolicy) -> CheckpointPolicy:
     """The policy for a run that was started so often: failures may be more frequent than it says. A collective."""
     seconds = policy.mean_seconds_between_failures
     if run.earlier_starts:
-        first = datetime.datetime.fromisoformat(run.earlier_starts[0]["time"])
-        seconds = (datetime.datetime.now(datetime.UTC) - first).total_seconds() / len(run.earlier_starts)
+        seconds = (now() - run.earlier_starts[0].time).total_seconds() / len(run.earlier_starts)
     (seconds,) = run.strategy.from_chief([max(1.0, min(seconds, policy.mean_seconds_between_failures))]).tolist()
     return dataclasses.replace(policy, mean_seconds_between_failures=seconds)
 
@@ -190,6 +189,8 @@ def _resumed(run: Run, state: TrainingState, *, partial: bool) -> tuple[Position
 
     start = restored(run.strategy, state, read, partial=partial, tell=run.events)
     if start is not None:
+        if run.topology.is_chief and not run.earlier_starts:
+            run.warn_of_file(f"{run.directory.starts} names no earlier start: goodput counts from this one on.")
         due = bool(start.values.get("boundary_is_due"))
         lost = max(0, (run.metrics.discard_after(start.step - 1 if due else start.step) or 0) - start.step)
         again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
@@ -200,6 +201,19 @@ def _resumed(run: Run, state: TrainingState, *, partial: bool) -> tuple[Position
             lost_steps=lost,
         )
     return start, lost
+
+
+def _check_none_is_damaged(run: Run) -> None:
+    """Raises UserError where there are checkpoints, of which none could be read."""
+    directory = run.directory.checkpoints
+    damaged = [entry.step for entry in list_checkpoints(directory) if not entry.is_leftover]
+    if damaged or run.place.extends:
+        steps = ", ".join(f"{step:,}" for step in damaged)
+        raise UserError(
+            f"{run.place.said or f'The run in {run.directory.path} is not finished.'} It cannot resume: none of its "
+            f"checkpoints is whole{f' (of the steps {steps})' if steps else ''}. Restore one from a copy of the run; "
+            f"or move {directory} away, and the training begins again."
+        )
 
 
 def _begin_anew(run: Run, *, keeps_checkpoints: bool) -> int:

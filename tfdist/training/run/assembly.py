@@ -277,7 +277,7 @@ def build_step(training: Training, left_out: Collection[int] = ()) -> TrainStep:
     xla = settings.xla
     if xla == AUTO_XLA:
         names = xla_variants(run.strategy, learner, deterministic=settings.deterministic)
-        xla = (stored_xla(run.strategy, run.directory.tuned, names) if names else None) or UNCOMPILED
+        xla = (stored_xla(run.strategy, run.directory.tuned, names, run.warn_of_file) if names else None) or UNCOMPILED
     return step_of(training, xla)
 
 
@@ -365,7 +365,7 @@ def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) ->
     if settings.splits:  # a batch would be cut for want of memory that a variant has taken
         return None
     names = xla_variants(run.strategy, learner, deterministic=settings.deterministic)
-    if not names or stored_xla(run.strategy, run.directory.tuned, names) is not None:
+    if not names or stored_xla(run.strategy, run.directory.tuned, names, run.warn_of_file) is not None:
         return None
 
     def variant(name: str) -> TrainStep | None:

@@ -54,7 +54,8 @@ def run_loop(
         run.request.wait()
     hooks = _hooks(training, num_epochs)
     if run.topology.is_chief and not rollbacks.has_gone_back:
-        note_start(run.directory, run.request.settings(), step=first_step, lost_steps=opened.lost_steps)
+        settings, lost = run.request.settings(), opened.lost_steps
+        note_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
     reporter = Reporter(
         console=run.console,
         metrics=run.metrics,

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -34,11 +34,10 @@ from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics
-from tfdist.telemetry.result import versions
+from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.directory.claim import Claim, Place, take_place
-from tfdist.training.run.directory.starts import read_starts
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
@@ -78,6 +77,7 @@ class Request:
       keeps: whether the run directory outlives the run; if not, nothing is exported and no summaries are written.
       repeats_end: puts a run that is finished back where it ended, from its last checkpoint, and ends it again.
       seeds: whether the process's generators of random numbers are seeded; if not, they stay as the caller has them.
+      begins_empty: nothing of earlier starts stays in the run directory.
       profile: the steps of which TensorFlow's profiler takes a profile.
     """
 
@@ -90,6 +90,7 @@ class Request:
     keeps: bool = True
     repeats_end: bool = False
     seeds: bool = True
+    begins_empty: bool = False
     profile: ProfiledSteps | None = None
 
 
@@ -103,6 +104,7 @@ class Run:
       place: its directory: whether it held a result already, and whether it is still this run's.
       earlier_starts: of the run, by processes before this one; empty but on the chief.
       notes: what `note` was told.
+      damaged: what `warn_of_file` was told.
     """
 
     request: Request
@@ -115,13 +117,20 @@ class Run:
     facts: RunFacts
     stream: Stream
     place: Place
-    earlier_starts: Sequence[Mapping[str, Any]] = ()
+    earlier_starts: Sequence[Start] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
+    damaged: list[str] = dataclasses.field(default_factory=list)
 
     def note(self, event: str, message: str) -> None:
         """Warns of what a reader of the run's figures has to know; result.json repeats it."""
         self.notes.append(message)
         self.events.warning(event, message=message)
+
+    def warn_of_file(self, message: str) -> None:
+        """Warns once of a damaged file of the run directory."""
+        if message not in self.damaged:
+            self.damaged.append(message)
+            self.events.warning("file_damaged", message=message)
 
     def write_config(self, found: Mapping[str, object] | None = None) -> None:
         """Writes config.gin, on the chief; `found` are the values that the run took where 'auto' stands."""
@@ -166,18 +175,19 @@ def open_run(
         leaving.callback(console.close)
         leaving.enter_context(reporting_failures(strategy))
         check_agreement(strategy, lambda: {"mode": mode, **request.settings(), **versions()})
-        place = take_place(directory, strategy, claim, check=check, notify=waiting.message)
+        place = take_place(directory, strategy, claim, mode=mode, check=check, notify=waiting.message)
         leaving.callback(place.release)
-        starts = read_starts(directory) if topology.is_chief else []
         to_tell = to_tell or TellingSettings()
-        facts = run_facts(request, strategy, to_tell, mode=mode, start=len(starts))
+        facts = run_facts(request, strategy, to_tell, mode=mode, start=len(place.starts))
         telling = leaving.enter_context(open_telling(facts, to_tell, console, keeps=request.keeps))
         events, metrics, stream = telling
         if mode == "train" and not place.is_finished:
             leaving.enter_context(sampled(facts, telling, keeps=request.keeps))
         failures.forget()  # what earlier runs of this process left
-        run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, starts)
+        run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, place.starts)
         try:
+            for message in place.warnings:
+                run.warn_of_file(message)
             if mode == "train" and not place.is_finished:
                 run.write_config()
             _announce(run, mode)
@@ -273,7 +283,9 @@ def _kept(run: Run) -> str:
 
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
-    if run.place.is_finished and not run.request.repeats_end:
+    if run.place.is_finished and run.request.repeats_end:
+        run.events.warning("already_finished", message=f"{run.place.said} The model gets the weights of its end.")
+    elif run.place.is_finished:
         again = "To train again give another --run_dir; train.start_from takes over the weights."
         run.events.info("already_finished", message=f"{run.place.said} {again}")
         return

@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from tfdist.settings.checks import POSITIVE, Check, or_none
 from tfdist.settings.declaration import Settings, setting
@@ -23,7 +23,9 @@ from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics, MetricsLog, NullMetricsLog
-from tfdist.telemetry.logs.records import Unreadable, read_samples
+from tfdist.telemetry.logs.records import read_samples
+from tfdist.telemetry.records import Unreadable
+from tfdist.telemetry.result import Start
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import Stream
@@ -90,7 +92,7 @@ def run_facts(request: Asked, strategy: Strategy, told: TellingSettings, *, mode
     )
 
 
-def goodput_so_far(run: RunFacts, starts: Sequence[Mapping[str, Any]]) -> float | None:
+def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:
     """This worker's goodput over all starts of the run, as `goodput.goodput` has it, up to now."""
     told = [each for each in read_samples(RunDirectory(run.directory), Unreadable()) if each.worker == run.worker]
     account = time_account.current()
@@ -105,10 +107,18 @@ def open_telling(run: RunFacts, told: TellingSettings, console: Console, *, keep
     directory = RunDirectory(run.directory)
     own = [sink for sink in told.sinks if run.is_chief or sink.every_worker]
     stream = Stream(own, run, warn=lambda message: events.warning("sink_dropped", message=message))
-    events = EventLog(directory, worker=run.worker, is_chief=run.is_chief, console=console, tell=stream.tell)
+    events = EventLog(
+        directory, worker=run.worker, is_chief=run.is_chief, mode=run.mode, console=console, tell=stream.tell
+    )
     metrics: Metrics = NullMetricsLog()
     if run.is_chief:
-        metrics = MetricsLog(directory, tensorboard=keeps, config_text=run.config_text, tell=stream.tell)
+        metrics = MetricsLog(
+            directory,
+            tensorboard=keeps,
+            config_text=run.config_text,
+            tell=stream.tell,
+            warn=lambda message: events.warning("file_damaged", message=message),
+        )
     with contextlib.ExitStack() as leaving:
         leaving.callback(events.close)
         leaving.callback(stream.close)

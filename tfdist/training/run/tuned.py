@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.records import Warn, read_record
 from tfdist.training.loop.learner import Learner
 from tfdist.training.run.probe import runs
 from tfdist.training.step.gradients import LocalSums
@@ -43,11 +44,20 @@ def xla_variants(strategy: Strategy, learner: Learner, *, deterministic: bool = 
     return [name for name in ("on", "pass", "update") if all(map(operator.le, COMPILED[name], (passes, updates)))]
 
 
-def stored_xla(strategy: Strategy, path: str, variants: Sequence[str]) -> str | None:
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What tuned.json holds: a key of COMPILED, and what the trial took, by such keys."""
+
+    xla: str
+    seconds_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def stored_xla(strategy: Strategy, path: str, variants: Sequence[str], warn: Warn) -> str | None:
     """What an earlier start has chosen, unless it was under a strategy that could do more; a collective."""
 
     def stored() -> str:
-        return json.loads(files.read(path))["xla"] if files.exists(path) else ""
+        found = read_record(path, Tuned, warn)
+        return "" if found is None else found.xla
 
     name = strategy.read_on_chief(stored, "What the run has chosen cannot be read")
     return name if name in ("off", *variants) else None
@@ -55,7 +65,7 @@ def stored_xla(strategy: Strategy, path: str, variants: Sequence[str]) -> str | 
 
 def store_xla(strategy: Strategy, path: str, choice: str, seconds: Mapping[str, float], tell: Tell) -> None:
     """Keeps the choice for the next start, and says it where it comes from a trial; a collective."""
-    content = to_json({"xla": choice, "seconds_per_step": dict(seconds)}, indent=2) + "\n"
+    content = to_json(Tuned(choice, seconds), indent=2) + "\n"
     strategy.on_chief(lambda: files.write_atomic(path, content), "What the run has chosen cannot be written")
     if seconds:
         tell("xla_chosen", message=f"XLA {choice}: {_said(seconds)} a step", choice=choice, seconds=dict(seconds))

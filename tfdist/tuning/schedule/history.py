@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.telemetry.records import Unreadable, read_lines
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.search.space import SETTING
 
@@ -157,24 +157,14 @@ class Sweep:
 def read_sweep(run_dir: str) -> Sweep:
     """The sweep of a run directory, local or `gs://`; raises UserError where there is none."""
     path = RunDirectory(run_dir).sweep
-    try:
-        content = files.read(path)
-    except FileNotFoundError:
+    if not files.exists(path):
         raise UserError(
             f"There is no sweep in {str(run_dir)!r}: {path} is missing. Name the run directory of --mode=tune."
-        ) from None
-    history = History()
-    unreadable = 0
-    *lines, last = content.decode(errors="replace").split("\n")
-    for line in lines:
-        event = _parse(line)
-        if event is not None:
-            history.add(event)
-        elif line.strip():
-            unreadable += 1
-    if (event := _parse(last)) is not None:  # without its line break it may be on its way still
+        )
+    history, unreadable = History(), Unreadable()
+    for event in read_lines(path, unreadable):
         history.add(event)
-    return dataclasses.replace(history.sweep, num_unreadable_lines=unreadable)
+    return dataclasses.replace(history.sweep, num_unreadable_lines=unreadable.lines)
 
 
 class History:
@@ -316,11 +306,3 @@ def _parameter(path: str, entry: Mapping[str, Any]) -> Parameter:
 def _whole(value: Any) -> int | None:
     number = finite(value)
     return None if number is None else int(number)
-
-
-def _parse(line: str) -> Event | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None

@@ -16,12 +16,48 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
 from tfdist.telemetry.json_text import from_json, to_json
+from tfdist.telemetry.records import damaged, parse_line, parse_record
 
 NAME = "sweep.jsonl"
 STARTED, ENDED = "sweep_started", "sweep_ended"
 TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED = "trial_started", "trial_reported", "trial_ended"
 INTERRUPTED = "interrupted"  # the one end that is none: the trial continues later
 
+
+@dataclasses.dataclass(frozen=True)
+class _Event:
+    event: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrialStarted:
+    trial: str
+    rung: int
+    values: Mapping[str, Any]
+    asked: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrialReported:
+    trial: str
+    epoch: int
+    step: int
+    objective: float
+    metrics: Mapping[str, Any]
+    asked: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrialEnded:
+    trial: str
+    status: str
+    objective: float | None
+    message: str
+    asked: int
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_KINDS = {TRIAL_STARTED: _TrialStarted, TRIAL_REPORTED: _TrialReported, TRIAL_ENDED: _TrialEnded}
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
@@ -41,15 +77,42 @@ class Journal:
         self._sink: LogSink | None = None
 
     def read(self) -> list[dict[str, Any]]:
-        """All events so far; half a line at the end, of a machine that lost its power, does not count."""
-        if not files.exists(self._path):
-            return []
-        return [event for line in files.read(self._path).decode().splitlines() if (event := _parsed(line)) is not None]
+        """All events so far; half a line at the end, of a machine that lost its power, does not count.
+
+        Raises:
+          UserError: the file is damaged, or a newer tfdist wrote it.
+        """
+        lines, _ = self._lines()
+        started: set[Any] = set()
+        events = []
+        for number, line in enumerate(lines, 1):
+            event = parse_line(line)
+            if event is None or (number == 1) != (event.get("event") == STARTED):
+                raise damaged(self._path, f"line {number} is {line[:60].decode(errors='replace')!r}")
+            kind = parse_record(self._path, line, _Event).event
+            parse_record(self._path, line, _KINDS.get(kind, _Event))
+            if kind == TRIAL_STARTED:
+                started.add(event["trial"])
+            elif kind in _KINDS and event["trial"] not in started:
+                raise damaged(self._path, f"line {number} is of trial {event['trial']}, which no line before starts")
+            events.append(event)
+        return events
+
+    def _lines(self) -> tuple[list[bytes], bytes]:
+        """The lines, and what a crash left of one behind them."""
+        try:
+            *lines, torn = files.read(self._path).split(b"\n")
+        except FileNotFoundError:
+            return [], b""
+        return (lines, torn) if parse_line(torn) is None else ([*lines, torn], b"")
 
     def write(self, event: str, **details: Any) -> None:
         """Adds an event; raises what `still_ours` raises."""
         self._still_ours()
         if self._sink is None:
+            lines, torn = self._lines()
+            if torn:
+                files.write_atomic(self._path, b"".join(line + b"\n" for line in lines))
             self._sink = files.open_log(self._path)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         entry = {"event": event, "time": now, **details}
@@ -83,11 +146,3 @@ class Identity:
                     f"{run_dir} holds another sweep; the {field.name}: {shown}. Give another --run_dir. "
                     "(tune.max_trials, the other budgets and tune.num_workers may change.)"
                 )
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        event = from_json(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and "event" in event else None

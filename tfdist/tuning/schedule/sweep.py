@@ -22,6 +22,7 @@ from tfdist.strategies.cluster import environment, tf_config
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.survival import check_start_from
@@ -100,6 +101,7 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
     held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     try:
         check_kind(RunDirectory(plan.run_dir), TUNE)
+        remove_stale(plan.run_dir, TUNE)
         importing = import_ahead()
 
         def open_executor() -> Executor:

@@ -23,11 +23,13 @@ from tfdist.errors import (
     EXIT_PREEMPTED,
     EXIT_USER_ERROR,
     UserError,
-    is_whole_number,
 )
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
-from tfdist.telemetry.json_text import from_json
+from tfdist.telemetry.facts import Point
+from tfdist.telemetry.logs.records import as_point
+from tfdist.telemetry.records import parse_line
+from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.search.objective import Objective
 
@@ -98,31 +100,26 @@ class SeedRun:
             return
         self._seen = version
         for point in self._points(lines):
-            if point["split"] != objective.split or point["step"] in self.reports:
+            if point.split != objective.split or point.step in self.reports:
                 continue
-            metrics = {k: v for k, v in point.items() if k not in ("step", "epoch", "split", "learning_rate")}
-            value = objective.of(metrics)
+            value = objective.of(point.metrics)
             if value is None:
-                raise objective.missing(metrics)
-            report = Report(point["epoch"], point["step"], value, objective.named(metrics))
-            self.reports[point["step"]] = report
+                raise objective.missing(point.metrics)
+            report = Report(point.epoch, point.step, value, objective.named(point.metrics))
+            self.reports[point.step] = report
             self.deaths = 0
             yield report
 
-    def _points(self, lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def _points(self, lines: Sequence[str]) -> Iterator[Point]:
         """The points of a metrics.jsonl; raises UserError for a line that is none."""
         for number, line in enumerate(lines, 1):
-            try:
-                point = from_json(line or "{}")
-                if point and not (is_whole_number(point["step"], least=0) and is_whole_number(point["epoch"], least=0)):
-                    raise ValueError("its step or epoch is no number")
-                if point:
-                    yield {"split": "", **point}
-            except (ValueError, KeyError, TypeError) as error:
+            point = as_point(parse_line(line))
+            if point is None:
                 raise UserError(
-                    f"{self.directory.metrics}: line {number} is no point of a training ({error}); received "
-                    f"{line[:80]!r}. Remove {self.directory.path}, and the sweep trains it anew."
-                ) from error
+                    f"{self.directory.metrics} is damaged: line {number} is not a point of a training; received "
+                    f"{line[:80]!r}. Remove {self.directory.path}, and the sweep trains it again."
+                )
+            yield point
 
     def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
         """Takes the end of the process; whether it ended the run, rather than interrupt it.
@@ -190,16 +187,8 @@ class SeedRun:
 
     def _final_metrics(self, split: str) -> dict[str, Any]:
         """Those of the result; raises UserError where it is none."""
-        try:
-            metrics = from_json(files.read(self.directory.result))[f"{split}_metrics"]
-            if not isinstance(metrics, dict):
-                raise ValueError("its metrics are no object")
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{self.directory.result} is not what a training leaves there ({error}). Remove {self.directory.path}, "
-                "and the sweep trains it anew."
-            ) from error
-        return metrics
+        result = read_result(self.directory)
+        return {} if result is None else dict(result.train_metrics if split == "train" else result.eval_metrics)
 
 
 @dataclasses.dataclass

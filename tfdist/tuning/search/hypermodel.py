@@ -7,8 +7,9 @@ are their defaults. `experiment.py` wraps the model in here; `sweep.py` finds th
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -18,7 +19,8 @@ from tfdist.errors import TfdistError, UserError, missing_extra
 from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
-from tfdist.telemetry.json_text import from_json, to_json
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.records import load_record
 from tfdist.training.run.settings import TrainedSettings, TrainSettings
 from tfdist.tuning.search.space import SETTING
 
@@ -198,13 +200,11 @@ def write(model: Any, run_dir: str) -> None:
 
 def read(run_dir: str) -> dict[str, Any] | None:
     """What `write` left: "space" and "values"; None where it left nothing. Raises UserError for what it did not."""
-    path = files.join(run_dir, NAME)
-    try:
-        told = from_json(files.read(path))
-        if isinstance(told["space"], list) and isinstance(told["values"], dict):
-            return told
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise UserError(f"{path} is not what a training left there: it has no hyperparameters. Remove it and train again.")
+    found = load_record(files.join(run_dir, NAME), _Hyperparameters)
+    return None if found is None else {"space": found.space, "values": found.values}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hyperparameters:
+    space: Sequence[Any]
+    values: Mapping[str, Any]

@@ -53,7 +53,8 @@ def shortened(settings: TrainSettings, request: Request) -> tuple[TrainSettings,
         accept_changes=False,
         sinks=(),
     )
-    return short, dataclasses.replace(request, run_dir=files.join(request.run_dir, "fast_check"), profile=None)
+    run_dir = files.join(request.run_dir, "fast_check")
+    return short, dataclasses.replace(request, run_dir=run_dir, profile=None, begins_empty=True)
 
 
 def _few(data: Callable[[], Any], count: int) -> Callable[[], Any]:

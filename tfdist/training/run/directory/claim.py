@@ -6,18 +6,19 @@ Invariant: of the workers of a run only the chief looks, and all of them learn w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.checkpoint.format.entries import list_paths
 from tfdist.errors import UserError
-from tfdist.storage import lease
+from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
-from tfdist.telemetry.result import TRAIN
+from tfdist.telemetry.records import remove_stale
+from tfdist.telemetry.result import TRAIN, RunResult, Start, read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.boundaries import Length
 from tfdist.training.run.directory.identity import check_same_experiment
 from tfdist.training.run.directory.kind import check_kind
+from tfdist.training.run.directory.starts import read_starts
 from tfdist.training.run.settings import TrainSettings
 
 
@@ -29,12 +30,16 @@ class Place:
       is_finished: whether it holds a result, and nothing is left to train.
       extends: whether it holds the result of a shorter run, which continues.
       said: on the chief, a sentence about that result.
-      held: the lease, on the chief of a training; None elsewhere.
+      starts: of the run, by processes before this one; on the chief.
+      warnings: of damaged files, on the chief.
+      held: the lease, on the chief; None elsewhere.
     """
 
     is_finished: bool = False
     extends: bool = False
     said: str = ""
+    starts: Sequence[Start] = ()
+    warnings: Sequence[str] = ()
     held: lease.Lease | None = None
 
     def check(self) -> None:
@@ -57,21 +62,26 @@ class Claim:
       length: of the run; None never goes beyond a result.
       keeps_checkpoints: whether it resumes from one.
       accept_changes: continues with a run although other things are trained now.
+      begins_empty: nothing of earlier starts stays.
     """
 
     settings: Callable[[], Mapping[str, str]]
     length: Length | None = None
     keeps_checkpoints: bool = True
     accept_changes: bool = False
+    begins_empty: bool = False
 
     @classmethod
-    def of(cls, settings: TrainSettings, configured: Callable[[], Mapping[str, str]]) -> Claim:
+    def of(
+        cls, settings: TrainSettings, configured: Callable[[], Mapping[str, str]], *, begins_empty: bool = False
+    ) -> Claim:
         """That of a training with such settings, which are `configured` under these names."""
         return cls(
             configured,
             settings.length,
             keeps_checkpoints=settings.policy is not None,
             accept_changes=settings.accept_changes,
+            begins_empty=begins_empty,
         )
 
 
@@ -80,6 +90,7 @@ def take_place(
     strategy: Strategy,
     claim: Claim | None,
     *,
+    mode: str,
     check: Callable[[], object] = lambda: None,
     notify: Callable[[str], None],
 ) -> Place:
@@ -88,7 +99,8 @@ def take_place(
     Args:
       directory: of the run.
       strategy: connected.
-      claim: of a training, which takes the lease; None only writes there.
+      claim: of a training, which takes the run's lease; None takes that of the mode.
+      mode: as `open_run` has it.
       check: called on the chief first; raises where nothing is to be made.
       notify: takes what the user should know while waiting.
 
@@ -100,7 +112,22 @@ def take_place(
     def take() -> Place:
         check()
         directory.create()
-        return Place() if claim is None else _taken(directory, claim, notify=notify)
+        name = lease.NAME if claim is not None else f"{lease.NAME}-{mode}"
+        owner = "a training" if claim is not None else f"--mode={mode}"
+        held = lease.acquire(directory.path, owner=owner, notify=notify, name=name)
+        try:
+            remove_stale(directory.path, mode)
+            if claim is not None and claim.begins_empty:
+                for each in set(files.list_names(directory.path)) - {lease.NAME}:
+                    files.remove_tree(files.join(directory.path, each))
+                    files.remove(files.join(directory.path, each))
+            warnings: list[str] = []
+            starts = read_starts(directory, warnings.append)
+            place = Place() if claim is None else _claimed(directory, claim, starts.settings)
+            return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=held)
+        except BaseException:
+            held.release()
+            raise
 
     failed = f"{directory.path} cannot be used"
     place = strategy.on_chief(take, failed) or Place()
@@ -110,36 +137,34 @@ def take_place(
     )
 
 
-def _taken(directory: RunDirectory, claim: Claim, *, notify: Callable[[str], None]) -> Place:
-    held = lease.acquire(directory.path, owner="a training", notify=notify)
-    try:
-        result = check_kind(directory, TRAIN)
-        if not claim.accept_changes:
-            check_same_experiment(directory, claim.settings(), is_finished=result is not None)
-        if result is None:
-            return Place(held=held)
-        return dataclasses.replace(_finished(directory, result, claim), held=held)
-    except BaseException:
-        held.release()
-        raise
+def _claimed(directory: RunDirectory, claim: Claim, settings: Mapping[str, str]) -> Place:
+    """What a training finds in its directory, whose last start had these settings."""
+    check_kind(directory, TRAIN)
+    result = read_result(directory)
+    if not claim.accept_changes:
+        last = settings if result is not None else None
+        check_same_experiment(directory, claim.settings(), of_finished=last)
+    return Place() if result is None else _finished(directory, result, claim)
 
 
-def _finished(directory: RunDirectory, result: Mapping[str, Any], claim: Claim) -> Place:
+def _finished(directory: RunDirectory, result: RunResult, claim: Claim) -> Place:
     """Whether more is asked for than the run with this result has done.
 
     Raises:
       UserError: it is, and there is nothing to resume from.
     """
-    done, epochs = result["steps"], result["epochs"]
-    steps_per_epoch = result.get("steps_per_epoch") or (epochs and done // epochs)
+    done, epochs = result.steps, result.epochs
+    steps_per_epoch = result.steps_per_epoch or (epochs and done // epochs)
     total = claim.length.total_steps(steps_per_epoch) if claim.length is not None and steps_per_epoch else done
     had = f"{directory.path} holds this run, and it is finished: {done:,} steps, {epochs:,} epochs"
-    if result.get("end_reason", "completed") != "completed":
-        by = result.get("stopped_by") or "a callback"
+    if result.end_reason != "completed":
+        by = result.stopped_by or "a callback"
         return Place(is_finished=True, said=f"{had}, then {by} stopped it. More epochs do not change that.")
     if total <= done:
         asked = "as many as are asked for" if total == done else f"more than the {total:,} steps that are asked for"
-        return Place(is_finished=True, said=f"{had}, {asked}. Nothing is left to train.")
+        lacks = f" Only {directory.model} is missing; remove {directory.result}, and the next start writes it."
+        said = f"{had}, {asked}. Nothing is left to train.{'' if files.exists(directory.model) else lacks}"
+        return Place(is_finished=True, said=said)
     if not claim.keeps_checkpoints or not list_paths(directory.checkpoints):
         why = "it kept no checkpoint" if claim.keeps_checkpoints else "train.checkpoint is 'off'"
         raise UserError(

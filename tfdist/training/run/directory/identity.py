@@ -13,7 +13,6 @@ from tfdist.checkpoint.format.entries import newest_first
 from tfdist.errors import UserError
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.directory.starts import read_settings
 from tfdist.training.run.settings import TrainSettings
 
 MAY_CHANGE = frozenset(TrainSettings.changeable())
@@ -32,16 +31,23 @@ def identity(settings: Mapping[str, str], *, strategy: str, num_workers: int, nu
     }
 
 
-def check_same_experiment(directory: RunDirectory, settings: Mapping[str, str], *, is_finished: bool) -> None:
+def check_same_experiment(
+    directory: RunDirectory, settings: Mapping[str, str], *, of_finished: Mapping[str, str] | None
+) -> None:
     """Raises UserError where the newest checkpoint is of another experiment, with the settings that differ.
 
-    A finished run without a checkpoint is known by its last start. One that came to neither may be begun with others.
+    A finished run without a checkpoint is known by its last start, whose settings are `of_finished`. One that came to
+    neither may be begun with others.
     """
-    newest = next((entry.manifest for entry in newest_first(directory.checkpoints) if entry.manifest is not None), None)
+    newest = None
+    for entry in newest_first(directory.checkpoints):
+        entry.check_format()
+        if (newest := entry.manifest) is not None:
+            break
     if newest is not None:
         theirs, where = newest.identity.get("settings", {}), f"at step {newest.step:,}"
-    elif is_finished:
-        theirs, where = read_settings(directory), "which is finished"
+    elif of_finished is not None:
+        theirs, where = of_finished, "which is finished"
     else:
         return
     if newest is None and not theirs:

@@ -5,48 +5,24 @@ Invariant: written by the chief alone, once a start, when that has put in place 
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from tfdist.storage import files
+from tfdist.telemetry.facts import now
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.result import TRAIN
+from tfdist.telemetry.records import Warn, read_record
+from tfdist.telemetry.result import Start, Starts
 from tfdist.telemetry.run_directory import RunDirectory
 
 
-def read_starts(directory: RunDirectory) -> list[dict[str, Any]]:
-    """The starts of the run so far, the first one first: `time` (ISO 8601, UTC), `step`, `lost_steps`."""
-    return list(_read(directory).get("starts", []))
+def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
+    """What earlier starts left; nothing where there was none, or the file is damaged."""
+    return read_record(directory.starts, Starts, warn) or Starts({}, ())
 
 
-def read_settings(directory: RunDirectory) -> Mapping[str, str]:
-    """The settings of the last start, by name; empty where nothing was ever started."""
-    return _read(directory).get("settings", {})
-
-
-def note_start(directory: RunDirectory, settings: Mapping[str, str], *, step: int, lost_steps: int) -> None:
-    """Adds a start.
-
-    Args:
-      directory: of the run.
-      settings: of this start.
-      step: where it resumes; 0 where it begins.
-      lost_steps: at least so many had been done after that step by starts before, and are done again.
-    """
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    starts = [*read_starts(directory), {"time": now, "step": step, "lost_steps": lost_steps}]
-    content = {"mode": TRAIN, "settings": dict(settings), "starts": starts}
-    files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")
-
-
-def _read(directory: RunDirectory) -> dict[str, Any]:
-    """What the file holds; nothing where there is none, or somebody else has written there."""
-    if not files.exists(directory.starts):
-        return {}
-    try:
-        content = json.loads(files.read(directory.starts))
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+def note_start(
+    directory: RunDirectory, settings: Mapping[str, str], earlier: Sequence[Start], *, step: int, lost_steps: int
+) -> None:
+    """Adds a start to the `earlier` ones."""
+    starts = [*earlier, Start(now(), step, lost_steps)]
+    files.write_atomic(directory.starts, to_json(Starts(dict(settings), starts), indent=2) + "\n")
