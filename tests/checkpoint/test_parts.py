@@ -17,6 +17,7 @@ from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import parts
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
+from tfdist.checkpoint.write.writer_thread import WriterThread
 
 POLICY = CheckpointPolicy(every_steps=1, keep_last=2, writers="all")
 
@@ -108,6 +109,32 @@ def test_of_a_worker_that_cannot_write_there_is_no_checkpoint(
         each.close()
     found = restore.newest(str(tmp_path), tell=Told())
     assert found is not None and found.step == 4
+
+
+def test_a_worker_whose_first_start_failed_writes_its_part_of_the_next_checkpoint(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own checkpoints have the numbers of the others' all the same."""
+    start, failures = WriterThread._start, [1, 1]
+
+    def fail_twice(thread: WriterThread) -> None:
+        if not thread._part.is_chiefs and failures:
+            failures.pop()
+            raise OSError("the store does not answer")
+        start(thread)
+
+    monkeypatch.setattr(WriterThread, "_start", fail_twice)
+    monkeypatch.setattr(parts, "PATIENCE_SECONDS", 1.0)
+    managers = [manager(tmp_path, index, count=2) for index in range(2)]
+    for step in (2, 3):
+        for index, each in enumerate(managers):
+            each.save(state(step, index))
+        for each in managers[::-1]:
+            each.wait()
+    for each in managers:
+        each.close()
+    assert not failures
+    assert [entry.step for entry in list_checkpoints(str(tmp_path)) if entry.manifest is not None] == [3]
 
 
 def test_nobody_waits_for_a_worker_that_is_gone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

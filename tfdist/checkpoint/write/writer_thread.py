@@ -171,16 +171,16 @@ class WriterThread:
             self._remove_all()
 
     def _write(self, snapshot: Snapshot) -> None:
+        number, self._num_written = self._num_written, self._num_written + 1  # on all workers, whatever fails here
         if self._lost:
             return
-        if not self._is_started:  # as the store did not answer then
-            self._start()
         begun = time.perf_counter()
         path = new_path(self._directory, snapshot.step)
         if self._part is not None:
-            path = self._part.path(self._directory, snapshot.step, self._num_written)
-            self._num_written += 1
+            path = self._part.path(self._directory, snapshot.step, number)
         try:
+            if not self._is_started:  # as the store did not answer then
+                self._start()
             entry = write_checkpoint(
                 path,
                 snapshot,
