@@ -214,6 +214,15 @@ def chiefs_hook_fails(worker: Worker) -> None:
         worker.settings["callbacks"] = [Acting("on_epoch_begin", fail)]
 
 
+def leave(*given: object) -> None:
+    sys.exit(7)
+
+
+def a_hook_exits(worker: Worker) -> None:
+    if worker.is_second:
+        worker.settings["callbacks"] = [Acting("on_epoch_begin", leave)]
+
+
 def data_fails(worker: Worker) -> None:
     if worker.is_second:
         worker.settings["train_data"] = fail
@@ -341,7 +350,15 @@ CASES: dict[str, Callable[[Worker], Callable[[], object] | None]] = {
         *(fewer_examples, a_few_examples_fewer, other_examples, other_labels, other_structure, other_evaluation_data),
         *(bad_id, bad_id_of_the_second, late_bad_id_of_the_second, other_units, more_layers, other_dropout),
         *(other_optimizer, other_momentum, other_epochs, other_setting, rate_changed_in_training),
-        *(weights_changed_in_training, chiefs_hook_fails, data_fails, model_fails, optimizer_fails, chiefs_data_fails),
+        *(
+            weights_changed_in_training,
+            chiefs_hook_fails,
+            a_hook_exits,
+            data_fails,
+            model_fails,
+            optimizer_fails,
+            chiefs_data_fails,
+        ),
         *(start_from_of_one_disk, directories_apart, damaged_record, evaluate_apart, fit_with_unseeded_shuffle),
         *(fit_with_split_at_random, fit_with_its_own_arrays, fit_with_callbacks_of_the_chief, fit_after_a_failure),
     )
@@ -367,7 +384,7 @@ def run_case(case: str, worker: Worker) -> int:
     try:
         act = CASES[case](worker)
         train(worker) if act is None else act()
-    except Exception as error:  # as tfdist.main does
+    except (Exception, SystemExit) as error:  # as tfdist.main does
         status, message = failure_report.describe(error)
     (worker.directory / f"worker-{worker.index}.json").write_text(json.dumps({"status": status, "message": message}))
     print(f"{status}: {message}", flush=True)

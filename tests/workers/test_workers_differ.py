@@ -46,7 +46,7 @@ IN_STEP = {
     "weights_changed_in_training": End(DIFFERS + "model/"),
     "data_fails": End(CAUSE),
     "chiefs_data_fails": End(CAUSE),
-    "damaged_record": End("JSONDecodeError"),
+    "damaged_record": End("rollbacks.json"),
     "fit_with_unseeded_shuffle": End("first global batch of the training data on worker 1 is another"),
     "fit_with_split_at_random": End("first global batch of the training data on worker 1 is another"),
     "fit_with_its_own_arrays": End("first global batch of the training data on worker 1 is another"),
@@ -64,6 +64,7 @@ OUT_OF_STEP = {
     "model_fails": End(CAUSE),
     "optimizer_fails": End(CAUSE),
     "chiefs_hook_fails": End(CAUSE),
+    "a_hook_exits": End(r"its code called sys.exit\(7\)", status=1),
     "fit_after_a_failure": End("earlier training of these processes failed on worker 1 .*" + CAUSE),
 }
 HOOKS = {  # of one engine each, in turns

@@ -10,7 +10,7 @@ import dataclasses
 import json
 
 from tfdist import user_code
-from tfdist.errors import EXIT_BUG, TfdistError
+from tfdist.errors import EXIT_BUG, EXIT_INTERRUPTED, TfdistError
 
 MARK = "tfdist-failure "
 MAX_CHARACTERS = 1200  # gRPC carries some 8 KiB of an error, in which non-ASCII characters take up to twelve bytes
@@ -40,6 +40,10 @@ def describe(error: BaseException) -> tuple[int, str]:
     """The exit status and the message that a command ends with for an error."""
     if isinstance(error, TfdistError):
         return error.exit_status, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, "it was interrupted."
+    if isinstance(error, SystemExit):
+        return EXIT_BUG, f"its code called sys.exit({error.code!r})."
     told = user_code.refused_values(error)
     if told is None and user_code.own_places(error) and not user_code.may_pass(error):
         told = user_code.failed("Your code", error)

@@ -127,8 +127,10 @@ class Horovod(Strategy):
         self._hvd.shutdown()  # on which the others' collectives fail
 
     def _received_failure(self, error: BaseException) -> FailureReport | None:
-        del error  # Horovod's says only that it has been shut down
-        return None if self._meeting is None else get_failure(self._meeting)
+        # Horovod's own error says only that it has been shut down.
+        if self._meeting is None or not isinstance(error, (tf.errors.OpError, RuntimeError)):
+            return None
+        return get_failure(self._meeting)
 
 
 def _name(kind: str) -> dict[str, Any]:

@@ -243,7 +243,7 @@ def reporting_failures(strategy: Strategy) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         told = explain_failure(error, strategy) or error
         if isinstance(told, PeerFailedError):
             heartbeat.tell(failed_worker=told.worker)
