@@ -381,6 +381,36 @@ time.sleep(100)
 
 
 @pytest.mark.slow
+@both_launchers
+def test_a_killed_worker_costs_one_line_for_each_other_and_their_stacks_are_in_the_run_directory(
+    launch: Callable[..., Run], launcher: str
+) -> None:
+    program = """
+run_dir.mkdir(exist_ok=True)
+heartbeat.beat(heartbeat.TRAINING, 40)
+mark(f"trains{index}")
+if index == 3:
+    for other in range(6):
+        wait_for(f"trains{other}")
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(100)
+"""
+    run = launch(SHOWING + program, options=(f"--launcher={launcher}",), workers=6)
+    status, _, stderr = run.end()
+    assert status == 137
+    first, *others, where, last = [line.removeprefix("[launch] ") for line in stderr if line.startswith("[launch] ")]
+    assert re.fullmatch(r"worker 3 \(.*\) ended with status 137 \(SIGKILL\); ending worker 0, .*, worker 5\.", first)
+    assert others == [f"worker {other}: training, last step 40" for other in (0, 1, 2, 4, 5)]
+    assert last == "worker 3 ended with status 137 (SIGKILL)"
+    (stored,) = (run.directory / "run" / "telemetry").iterdir()
+    assert where == f"The stacks of all running workers: {stored}"
+    content = stored.read_text()
+    assert content.count("program.py") == 5 and re.search(
+        r"^worker 5 \(host .*\): training for .* s, last", content, re.MULTILINE
+    )
+
+
+@pytest.mark.slow
 def test_without_restarts_a_hang_is_told_and_not_ended(launch: Callable[..., Run]) -> None:
     program = """
 heartbeat.beat(heartbeat.BUILDING)
@@ -399,6 +429,7 @@ heartbeat.beat(heartbeat.TRAINING, 2)
     (run.directory / "told").touch()
     assert run.end()[0] == 0
     assert re.search(r"worker 0 \(host .*, process \d+\) hangs: it has shown no progress for more than 1 s", said[0])
+    assert said[-1].startswith("[launch]     main thread") and not any("worker 1" in line for line in said[1:])
 
 
 def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

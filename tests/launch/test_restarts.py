@@ -12,7 +12,7 @@ import pytest
 from gcs.server import GcsServer
 
 from tfdist.launch.supervise import hangs, stacks, watch
-from tfdist.launch.supervise.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost
+from tfdist.launch.supervise.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost, stood_still
 from tfdist.launch.supervise.journal import Journal
 from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
 from tfdist.launch.supervise.vitals import Vital
@@ -202,19 +202,46 @@ def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathli
     assert stacks_path(path).exists()
 
 
-def test_stacks_show_the_main_thread_first_and_a_librarys_frames_as_one() -> None:
+def test_who_stood_still_is_told_from_who_trained_and_who_waited_for_another() -> None:
+    def still(*vitals: Vital, now: float) -> list[int]:
+        return [vital.worker for vital in stood_still(vitals, now)]
+
+    trains = [vital(index, reading(moment=100.0)) for index in range(3)]
+    assert still(*trains, now=101.0) == []
+    assert still(*trains, vital(3, reading(), "T"), now=101.0) == [3]
+    blocked, dead = vital(3, reading(heartbeat.BETWEEN, turn=8)), vital(3, None)
+    assert still(*trains, blocked, now=104.0) == [] and still(*trains, blocked, now=106.0) == [3]
+    assert still(*trains, dead, now=200.0) == []  # who is gone is what they waited for
+    assert still(*trains, now=200.0) == [0, 1, 2]
+    slow = [vital(index, reading(moment=100.0, recent_seconds=60.0)) for index in range(2)]
+    assert still(*slow, now=500.0) == []
+    compiling = [vital(index, reading(moment=100.0, recent_seconds=0.0)) for index in range(2)]
+    assert still(*compiling, now=500.0) == []
+
+
+def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> None:
     library = '  File "/env/site-packages/tensorflow/python/eager/execute.py", line 53 in quick_execute\n'
     script = '  File "/env/site-packages/tensorflow/python/ops/script_ops.py", line 1 in call\n'
     first = f"Thread 0x7f01 (most recent call first):\n{script}"
     second = f'Current thread 0x7f02 (most recent call first):\n{library * 3}  File "/a/loop.py", line 2 in run\n'
     dump = f"{first}\n{second}"
-    shown = stacks.in_words([vital(0, reading(moment=90.0)), vital(1, reading(), "T")], {0: dump}, now=100.0)
+    vitals = [vital(index, reading(moment=90.0)) for index in range(3)] + [vital(3, reading(), "T"), vital(4, None)]
+    shown = stacks.summarize(vitals, dict.fromkeys(range(3), dump), still={0, 2, 3}, now=100.0)
     lines = [line.strip() for line in shown.splitlines()]
     assert lines[0] == "worker 0 (host here, process 100): training for 10 s, last step 10"
     assert lines[1:4] == ["main thread:", library.strip(), "… 2 more of tensorflow"]
     assert lines[4] == 'File "/a/loop.py", line 2 in run' and lines[5] == "Thread:"
-    assert lines[-1] == "its stacks cannot be shown: it is stopped"
+    assert lines[-6:] == [
+        "worker 2 (host here, process 102): training for 10 s, last step 10",
+        "its stacks are those of worker 0",
+        "worker 3 (host here, process 103): training for 0 s, last step 10",
+        "its stacks cannot be shown: it is stopped",
+        "worker 1: training, last step 10",
+        "worker 4: has not shown itself",
+    ]
     assert stacks.waits_for_input(dump) and not stacks.waits_for_input(dump.split("\n\n")[1])
+    many = stacks.summarize([vital(index, reading()) for index in range(1000)], {}, still={999}, now=100.0).splitlines()
+    assert many[0].startswith("worker 999 (host here") and many[-1] == "983 more workers" and len(many) == 19
 
 
 @pytest.mark.slow

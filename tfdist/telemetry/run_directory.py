@@ -104,6 +104,10 @@ class RunDirectory:
         """What a worker's process used, and where its time went."""
         return files.join(self.telemetry, f"worker-{worker}.jsonl")
 
+    def stacks(self, worker: int, moment: str) -> str:
+        """The stacks of all workers when this one failed or hung."""
+        return files.join(self.telemetry, f"stacks-worker-{worker}-{moment}.txt")
+
     def all_samples(self) -> list[str]:
         """The files of the samples of all workers."""
         return _of_workers(self.telemetry, "worker-")

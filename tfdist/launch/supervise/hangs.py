@@ -20,6 +20,7 @@ from tfdist.telemetry.heartbeat import Reading
 
 STOPPED_SECONDS = 5.0
 STOPPED_WORDS = "it is stopped, as by SIGSTOP"
+STILL_SECONDS = 5.0  # at the least, before a failure is put down to a worker that did not move
 BLIND_SECONDS = 5.0  # between two looks: the supervisor was stopped itself, or the machine slept
 LEAST_SECONDS = {
     heartbeat.TRAINING: 60.0,
@@ -114,6 +115,18 @@ def hindmost(vitals: Sequence[Vital]) -> list[Vital]:
     """Those that the others wait for; all, where they are equally far."""
     least = min(map(_place, vitals), default=None)
     return [vital for vital in vitals if _place(vital) == least]
+
+
+def stood_still(vitals: Sequence[Vital], now: float) -> list[Vital]:
+    """Those that held up the others at `now`: stopped, or hindmost and late for a turn that they have made before."""
+
+    def is_late(reading: Reading | None) -> bool:
+        if reading is None or not reading.recent_seconds:
+            return False
+        return now - reading.moment > max(STILL_SECONDS, TIMES_RECENT * reading.recent_seconds)
+
+    last = [vital.worker for vital in hindmost(vitals)]
+    return [vital for vital in vitals if vital.is_stopped or (vital.worker in last and is_late(vital.reading))]
 
 
 def absent(vitals: Sequence[Vital]) -> Hang | None:

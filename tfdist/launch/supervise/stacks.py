@@ -1,18 +1,19 @@
-"""Asks workers for their Python stacks, and puts them in words.
+"""Asks workers for their Python stacks, summarizes them for the terminal, and stores them in the run directory.
 
-Invariant: it waits a moment and no longer; a worker that is stopped or does not answer is said to be so.
+Invariant: asking waits a moment and no longer; a worker that is stopped or does not answer is said to be so.
 """
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.launch.processes import Worker
-from tfdist.launch.supervise.vitals import Vital
+from tfdist.launch.supervise.vitals import MOST_NAMED, Vital
 from tfdist.telemetry import heartbeat
 
 ANSWER_SECONDS = 1.0
@@ -42,18 +43,52 @@ def ask(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[int, str]:
     return {worker: text for worker, text in found.items() if text}
 
 
-def in_words(vitals: Sequence[Vital], stacks: Mapping[int, str], now: float) -> str:
-    """Every worker: where it is, and its stacks."""
-    lines = []
+def summarize(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Collection[int], now: float) -> str:
+    """A line for each worker, those of `still` first and with their stacks."""
+    lines: list[str] = []
+    shown: dict[str, int] = {}  # who has which stacks
     for vital in vitals:
-        lines.append(f"{vital.name}: {vital.doing(now)}")
-        if vital.worker in stacks:
-            lines += [f"    {line}" for line in _shortened(stacks[vital.worker])]
-        elif vital.is_stopped:
-            lines.append("    its stacks cannot be shown: it is stopped")
-        elif vital.reading is not None and vital.reading.shows_stacks:
-            lines.append("    its stacks cannot be shown: it did not answer")
-    return "\n".join(lines)
+        if vital.worker in still:
+            lines += [
+                f"{vital.name}: {vital.doing(now)}",
+                *(f"    {line}" for line in _stack_lines(vital, stacks, shown)),
+            ]
+    others = [vital for vital in vitals if vital.worker not in still]
+    lines += [f"worker {vital.worker}: {vital.position}" for vital in others[:MOST_NAMED]]
+    return "\n".join(lines + ([f"{len(others) - MOST_NAMED:,} more workers"] if len(others) > MOST_NAMED else []))
+
+
+def _stack_lines(vital: Vital, stacks: Mapping[int, str], shown: dict[str, int]) -> list[str]:
+    """The stacks of a worker, in short, or why there are none; adds them to `shown`."""
+    if vital.worker in stacks:
+        lines = _shortened(stacks[vital.worker])
+        first = shown.setdefault("\n".join(lines), vital.worker)
+        return lines if first == vital.worker else [f"its stacks are those of worker {first}"]
+    if vital.is_stopped:
+        return ["its stacks cannot be shown: it is stopped"]
+    answers = vital.reading is not None and vital.reading.shows_stacks
+    return ["its stacks cannot be shown: it did not answer"] if answers else []
+
+
+def store(run_dir: str, *, cause: int, vitals: Sequence[Vital], stacks: Mapping[int, str], now: float) -> str | None:
+    """Writes the whole stacks into a file of the run directory; returns its path, None where the run has made none.
+
+    Args:
+      cause: the worker that failed or hangs.
+
+    Raises:
+      OSError, UserError: it could not be written.
+    """
+    from tfdist.storage import files
+    from tfdist.telemetry.run_directory import RunDirectory
+
+    if not files.is_dir(run_dir):
+        return None
+    directory = RunDirectory(run_dir)
+    path = directory.stacks(cause, datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S"))
+    files.make_dirs(directory.telemetry)
+    files.write_atomic(path, "\n".join(f"{v.name}: {v.doing(now)}\n\n{stacks.get(v.worker, '')}" for v in vitals))
+    return path
 
 
 def waits_for_input(stack: str) -> bool:

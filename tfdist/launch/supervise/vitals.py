@@ -12,6 +12,7 @@ from tfdist.launch.processes import Worker
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.heartbeat import Reading
 
+MOST_NAMED = 16  # workers, in one message
 STOPPED = "T"  # proc(5); "t" is one that a debugger holds
 
 
@@ -46,12 +47,20 @@ class Vital:
         known += [f"process {self.pid}"] if self.pid is not None else []
         return f"worker {self.worker}" + (f" ({', '.join(known)})" if known else "")
 
+    @property
+    def position(self) -> str:
+        """Where it is: "training, last step 40"."""
+        return "has not shown itself" if self.reading is None else f"{self.reading.phase}{self._last_step}"
+
     def doing(self, now: float) -> str:
-        """Where it is, and for how long: "training behind step 40 for 12 s"."""
+        """Where it is, and for how long: "training for 12 s, last step 40"."""
         if self.reading is None:
             return "it has not shown itself"
-        where = "" if self.step is None else f", last step {self.step:,}"
-        return f"{self.reading.phase} for {now - self.reading.moment:.0f} s{where}"
+        return f"{self.reading.phase} for {now - self.reading.moment:.0f} s{self._last_step}"
+
+    @property
+    def _last_step(self) -> str:
+        return "" if self.step is None else f", last step {self.step:,}"
 
 
 def look(workers: Sequence[Worker]) -> list[Vital]:

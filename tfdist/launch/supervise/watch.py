@@ -10,22 +10,30 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_NOT_SAVED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_NOT_SAVED,
+    EXIT_PEER_LOST,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    UserError,
+)
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise import stacks
-from tfdist.launch.supervise.hangs import Deadlines, Hang, Watcher, absent
+from tfdist.launch.supervise.hangs import Deadlines, Hang, Watcher, absent, stood_still
 from tfdist.launch.supervise.signals import ENDING, noting_profile_signal
-from tfdist.launch.supervise.vitals import Vital, look
+from tfdist.launch.supervise.vitals import MOST_NAMED, Vital, look
 from tfdist.telemetry import heartbeat
 
 EXIT_TIMED_OUT = 124  # as timeout(1)
-MOST_NAMED = 16  # workers, in one message
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.25
 SYMPTOMS = (EXIT_PEER_LOST, 128 + signal.SIGABRT)
@@ -181,6 +189,7 @@ class _Watch:
         self.seen: dict[int, Vital] = {}
         self.told: set[int] = set()  # who was said to hang
         self.hang: Hang | None = None
+        self.to_store: Callable[[str], str | None] | None = None
         self.noticed = 0.0
         self.end_at = self.kill_at = self.ended_at = math.inf
         begun = time.monotonic() if patience.begun is None else patience.begun
@@ -207,7 +216,6 @@ class _Watch:
         if self.timed_out:
             status, worker = EXIT_TIMED_OUT, None
         self._see(self.workers)
-        facts = {name: value for w in self.workers[::-1] for name, value in heartbeat.read_facts(w.heartbeat).items()}
         return Outcome(
             status,
             worker,
@@ -215,7 +223,7 @@ class _Watch:
             hang=self.hang,
             vital=None if worker is None else self.seen.get(worker),
             step=max((vital.step for vital in self.seen.values() if vital.step is not None), default=None),
-            facts=facts,
+            facts=self._facts(),
             was_interrupted=self.was_interrupted,
             first_signal=self.first_signal,
             noticed=self.noticed,
@@ -241,9 +249,11 @@ class _Watch:
             found = self._tell_hang(found, now)
         if self.patience.ends_hangs and not self.was_interrupted:
             self._end_hang(found, now)
+        else:
+            self._store_stacks()
 
     def _tell_hang(self, hang: Hang, now: float) -> Hang:
-        """Says it with everybody's stacks; returns the hang with what those gave away."""
+        """Says it with the suspects' stacks; returns the hang with what those gave away."""
         vitals = look(self.running)
         shown = stacks.ask(self.running, vitals)
         if len(hang.suspects) > 1:
@@ -254,8 +264,10 @@ class _Watch:
         who = f"{named} hangs: {hang.why}; {hang.suspects[0].doing(now)}."
         if len(hang.suspects) > 1:
             who = f"The workers hang, and which of them it comes from cannot be told ({named}): {hang.why}."
-        self.say(f"{who}\n{stacks.in_words(vitals, shown, now)}")
+        self.say(who)
         self.told |= {vital.worker for vital in hang.suspects}
+        suspects = [vital.worker for vital in hang.suspects]
+        self._show_stacks(suspects[0], vitals, shown, suspects, now)
         return hang
 
     def _end_hang(self, hang: Hang, now: float) -> None:
@@ -355,6 +367,7 @@ class _Watch:
         self.is_ending = True
         self.ended_at, self.kill_at = time.monotonic(), math.inf
         self._send_all(signal.SIGTERM)
+        self._store_stacks()  # which may take its time on gs://
 
     def _tell_failure(self, cause: Ending, now: float) -> None:
         """Says who failed, and where all were when a worker was lost without a word of its own."""
@@ -369,11 +382,34 @@ class _Watch:
         where = f" ({dead.doing(now)})" if dead.reading else ""
         self.say(f"{dead.name}{where} ended with {describe(cause.status)}; ending {_names(self.running)}.")
         if cause.status >= 128 or cause.status in SYMPTOMS:
-            shown = stacks.ask(self.running, vitals)
-            if shown:
-                self.say(stacks.in_words(vitals, shown, now))
+            still = {v.worker for v in (*stood_still([*vitals, dead], now), *(missing.suspects if missing else ()))}
+            self._show_stacks(cause.worker, vitals, stacks.ask(self.running, vitals), still, now)
         if missing is not None:
             worker.send(signal.SIGKILL)
+
+    def _show_stacks(
+        self, cause: int, vitals: Sequence[Vital], shown: Mapping[int, str], still: Collection[int], now: float
+    ) -> None:
+        """Says where each worker is, with the stacks of those that stood still; all are for `_store_stacks`."""
+        if any(vital.reading for vital in vitals):
+            self.say(stacks.summarize(vitals, shown, still=still, now=now))
+            self.to_store = functools.partial(stacks.store, cause=cause, vitals=vitals, stacks=shown, now=now)
+
+    def _store_stacks(self) -> None:
+        """Leaves the stacks that were shown last in the run directory, once."""
+        store, self.to_store = self.to_store, None
+        run_dir = self._facts().get("run_dir")
+        if store is None or run_dir is None:
+            return
+        try:
+            if path := store(run_dir):
+                self.say(f"The stacks of all running workers: {path}")
+        except (OSError, UserError) as error:
+            self.say(f"The workers' stacks could not be written to {run_dir}: {error}")
+
+    def _facts(self) -> dict[str, Any]:
+        """What the workers told."""
+        return {name: value for w in self.workers[::-1] for name, value in heartbeat.read_facts(w.heartbeat).items()}
 
     def _send_all(self, signal_number: int) -> None:
         for worker in self.running:
