@@ -74,7 +74,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_of_another_test() -> Iterator[None]:
-    """Takes back TensorFlow's global seed, under which what is not seeded seems to be, its determinism, and readers."""
+    """Takes back TensorFlow's global seed, under which what is not seeded seems to be, its determinism, and errors."""
     yield
     if "tfdist.data.pipeline.failures" in sys.modules:
         sys.modules["tfdist.data.pipeline.failures"].forget()

@@ -55,16 +55,18 @@ def test_each_row_once_an_epoch_in_the_same_batches_for_any_workers(
     assert same(global_batches(make, steps=3, first_step=6, num_workers=num_workers, num_local=num_local), found[6:9])
 
 
-def test_plain_files_are_mapped_and_float64_rows_become_float32(written: dict[str, Any]) -> None:
-    source = ArrayFiles(written["plain"], inputs="x", targets="y")
+def test_npy_files_are_mapped_and_float64_rows_become_float32(written: dict[str, Any]) -> None:
+    source = ArrayFiles(written["npy"], inputs="x", targets="y")
     assert source.calls_python and "memory-mapped" in source.describe()[0]
     assert [spec.dtype.name for spec in source.structure] == ["float32", "int32"]
     assert global_batches(lambda: source, steps=1)[0][0].dtype == np.float32
-    assert not ArrayFiles(written["compressed"], inputs="x", targets="y").calls_python
+    whole = ArrayFiles(written["plain"], inputs="x", targets="y")
+    assert not whole.calls_python and "read whole" in whole.describe()[0]
 
 
-def test_text_becomes_utf_8_and_several_inputs_a_dict(written: dict[str, Any]) -> None:
-    source = ArrayFiles(written["plain"], inputs=["name", "x"], targets="y")
+@pytest.mark.parametrize("kind", ["plain", "npy"])
+def test_text_becomes_utf_8_and_several_inputs_a_dict(written: dict[str, Any], kind: str) -> None:
+    source = ArrayFiles(written[kind], inputs=["name", "x"], targets="y")
     (batch,) = global_batches(lambda: source, steps=1, seed=None)
     assert batch[0][3] == "é3".encode()
     assert set(source.structure[0]) == {"name", "x"}

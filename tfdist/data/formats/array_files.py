@@ -1,7 +1,7 @@
 """Arrays in `.npy` and `.npz` files.
 
-Invariant: of a local file whose arrays lie uncompressed (`np.save`, `np.savez`) a worker reads the rows of its own
-batches and no others. Compressed archives and objects of a bucket are read whole, once, when the source is made.
+Invariant: of a local `.npy` file a worker reads the rows of its own batches and no others. Archives and objects of a
+bucket are read whole, once, when the source is made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -121,7 +121,7 @@ def _open(path: str | Mapping[str, str], names: Sequence[str]) -> dict[str, np.n
     if not isinstance(path, str):
         return {name: _open_npy(path[name]) for name in names}
     with _archive(path) as archive:
-        return {name: _open_member(archive, path, name) for name in names}
+        return {name: _read_member(archive, path, name) for name in names}
 
 
 def _open_npy(path: str) -> np.ndarray:
@@ -135,37 +135,12 @@ def _open_npy(path: str) -> np.ndarray:
         raise _unreadable(path, error) from error
 
 
-def _open_member(archive: zipfile.ZipFile, path: str, name: str) -> np.ndarray:
-    """An array of an archive: mapped where its bytes lie in the file as they are."""
+def _read_member(archive: zipfile.ZipFile, path: str, name: str) -> np.ndarray:
     try:
-        info = archive.getinfo(f"{name}.npy")
-        with archive.open(info) as member:
-            is_plain = info.compress_type == zipfile.ZIP_STORED and not files.is_remote(path)
-            if not is_plain:
-                return np.lib.format.read_array(member, allow_pickle=False)
-            shape, is_fortran, dtype = _header(member)
-            if dtype.hasobject or not all(shape):
-                member.seek(0)
-                return np.lib.format.read_array(member, allow_pickle=False)
-            begin = _data_offset(path, info.header_offset) + member.tell()
-        order: Literal["F", "C"] = "F" if is_fortran else "C"
-        return np.memmap(path, dtype=dtype, mode="r", offset=begin, shape=shape, order=order)
+        with archive.open(f"{name}.npy") as member:
+            return np.lib.format.read_array(member, allow_pickle=False)
     except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"The array {name!r} of {path} cannot be read: {error}. Write it with np.savez.") from error
-
-
-def _header(member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(member)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return read(member)
-
-
-def _data_offset(path: str, header_offset: int) -> int:
-    """Where a member's bytes begin: behind its local header, 4.3.7 of the ZIP specification (APPNOTE.TXT)."""
-    with open(path, "rb") as file:
-        file.seek(header_offset + 26)
-        lengths = file.read(4)
-    return header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
 
 
 def _unreadable(path: str, error: OSError) -> UserError:

@@ -5,7 +5,6 @@ Every record's checksum is verified. Used by the sources of TFRecord files.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import threading
@@ -22,18 +21,14 @@ from tfdist.data.formats.record_index import (
     load_index,
     masked,
 )
-from tfdist.data.pipeline.failures import watch
 from tfdist.data.sources.record_source import Records, RecordSource, checked_block_records
-from tfdist.data.sources.source import Order, Reader
-from tfdist.errors import TfdistError, UnreadableError, UserError
+from tfdist.errors import UnreadableError, UserError
 from tfdist.storage import files
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
 BLOCK_BYTES = 1 << 20
 LEAST_BLOCK_RECORDS = 8
 MOST_BLOCK_RECORDS = 256
-# Enough to hold the runs of every window in use and of the batches read ahead.
-RECENT_RUNS = 1024
 MOST_SCRATCH_BYTES = 1 << 22
 _SCRATCH = threading.local()
 
@@ -122,18 +117,9 @@ class RecordFileSource(RecordSource):
         self.waits = any(files.is_remote(part.file.path) for part in parts)
         self.most_read_again = 0.0 if self.waits else 0.005
         self._has_unreadable = False
-        self._recent: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=RECENT_RUNS)
-
-    def reader(self, order: Order) -> Reader:
-        watch(self)
-        return super().reader(order)
-
-    def check_record(self, record: bytes, where: str) -> None:
-        """Raises UserError where a record is not as described; `where` names it. Asked after a decoding failed."""
 
     def read_run(self, file: int, first: int, count: int) -> list[bytes]:
         part = self.parts[file]
-        self._recent.append((file, first, count))
         self._check_whole(part)
         records, wrong = part.file.read(part.skip + first, count)
         for number in wrong:
@@ -148,17 +134,6 @@ class RecordFileSource(RecordSource):
                 if isinstance(record, Unreadable):
                     raise record.error
         return records
-
-    def diagnose(self) -> TfdistError | None:
-        """What is wrong with the records read last, newest first."""
-        for file, first, count in reversed(list(self._recent)):
-            try:
-                run = self.checked(self.read_run(file, first, count))
-                for number, record in enumerate(run, self.parts[file].skip + first):
-                    self.check_record(record, f"Record {number} of {self.parts[file].file.path}")
-            except TfdistError as error:
-                return error
-        return None
 
     def describe(self) -> list[str]:
         found = {part.file.path: part.file for part in self.parts}

@@ -66,14 +66,11 @@ class TFRecordSource(RecordFileSource):
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
         (record,) = self.checked(self.read_run(first, 0, 1))
-        self.check_record(record, f"Record 0 of {parts[first].file.path}")
+        example_features.check_record(record, self._features, f"Record 0 of {parts[first].file.path}")
         self.structure = decoded_structure(self.decode)
 
     def decode(self, records: tf.Tensor) -> Any:
         return self._decoding(example_features.parse(records, self._features))
-
-    def check_record(self, record: bytes, where: str) -> None:
-        example_features.check_record(record, self._features, where)
 
 
 class Decoding:

@@ -1,8 +1,7 @@
 """Brings an error of the input pipeline out with its class and message.
 
 TensorFlow turns an exception inside tf.data into an error of its own with a stack of both worlds in it. What a reader
-raised is therefore noted here, and whoever catches TensorFlow's error asks for it. What TensorFlow's operations raise
-about records that do not fit is explained by the source that read them.
+raised is therefore noted here, and whoever catches TensorFlow's error asks for it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import contextlib
 import functools
 import re
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,7 +20,6 @@ from tfdist.errors import TfdistError, UnreadableError, UserError
 
 _LOCK = threading.Lock()
 _FIRST: list[TfdistError] = []
-_WATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,27 +62,14 @@ def located(step: int, steps: int = 1) -> Iterator[None]:
         raise told from error
 
 
-class Explaining(Protocol):
-    """A source that can say what is wrong with the records it read last."""
-
-    def diagnose(self) -> TfdistError | None: ...
-
-
-def watch(source: Explaining) -> None:
-    """Lets `explained` ask the source, of which a pipeline is made, for as long as it lives or until `forget`."""
-    with _LOCK:
-        _WATCHED.add(source)
-
-
 def forget() -> None:
-    """Starts anew: what was noted and read until now has nothing to do with what fails from here on."""
+    """Starts anew: what was noted until now has nothing to do with what fails from here on."""
     with _LOCK:
         _FIRST.clear()
-        _WATCHED.clear()
 
 
 def explained(error: BaseException) -> TfdistError | None:
-    """What a watched source finds wrong with its records, where TensorFlow's own error may come from them."""
+    """Returns what TensorFlow's own error says about the data, for the two that do not say it well."""
     said = str(error.message) if isinstance(error, tf.errors.FailedPreconditionError) else ""
     ended = re.search(r"expected to contain (?P<said>\d+) elements but contained only (?P<found>\d+)", said)
     if ended is not None:
@@ -94,8 +78,6 @@ def explained(error: BaseException) -> TfdistError | None:
             "leave it out and let the examples be counted."
         )
     # A message of TensorFlow's with bytes of a record in it fails to become text.
-    if not isinstance(error, (tf.errors.InvalidArgumentError, UnicodeDecodeError)):
-        return None
-    with _LOCK:
-        watched = list(_WATCHED)
-    return next((told for source in watched if (told := source.diagnose()) is not None), None)
+    if isinstance(error, UnicodeDecodeError) and b"Could not parse example input" in error.object:
+        return UserError("A record of the files is not a tf.train.Example, which features describe. Write it again.")
+    return None

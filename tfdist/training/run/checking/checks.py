@@ -195,7 +195,7 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
     failures.forget()
     try:
         batch = next(iter(build_pipeline(source, alone, Topology(0, 1, 1))))["examples"]
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise failures.take() or failures.explained(error) or error from error
     for path, values in named_arrays(batch):
         tell(f"  first batch, {path}: {_values_said(values.numpy())}")
