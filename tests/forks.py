@@ -3,8 +3,8 @@
 `Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, a script of
 this repository, or a program that imports TensorFlow and does not ask what is imported, and its environment differs
 from `support.clean_environment()` only in what is read after the imports, the process is a fork of a server, which has
-imported TensorFlow, Keras and tfdist and used none of them. What a launcher of tfdist or a benchmark starts in turn is
-forked by a server of its own. All else is started as ever.
+imported TensorFlow, Keras and tfdist and used none of them. What a launcher, tfdist.new or a benchmark starts in
+turn is forked by a server of its own. All else is started as ever.
 
 Invariant: the process is a child of the one that asked for it, with its own pid, command line, environment, working
 directory, descriptors, session and signal handlers, and ends as any Python does. Linux alone.
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "tfdist.doctor")
+MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "tfdist.doctor", "tfdist.new")
 OF_TESTS = ("equivalence.", "keras_fit.", "strategies.", "training.")
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
 READ_LATE = (
@@ -40,7 +40,7 @@ READ_LATE = (
     "PYTEST_",  # another one in each test
 )
 CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
-LAUNCHER = "tfdist.launch"
+STARTERS = ("tfdist.launch", "tfdist.new")
 BENCHMARKS = REPOSITORY / "benchmarks"
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 ROOM = 1 << 16  # bytes for what /proc shows of a process: as much as the server was started with
@@ -192,7 +192,7 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
     if command[1] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *command[3:]]
-        if command[2] == LAUNCHER:
+        if command[2] in STARTERS:
             _start_own_server()
         runpy._run_module_as_main(command[2])
     elif command[1] == "-c":
