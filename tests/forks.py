@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "tfdist.doctor", "tfdist.new")
+MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "tfdist.doctor")
 OF_TESTS = ("equivalence.", "keras_fit.", "strategies.", "training.")
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
 READ_LATE = (
@@ -81,7 +81,7 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     if command[1:4] == ["-I", "-S", str(CHILD)]:
         command = command[6:]
         return len(command) > 1 and _can_fork(command, environment)
-    is_module = command[1] == "-m" and (command[2] in MODULES or command[2].startswith(OF_TESTS))
+    is_module = command[1] == "-m" and (command[2] in (*MODULES, *STARTERS) or command[2].startswith(OF_TESTS))
     is_script = command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents
     is_program = command[1] == "-c" and "import tensorflow" in command[2] and "sys.modules" not in command[2]
     if not (is_module or is_script or is_program) or "--help" in command:
@@ -177,7 +177,6 @@ def become(job: dict[str, Any]) -> NoReturn:
         os.setsid()
     os.environ.clear()
     os.environ.update(job["environment"])
-    _show(job["command"], [f"{name}={value}" for name, value in job["environment"].items()])
     paths = [p for p in sys.path[1:] if p not in _server_environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = [*filter(None, job["environment"].get("PYTHONPATH", "").split(os.pathsep)), *paths]
     command = job["command"]
@@ -188,6 +187,7 @@ def become(job: dict[str, Any]) -> NoReturn:
 
 
 def _run(executable: str, command: Sequence[str]) -> NoReturn:
+    _show(command, [f"{name}={value}" for name, value in os.environ.items()])
     sys.orig_argv = list(command)
     if command[1] == "-m":
         sys.path.insert(0, os.getcwd())
