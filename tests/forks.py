@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODULES = ("tfdist.main", "tfdist.launch", "tfdist.data_service", "tfdist.doctor")
-OF_TESTS = ("equivalence.", "keras_fit.", "part", "strategies.", "training.")  # the third of benchmarks
+OF_TESTS = ("equivalence.", "keras_fit.", "strategies.", "training.")
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
 READ_LATE = (
     *("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_"),
@@ -42,6 +42,7 @@ READ_LATE = (
 CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
 STARTERS = ("tfdist.launch", "tfdist.new")
 BENCHMARKS = REPOSITORY / "benchmarks"
+PART = "part"  # benchmarks/part.py, as a launcher starts it
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 ROOM = 1 << 16  # bytes for what /proc shows of a process: as much as the server was started with
 BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import forks; forks.main()"  # leaves __main__ to the forks
@@ -81,7 +82,7 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     if command[1:4] == ["-I", "-S", str(CHILD)]:
         command = command[6:]
         return len(command) > 1 and _can_fork(command, environment)
-    is_module = command[1] == "-m" and (command[2] in (*MODULES, *STARTERS) or command[2].startswith(OF_TESTS))
+    is_module = command[1] == "-m" and (command[2] in (*MODULES, *STARTERS, PART) or command[2].startswith(OF_TESTS))
     is_script = command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents
     is_program = command[1] == "-c" and "import tensorflow" in command[2] and "sys.modules" not in command[2]
     if not (is_module or is_script or is_program) or "--help" in command:
