@@ -40,6 +40,8 @@ WITH_GOALS = (
     (SMALL_VARIABLES, 0.50),
 )
 
+FIRST_WORKLOAD = choose_size(0, -1)
+
 
 def multi_worker() -> list[Figure]:
     alone, together = connected(MultiWorker())
@@ -58,8 +60,7 @@ def horovod() -> list[Figure]:
 
 
 def all_with_and_without(alone: OneDevice, together: Strategy) -> list[Figure]:
-    workloads = WITH_GOALS[: choose_size(None, 1)]
-    figures = [with_and_without(alone, together, workload, goal) for workload, goal in workloads]
+    figures = [with_and_without(alone, together, workload, goal) for workload, goal in WITH_GOALS[FIRST_WORKLOAD:]]
     return [*figures, with_and_without(alone, together, dense(512), None, reduce_precision="bfloat16")]
 
 

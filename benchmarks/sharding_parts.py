@@ -72,6 +72,12 @@ def times(name: str) -> list[Figure]:
         "canonical": {"num_microbatches": own, "in_order": True},
     }
     fsdp2 = {way: fsdp2_peer(way) for way in FSDP2} if strategy.topology.is_chief and PYTHON.exists() else {}
+    pairs: list[tuple[str, str, float]] = [
+        ("optimizer", "without", 1.05),
+        ("canonical", "microbatches", 1.1),
+        *choose_size([("gradients", "without", 1.05), ("weights", "recomputed", 1.1)], []),
+    ]
+    ways = {way: each for way, each in ways.items() if any(way in pair for pair in pairs)}
     made = {way: tfdist_learner_and_training(strategy, encoder(), **each) for way, each in ways.items()}
     contenders = [sampled(train, STEPS) for _, train in made.values()]
     for sample in contenders:  # canonical sums change an option of TensorFlow's, after which all is optimized anew
@@ -92,15 +98,11 @@ def times(name: str) -> list[Figure]:
     for each in fsdp2.values():
         each.close()
     seconds = {way: [1e3 / rate for rate in found] for way, found in rates.items()}
+    pairs += [("gradients", "fsdp2", 1.0), ("weights", "fsdp2_recomputed", 1.0)]
     figures = [
         ratio(f"{name}, {way}: step time ÷ {peer}", seconds[way], seconds[peer], goal, unit="ms", at_most=True)
-        for way, peer, goal in (
-            ("optimizer", "without", 1.05),
-            ("gradients", "without", 1.05),
-            ("weights", "recomputed", 1.1),
-            ("canonical", "microbatches", 1.1),
-            *([("gradients", "fsdp2", 1.0), ("weights", "fsdp2_recomputed", 1.0)] if with_peers else []),
-        )
+        for way, peer, goal in pairs
+        if {way, peer} <= {*seconds}
     ]
     held = {way: sum(4 * int(np.prod(v.shape)) for v in made[way][0].optimizer.variables) / 2**20 for way in ways}
     slots = f"{name}, optimizer: slots of worker 0 ÷ without"

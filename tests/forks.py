@@ -3,8 +3,8 @@
 `Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, a script of
 this repository, or a program that imports TensorFlow and does not ask what is imported, and its environment differs
 from `support.clean_environment()` only in what is read after the imports, the process is a fork of a server, which has
-imported TensorFlow, Keras and tfdist and used none of them. What a launcher of tfdist or a benchmark starts in turn is
-forked by a server of its own. All else is started as ever.
+imported TensorFlow, Keras and tfdist and used none of them. What a launcher, tfdist.new or a benchmark starts in
+turn is forked by a server of its own. All else is started as ever.
 
 Invariant: the process is a child of the one that asked for it, with its own pid, command line, environment, working
 directory, descriptors, session and signal handlers, and ends as any Python does. Linux alone.
@@ -40,8 +40,9 @@ READ_LATE = (
     "PYTEST_",  # another one in each test
 )
 CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
-LAUNCHER = "tfdist.launch"
+STARTERS = ("tfdist.launch", "tfdist.new")
 BENCHMARKS = REPOSITORY / "benchmarks"
+PART = "part"  # benchmarks/part.py, as a launcher starts it
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 ROOM = 1 << 16  # bytes for what /proc shows of a process: as much as the server was started with
 BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import forks; forks.main()"  # leaves __main__ to the forks
@@ -81,7 +82,7 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     if command[1:4] == ["-I", "-S", str(CHILD)]:
         command = command[6:]
         return len(command) > 1 and _can_fork(command, environment)
-    is_module = command[1] == "-m" and (command[2] in MODULES or command[2].startswith(OF_TESTS))
+    is_module = command[1] == "-m" and (command[2] in (*MODULES, *STARTERS, PART) or command[2].startswith(OF_TESTS))
     is_script = command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents
     is_program = command[1] == "-c" and "import tensorflow" in command[2] and "sys.modules" not in command[2]
     if not (is_module or is_script or is_program) or "--help" in command:
@@ -177,7 +178,6 @@ def become(job: dict[str, Any]) -> NoReturn:
         os.setsid()
     os.environ.clear()
     os.environ.update(job["environment"])
-    _show(job["command"], [f"{name}={value}" for name, value in job["environment"].items()])
     paths = [p for p in sys.path[1:] if p not in _server_environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = [*filter(None, job["environment"].get("PYTHONPATH", "").split(os.pathsep)), *paths]
     command = job["command"]
@@ -188,11 +188,12 @@ def become(job: dict[str, Any]) -> NoReturn:
 
 
 def _run(executable: str, command: Sequence[str]) -> NoReturn:
+    _show(command, [f"{name}={value}" for name, value in os.environ.items()])
     sys.orig_argv = list(command)
     if command[1] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *command[3:]]
-        if command[2] == LAUNCHER:
+        if command[2] in STARTERS:
             _start_own_server()
         runpy._run_module_as_main(command[2])
     elif command[1] == "-c":
