@@ -77,14 +77,19 @@ class Identity:
 
     def check(self, started: Mapping[str, Any], run_dir: str) -> None:
         """Raises UserError where the journal's first event is of another sweep."""
-        for field in dataclasses.fields(self):
-            ours, theirs = from_json(to_json(getattr(self, field.name))), started.get(field.name)
-            if ours != theirs and (ours or theirs):  # older journals lack what is empty
-                shown = "its settings differ" if field.name == "configuration" else f"there {theirs}, here {ours}"
-                raise UserError(
-                    f"{run_dir} holds another sweep; the {field.name}: {shown}. Give another --run_dir. "
-                    "(tune.max_trials, the other budgets and tune.num_workers may change.)"
-                )
+        for name, (ours, theirs) in self.differences(started).items():
+            shown = "its settings differ" if name == "configuration" else f"there {theirs}, here {ours}"
+            raise UserError(
+                f"{run_dir} holds another sweep; the {name}: {shown}. Give another --run_dir. "
+                "(tune.max_trials, the other budgets and tune.num_workers may change.)"
+            )
+
+    def differences(self, started: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Ours and theirs, by name, where the journal's first event is of another sweep."""
+        pairs = {field.name: from_json(to_json(getattr(self, field.name))) for field in dataclasses.fields(self)}
+        both = {name: (ours, started.get(name)) for name, ours in pairs.items()}
+        # Older journals lack what is empty.
+        return {name: (ours, theirs) for name, (ours, theirs) in both.items() if ours != theirs and (ours or theirs)}
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

@@ -305,12 +305,12 @@ def _known(plan: Plan, event: Mapping[str, Any]) -> tuple[dict[str, Any], Sequen
 
 
 def _past(plan: Plan, identity: Identity, journal: Journal, tell: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The journal's events of this sweep; a journal in which nothing has come of anything is begun anew."""
+    """The journal's events of this sweep; one of another sweep is begun anew if nothing has come of anything in it."""
     events = journal.read()
     began = {journals.TRIAL_REPORTED, journals.TRIAL_ENDED} & {
         event["event"] for event in events if event.get("status") != journals.INTERRUPTED
     }
-    if events and not began:
+    if events and not began and identity.differences(events[0]):
         files.remove(files.join(plan.run_dir, journals.NAME))
         files.remove_tree(files.join(plan.run_dir, "trials"))
         events = []
