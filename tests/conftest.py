@@ -30,7 +30,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 LONG = (
     *("equivalence/test_equivalence", "equivalence/test_owners", "keras_fit/test_callbacks_beside_fit"),
     *("tuning/test_ray", "checkpoint/test_keras_callback", "launch/test_recovery", "tuning/test_sweep"),
-    *("launch/test_ray", "keras_fit/test_behaviors", "new/test_new", "launch/test_printing", "crashes/test_crash"),
+    *(
+        "launch/test_ray",
+        "keras_fit/test_behaviors",
+        "new/test_new",
+        "launch/test_printing",
+        "crashes/test_crash",
+        "crashes/test_trials",
+    ),
     *("launch/test_elastic", "launch/test_launch", "launch/test_pipelines", "data/test_service"),
     *("storage/test_gcs_kills", "training/test_callbacks"),
 )
