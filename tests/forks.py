@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODULES = ("tfdist.main", "tfdist.launch", "tfdist.doctor")
-OF_TESTS = ("equivalence.", "keras_fit.", "strategies.", "training.")
+OF_TESTS = ("crashes.", "equivalence.", "keras_fit.", "strategies.", "training.", "workers.")
 IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
 READ_LATE = (
     *("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_"),

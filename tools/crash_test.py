@@ -1,14 +1,19 @@
 """Kills training runs again and again, and checks that nothing was lost: a run that ends is the undisturbed run.
 
-    python tools/crash_test.py                             # 200 kills, 50 under each strategy
+    python tools/crash_test.py                             # 200 kills, 40 under each strategy, 40 with XLA tried
     python tools/crash_test.py --kills=20 --strategies=one_device,horovod --seed=3
     python tools/crash_test.py --kills=40 --signal=TERM    # runs that are told to leave, and save first
+    python tools/crash_test.py --kills=20 --trials=only    # each start under another strategy
 
 Trains tests/crashes/experiment.gin with a checkpoint at every step. Each run is killed while starting, restoring,
 training, evaluating, saving, pruning or ending, as the seed decides: its process, one of its workers, its launcher, or
 all of them; then it is started again, until it ends. Prints a table, and ends with 1 if a run could not continue, lost
 more steps than one interval (none with --signal=TERM and USR1), or did not end with the bits of the undisturbed run:
 weights, optimizer, statistics, seeds, callbacks, metrics.jsonl.
+
+With --trials, XLA is tried in further runs as it is in those that last: they are killed in the trial or after it, and
+each start has a strategy of its own, with two workers or one. Their numbers may differ by 1e-5 from the undisturbed
+run's, which is one device's without XLA.
 
 Steps take longer here than writing a checkpoint does, as those of a model worth saving do. With --free they are as
 short as they can be; then as many as three intervals may be lost: one being written, one waiting, one being trained.
@@ -28,26 +33,29 @@ import time
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent / part) for part in ("", "tests")]
 
 from crashes.kills import Account, disturb  # noqa: E402 (found only now)
-from crashes.runs import STRATEGIES, TWO_REPLICAS, Process, Run, differences  # noqa: E402
+from crashes.runs import LAUNCHERS, STRATEGIES, TOLERANCE, TRIALS, TWO_REPLICAS, Process, Run, differences  # noqa: E402
 
 KILLS_PER_RUN = 10
+KILLS_PER_TRIAL = 4  # a run tries XLA once
+TRIED = "XLA tried"
 SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "USR1": signal.SIGUSR1}
-HEADS = ("strategy", "kills", "restarts", "runs", "unrecoverable", "most steps lost", "bit-identical", "minutes")
+HEADS = ("strategy", "kills", "restarts", "runs", "unrecoverable", "most steps lost", "as undisturbed", "minutes")
 
 
 def main() -> int:
     """Returns the exit status."""
     options = parse()
     strategies = options.strategies.split(",")
+    rows = {"both": [*strategies, TRIED], "none": strategies, "only": [TRIED]}[options.trials]
     root = pathlib.Path(tempfile.mkdtemp(prefix="tfdist-crash-"))
     print(f"seed {options.seed}; runs in {root}", flush=True)
     accounts = []
     try:
-        for index, strategy in enumerate(strategies):
-            share = options.kills // len(strategies) + (index < options.kills % len(strategies))
-            accounts.append(torture(strategy, root, share, options))
+        for index, row in enumerate(rows):
+            share = options.kills // len(rows) + (index < options.kills % len(rows))
+            accounts.append(torture(row, root, share, options))
     finally:
-        good = len(accounts) == len(strategies) and all(account.is_good for account in accounts)
+        good = len(accounts) == len(rows) and all(account.is_good for account in accounts)
         if not options.keep and good:
             shutil.rmtree(root)
     report(accounts)
@@ -61,6 +69,7 @@ def parse() -> argparse.Namespace:
     add("--strategies", default=",".join(STRATEGIES), metavar="A,B", help=f"default: {','.join(STRATEGIES)}")
     add("--seed", type=int, default=0, help="of the moments and the victims; default: 0")
     add("--signal", choices=list(SIGNALS), default="KILL", help="default: KILL")
+    add("--trials", choices=["both", "none", "only"], default="both", help="runs with XLA tried; default: both kinds")
     add("--free", action="store_true", help="steps as short as they can be")
     add("--keep", action="store_true", help="leave the run directories there; they stay anyhow if something is wrong")
     options = parser.parse_args()
@@ -71,26 +80,29 @@ def parse() -> argparse.Namespace:
 
 
 def torture(strategy: str, root: pathlib.Path, kills: int, options: argparse.Namespace) -> Account:
-    """Runs under one strategy until there were as many kills."""
+    """Runs under one strategy, or under all with XLA tried, until there were as many kills."""
     began = time.monotonic()
     account = Account(strategy)
+    tries = strategy == TRIED
+    engines = engines_of(options.strategies.split(",")) if tries else []
     reference = undisturbed(strategy, root)
     told = 0
     dice = random.Random(f"{options.seed} {strategy}")
     while account.kills < kills and not account.unrecoverable:
-        run = Run(root / strategy / f"run-{account.runs + 1}")
+        run = Run(root / strategy.replace(" ", "-") / f"run-{account.runs + 1}")
         run.directory.parent.mkdir(exist_ok=True)
         disturb(
             run,
             account,
             dice,
-            most_kills=min(KILLS_PER_RUN, kills - account.kills),
+            most_kills=min(KILLS_PER_TRIAL if tries else KILLS_PER_RUN, kills - account.kills),
             number=SIGNALS[options.signal],
             step_seconds=None if options.free else 0.02,
             most_lost=3 if options.free else 1,
+            engines=engines,
         )
         if run.is_finished:
-            unlike = differences(run, reference)
+            unlike = differences(run, reference, tolerance=TOLERANCE if tries else 0.0)
             account.identical_runs += not unlike
             if unlike:
                 account.problems.append(f"{run.directory} is not the undisturbed run: {'; '.join(unlike)}")
@@ -102,12 +114,18 @@ def torture(strategy: str, root: pathlib.Path, kills: int, options: argparse.Nam
     return account
 
 
+def engines_of(strategies: list[str]) -> list[tuple[str, int]]:
+    """Strategies with numbers of workers."""
+    return [(name, workers) for name in strategies for workers in ([2, 1] if name in LAUNCHERS else [1])]
+
+
 def undisturbed(strategy: str, root: pathlib.Path) -> Run:
     """The run that nobody kills; one for all strategies with two replicas, which agree to the bit."""
-    name = "mirrored" if strategy in TWO_REPLICAS else strategy
-    run = Run(root / f"undisturbed-{name}")
+    name = "mirrored" if strategy in TWO_REPLICAS else "one_device" if strategy == TRIED else strategy
+    run = Run(root / f"undisturbed-{TRIED.replace(' ', '-') if strategy == TRIED else name}")
     if not run.is_finished:
-        with Process(run, name) as process:
+        params, gin_files = (["train.xla = 'off'"], [TRIALS]) if strategy == TRIED else ([], [])
+        with Process(run, name, *params, gin_files=gin_files) as process:
             if process.wait() != 0:
                 raise SystemExit(f"The undisturbed run failed:\n{process.output()}")
     return run

@@ -11,10 +11,10 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
-from crashes.runs import LAUNCHERS, STEPS_PER_EPOCH, TOTAL_STEPS, Process, Run
+from crashes.runs import LAUNCHERS, STEPS_PER_EPOCH, TOTAL_STEPS, TRIALS, Process, Run
 
 LIFE_SECONDS = 180.0
 PREEMPTED = 143
@@ -75,6 +75,7 @@ def random_moment(run: Run, dice: random.Random) -> Moment:
     return dice.choice(choices)
 
 
+TRYING = Moment("trying XLA", lambda p: p.run.xla is not None and p.run.newest_step > 0, 4.0)
 STARTING = Moment("starting", lambda p: True, 6.0)
 RESTORING = Moment("restoring", lambda p: bool(p.new_events("run_started")), 4.0)
 ENDING = Moment("ending", lambda p: p.run.newest_step >= TOTAL_STEPS, 0.8)
@@ -89,6 +90,7 @@ def disturb(
     number: int = signal.SIGKILL,
     step_seconds: float | None = 0.02,
     most_lost: int = 1,
+    engines: Sequence[tuple[str, int]] = (),
 ) -> None:
     """One run from its beginning to its end, killed `most_kills` times on the way, or fewer if it ends before.
 
@@ -100,6 +102,8 @@ def disturb(
       number: SIGKILL, or one of the signals after which a run saves first.
       step_seconds: as `Process` has it.
       most_lost: the steps that a kill may cost.
+      engines: strategies and numbers of workers for the dice to choose from at each start, with XLA tried; none: always
+        the account's strategy, without.
     """
     ending_kills, begun = 0, account.kills
     account.runs += 1
@@ -108,8 +112,15 @@ def disturb(
         before = run.newest_step
         ending_kills += before >= TOTAL_STEPS
         is_last = account.kills - begun == most_kills - 1  # goes to the end, which the others may not live to see
-        moment = None if spared else ENDING if is_last else random_moment(run, dice)
-        with Process(run, account.strategy, step_seconds=step_seconds) as process:
+        if spared:
+            moment = None
+        elif engines and run.xla is None:
+            moment = TRYING
+        else:
+            moment = ENDING if is_last else random_moment(run, dice)
+        strategy, workers = dice.choice(engines) if engines else (account.strategy, 2)
+        how = {"workers": workers, "gin_files": [TRIALS] if engines else []}
+        with Process(run, strategy, step_seconds=step_seconds, **how) as process:
             try:
                 was_killed = moment is not None and _kill(process, moment, account, dice, number)
                 status = process.wait(LIFE_SECONDS)

@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 import zipfile
+from collections.abc import Sequence
 from typing import Any
 
 import forks
@@ -29,22 +30,36 @@ from crashes.pace import PACE, newest_step
 from tfdist.checkpoint import restore
 
 EXPERIMENT = pathlib.Path(__file__).with_name("experiment.gin")
+TRIALS = pathlib.Path(__file__).with_name("trials.gin")
 TOTAL_STEPS = 48
 STEPS_PER_EPOCH = 8
 TWO_REPLICAS = ("mirrored", "multi_worker", "horovod")
 STRATEGIES = ("one_device", *TWO_REPLICAS)
 LAUNCHERS = {"multi_worker": "tf_config", "horovod": "horovod"}
+TOLERANCE = 1e-5  # of runs whose additions come in another order
 PARAMS = {"mirrored": ["mirrored.Mirrored.num_cpu_devices = 2"]}
 END_SECONDS = 30.0  # for processes to be gone that were killed, or lost the one that was
+MAIN, FITTED = "tfdist.main", "crashes.fitted"
 OWN_MODULES = ("tfdist.launch", "horovodrun", "tfdist.launch.horovod.horovod_worker")
 
 
-def command(strategy: str, run_dir: pathlib.Path, *params: str, gin_files: tuple[str, ...] = ()) -> list[str]:
-    """The command that trains, or continues training, in `run_dir`."""
-    launch = ["tfdist.main"]
+def command(
+    strategy: str,
+    run_dir: pathlib.Path,
+    *params: str,
+    gin_files: Sequence[pathlib.Path] = (),
+    workers: int = 2,
+    restarts: int = 0,
+    module: str = MAIN,
+) -> list[str]:
+    """The command that trains, or continues training, in `run_dir`: by gin files, or by crashes/fitted.py."""
+    launch = [module]
     if strategy in LAUNCHERS:
-        launch = ["tfdist.launch", "--workers=2", f"--launcher={LAUNCHERS[strategy]}", "--"]
-    config = [str(EXPERIMENT), f"configs/strategies/{strategy}.gin", *gin_files]
+        options = [f"--workers={workers}", f"--launcher={LAUNCHERS[strategy]}", f"--max_restarts={restarts}"]
+        launch = ["tfdist.launch", *options, *([] if module == MAIN else [f"--module={module}"]), "--"]
+    if module != MAIN:
+        return [sys.executable, "-m", *launch, strategy, str(run_dir), *params]
+    config = [EXPERIMENT, f"configs/strategies/{strategy}.gin", *gin_files]
     flags = [f"--gin_file={name}" for name in config]
     flags += [f"--gin_param={param}" for param in [*PARAMS.get(strategy, []), *params]]
     return [sys.executable, "-m", *launch, *flags, f"--run_dir={run_dir}"]
@@ -65,6 +80,7 @@ class Process:
       params: more settings.
       step_seconds: what a step takes at least, besides the time to write its checkpoint; None does not slow it down.
       env: more variables.
+      how: the rest of what `command` takes.
     """
 
     def __init__(
@@ -74,16 +90,18 @@ class Process:
         *params: str,
         step_seconds: float | None = None,
         env: dict[str, str] | None = None,
+        **how: Any,
     ) -> None:
         self.run = run
         self.strategy = strategy
+        self._module = how.get("module", MAIN)
         self._mark = uuid.uuid4().hex
         self._output = run.directory.with_suffix(".output").open("a+", errors="replace")
         self._begin = self._output.tell()
         self.events_before = len(run.events())
         pace = None if step_seconds is None else f"{step_seconds}:{run.directory}"
         self._popen = forks.Popen(
-            command(strategy, run.directory, *params),
+            command(strategy, run.directory, *params, **how),
             env=environment(pace) | {support.MARK: self._mark} | (env or {}),
             cwd=support.REPOSITORY,
             stdin=subprocess.DEVNULL,
@@ -115,7 +133,7 @@ class Process:
             for process in psutil.Process(self._popen.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     line = process.cmdline()
-                    if "tfdist.main" in line and not any(m in part for part in line for m in OWN_MODULES):
+                    if self._module in line and not any(m in part for part in line for m in OWN_MODULES):
                         found.append(process)
         return sorted(found, key=lambda process: process.pid)
 
@@ -176,6 +194,12 @@ class Run:
             return any(not (entry / "manifest.json").exists() for entry in self.checkpoints.iterdir())
         return False
 
+    @property
+    def xla(self) -> str | None:
+        """What was chosen of XLA, "off" while it is tried; None before that."""
+        path = self.directory / "tuned.json"
+        return json.loads(path.read_text())["xla"] if path.exists() else None
+
     def result(self) -> dict[str, Any]:
         return json.loads((self.directory / "result.json").read_text())
 
@@ -205,26 +229,25 @@ class _Silent:
     warning = info
 
 
-def differences(run: Run, reference: Run, *, tolerance: float = 0.0, values_too: bool = True) -> list[str]:
-    """What a finished run and an undisturbed one do not share; with a tolerance other than 0 numbers may differ by it.
+def differences(run: Run, reference: Run, *, tolerance: float = 0.0) -> list[str]:
+    """What a finished run and an undisturbed one do not share.
 
     Args:
       run: to judge.
       reference: undisturbed.
-      tolerance: of weights, and of the state in the last checkpoint; 0 asks for the same bits.
-      values_too: compares the last checkpoint's state, too: slots, statistics, seeds, callbacks.
+      tolerance: of weights, metrics, and the state in the last checkpoint: slots, statistics, seeds, callbacks; 0 asks
+        for the same bits.
     """
+    ours, theirs = run.state(), reference.state()
     found = [f"weights: {name}" for name in _unlike(run.weights(), reference.weights(), tolerance)]
-    if values_too:
-        ours, theirs = run.state(), reference.state()
-        found += [f"state: {name}" for name in _unlike(ours.tensors, theirs.tensors, tolerance)]
-        if not _close(ours.values, theirs.values):
-            found.append("values of the last checkpoint")
-    if not _close(run.points(), reference.points()):
+    found += [f"state: {name}" for name in _unlike(ours.tensors, theirs.tensors, tolerance)]
+    if not _close(ours.values, theirs.values, tolerance):
+        found.append("values of the last checkpoint")
+    if not _close(run.points(), reference.points(), tolerance):
         found.append("metrics.jsonl")
     keys = ("status", "steps", "epochs", "examples_seen", "train_metrics", "eval_metrics")
-    ours, theirs = run.result(), reference.result()
-    return found + [f"result.json: {key}" for key in keys if not _close(ours[key], theirs[key])]
+    results = run.result(), reference.result()
+    return found + [f"result.json: {key}" for key in keys if not _close(*(r[key] for r in results), tolerance)]
 
 
 def _unlike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tolerance: float) -> list[str]:
@@ -241,14 +264,14 @@ def _alike(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> bool:
     return ours.tobytes() == theirs.tobytes()
 
 
-def _close(ours: Any, theirs: Any) -> bool:
-    """Equal, but for the sixth digit of floats."""
+def _close(ours: Any, theirs: Any, tolerance: float) -> bool:
+    """Equal, but for the sixth digit of floats, or what the tolerance allows, of sums by their size."""
     if isinstance(ours, float) and isinstance(theirs, float):
-        return ours == theirs or abs(ours - theirs) <= 1e-6
+        return ours == theirs or abs(ours - theirs) <= max(1e-6, tolerance * max(1.0, abs(theirs)))
     if isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(_close(ours[key], theirs[key]) for key in ours)
+        return ours.keys() == theirs.keys() and all(_close(ours[key], theirs[key], tolerance) for key in ours)
     if isinstance(ours, list):
-        return len(ours) == len(theirs) and all(map(_close, ours, theirs))
+        return len(ours) == len(theirs) and all(_close(*pair, tolerance) for pair in zip(ours, theirs, strict=True))
     return ours == theirs
 
 

@@ -8,15 +8,13 @@ import signal
 import time
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from crashes.kills import PREEMPTED, Account, disturb
-from crashes.runs import STEPS_PER_EPOCH, TOTAL_STEPS, TWO_REPLICAS, Process, Run, differences
+from crashes.runs import STEPS_PER_EPOCH, TOLERANCE, TOTAL_STEPS, TWO_REPLICAS, Process, Run, differences
 
 pytestmark = pytest.mark.slow
 
 NO_DROPOUT = "experiment.build_model.dropout = 0.0"  # whose masks are each replica's own
-TOLERANCE = 1e-5
 STEP_SECONDS = 0.02
 
 
@@ -65,7 +63,7 @@ def test_runs_go_on_under_other_strategies_and_signals_cost_no_step(
     with Process(run, "one_device", NO_DROPOUT) as process:
         assert process.wait() == 0, process.output()
         assert [event["step"] for event in process.new_events("resumed")] == [saved]
-    assert_close(run, undisturbed("one_device", NO_DROPOUT))
+    assert differences(run, undisturbed("one_device", NO_DROPOUT), tolerance=TOLERANCE) == []
 
 
 @pytest.mark.horovod
@@ -77,7 +75,7 @@ def test_horovods_workers_save_when_told_and_others_go_on(
     with Process(run, "mirrored", NO_DROPOUT) as process:
         assert process.wait() == 0, process.output()
         assert [event["step"] for event in process.new_events("resumed")] == [saved]
-    assert_close(run, undisturbed("one_device", NO_DROPOUT))
+    assert differences(run, undisturbed("one_device", NO_DROPOUT), tolerance=TOLERANCE) == []
 
 
 def leave(run: Run, strategy: str, before: int, *, at_step: int, number: int, to_one_worker: bool) -> int:
@@ -96,15 +94,3 @@ def leave(run: Run, strategy: str, before: int, *, at_step: int, number: int, to
         assert f"Left at step {run.newest_step:,} after saving" in process.output()
     assert at_step <= run.newest_step == run.progress < TOTAL_STEPS
     return run.newest_step
-
-
-def assert_close(run: Run, reference: Run) -> None:
-    ours, theirs = run.weights(), reference.weights()
-    assert ours.keys() == theirs.keys()
-    for name, array in ours.items():
-        np.testing.assert_allclose(array, theirs[name], rtol=0, atol=TOLERANCE, err_msg=name)
-    assert run.result()["examples_seen"] == reference.result()["examples_seen"] == 6 * 249
-    points, expected = run.points(), reference.points()
-    assert [(p["step"], p["split"]) for p in points] == [(p["step"], p["split"]) for p in expected]
-    for one, other in zip(points, expected, strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], abs=TOLERANCE)

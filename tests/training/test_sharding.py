@@ -173,6 +173,13 @@ def test_each_replica_holds_its_share() -> None:
             {"canonical_replicas": 4, "deterministic": True, "synchronize_batch_norm": False},
             "takes batch statistics over whole batches; leave train.synchronize_batch_norm",
         ),
+        (
+            {
+                "sharding": "weights",
+                "callbacks": [keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)],
+            },
+            "train.callbacks has EarlyStopping, which copies all weights",
+        ),
         ({"tensor_parallel": ["dense"]}, "train.tensor_parallel is for train.sharding = 'gradients'"),
         ({"tensor_parallel": "dense"}, "train.tensor_parallel is 'dense'; write a list of patterns"),
         ({"sharding": "gradients", "log_norms": "all"}, "train.log_norms needs all gradients on every replica"),

@@ -22,13 +22,20 @@ from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.watch import xla_trial
 
+FORCED = {"MOST_COST": 1e9, "FIRST_LOOK": 2, "ROUNDS": 2}
 SETTINGS: dict[str, Any] = {"epochs": 4, "deterministic": False, "steps_per_call": 1, "eval_data": None, "xla": "auto"}
 
 
 @contextlib.contextmanager
 def trials() -> Iterator[None]:
-    with mock.patch.multiple(xla_trial, MOST_COST=1e9, FIRST_LOOK=2, ROUNDS=2):
+    with mock.patch.multiple(xla_trial, **FORCED):
         yield
+
+
+def force() -> None:
+    """As `trials`, for as long as this process lasts."""
+    for name, value in FORCED.items():
+        setattr(xla_trial, name, value)
 
 
 @keras.saving.register_keras_serializable("tests")

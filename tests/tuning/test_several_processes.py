@@ -8,6 +8,8 @@ import pathlib
 import signal
 
 import pytest
+import support
+from crashes.pace import PACE, newest_step
 from tuning.sweeps import Sweep, arguments, running
 
 SEVERAL = (
@@ -53,3 +55,40 @@ def test_a_trial_may_run_under_horovod(tmp_path: pathlib.Path, gin_file: pathlib
         assert chief.end() == 0, chief.output
     result = json.loads((sweep.directory / "trials/0000/result.json").read_text())
     assert result["strategy"] == "horovod" and result["num_workers"] == 2 and sweep.result["best"] == "0000"
+
+
+@pytest.mark.slow
+def test_a_trial_goes_on_after_xla_was_tried_in_it(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
+    settings = (
+        "from tfdist.checkpoint import policy",
+        "from crashes import experiment",
+        "from crashes import trials",
+        "train.model = @trials.build_model",
+        "trials.build_model.shape = (64,)",
+        "train.deterministic = False",
+        "train.callbacks = [@experiment.Paced()]",
+        "train.checkpoint = @policy.CheckpointPolicy(every_steps=1)",
+        "tune.max_trials = 1",
+    )
+    sweep = Sweep(tmp_path / "sweep")
+    trial = sweep.directory / "trials" / "0000"
+    command = arguments(gin_file, sweep.directory, *SEVERAL, *settings)
+    variables = support.TESTS_PATH | {PACE: f"0.05:{trial}"}
+
+    def is_tried() -> bool:
+        return (trial / "tuned.json").exists() and newest_step(trial / "checkpoints") > 0
+
+    with running(command, tmp_path / "log", variables) as chief:
+        chief.until(is_tried)  # before the first epoch's end
+        chief.signal(signal.SIGTERM)
+        assert chief.end() == 143, chief.output
+    left = newest_step(trial / "checkpoints")
+    with running(command, tmp_path / "log", variables) as chief:
+        chief.until(lambda: newest_step(trial / "checkpoints") > left)
+        os.kill(sweep.pid("0000"), signal.SIGKILL)
+        assert chief.end() == 0, chief.output
+    first, second = [event["step"] for event in sweep.told("0000") if event["event"] == "resumed"]
+    assert 0 < left == first < second, chief.output
+    assert [event["status"] for event in sweep.of("trial_ended")] == ["interrupted", "interrupted", "done"]
+    result = json.loads((trial / "result.json").read_text())
+    assert result["num_workers"] == 2 and result["steps"] == 60

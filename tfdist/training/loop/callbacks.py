@@ -190,6 +190,12 @@ def writes(callback: keras.callbacks.Callback) -> bool:
     return bool(getattr(callback, "chief_only", isinstance(callback, WRITERS)))
 
 
+def takes_weights(callback: keras.callbacks.Callback) -> bool:
+    """Whether one of Keras's callbacks copies, saves or swaps the model's weights."""
+    copying = (keras.callbacks.ModelCheckpoint, keras.callbacks.SwapEMAWeights)
+    return isinstance(callback, copying) or bool(getattr(callback, "restore_best_weights", False))
+
+
 def check_callbacks(callbacks: Any) -> None:
     """Raises UserError where one of them cannot work here."""
     if not isinstance(callbacks, (list, tuple)):

@@ -36,7 +36,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.reduced_precision import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
 from tfdist.training.loop.boundaries import LengthSettings
-from tfdist.training.loop.callbacks import check_callbacks
+from tfdist.training.loop.callbacks import check_callbacks, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.loop.model_summaries import GRADIENTS as GRADIENT_SUMMARIES
 from tfdist.training.loop.model_summaries import KINDS as SUMMARY_KINDS
@@ -309,13 +309,19 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                 "train.sharding = 'weights' computes blocks again in the backward pass by itself, and gathers their "
                 "weights, which XLA cannot. Leave train.recompute and train.xla out."
             )
-        if WEIGHT_SUMMARIES in self.summaries and (
-            self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
-        ):
-            raise UserError(
-                "train.summaries has 'weights', which train.sharding = 'weights' and train.tensor_parallel keep apart "
-                "on several replicas. Leave one of the two out."
-            )
+        if self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None:
+            if WEIGHT_SUMMARIES in self.summaries:
+                raise UserError(
+                    "train.summaries has 'weights', which train.sharding = 'weights' and train.tensor_parallel keep "
+                    "apart on several replicas. Leave one of the two out."
+                )
+            for callback in self.callbacks:
+                if takes_weights(callback):
+                    raise UserError(
+                        f"train.callbacks has {type(callback).__name__}, which copies all weights, and "
+                        "train.sharding = 'weights' and train.tensor_parallel keep them apart on several replicas. "
+                        "Leave it out (of EarlyStopping: restore_best_weights), or set train.sharding = 'optimizer'."
+                    )
         if self.reduce_precision is not None:
             own = self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
             beside = {

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.storage import files, lease
+from tfdist.storage import lease
 from tfdist.strategies.cluster import environment, tf_config
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
@@ -269,15 +269,8 @@ def _run(
 
 
 def _past(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
-    """The journal's events of this sweep; a journal in which nothing has come of anything is begun anew."""
+    """The journal's events of this sweep."""
     events = journal.read()
-    began = {journals.TRIAL_REPORTED, journals.TRIAL_ENDED} & {
-        event["event"] for event in events if event.get("status") != journals.INTERRUPTED
-    }
-    if events and not began:
-        files.remove(files.join(plan.run_dir, journals.NAME))
-        files.remove_tree(files.join(plan.run_dir, "trials"))
-        events = []
     if not events:
         journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
         return []
