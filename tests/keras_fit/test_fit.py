@@ -54,6 +54,36 @@ def test_a_finished_run_gives_its_weights_and_history_and_goes_on_with_more_epoc
 
 
 @pytest.mark.slow
+def test_a_run_of_another_optimizer_loss_model_or_of_other_arrays_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    def compiled(rate: float = 0.1, loss: str = "sparse_categorical_crossentropy", units: int = 4) -> keras.Model:
+        model = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Dense(units), keras.layers.Softmax()])
+        model.compile(keras.optimizers.SGD(rate), loss)
+        return model
+
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=100.0)
+    place, model = str(tmp_path / "run"), compiled()
+    first = tfdist.fit(model, X, Y, epochs=2, verbose=0, run_dir=place, callbacks=plateau)
+    others = [(compiled(0.5), Y, "optimizer"), (compiled(units=5), Y, "model"), (compiled(), Y[::-1], "data")]
+    for other, labels, name in [*others, (compiled(loss="mse"), Y, "loss")]:
+        with pytest.raises(ValueError, match=f"another experiment(.|\n)* {name}: (.|\n)*accept_changes = True"):
+            tfdist.fit(other, X, labels, epochs=2, verbose=0, run_dir=place)
+    again = compiled()
+    assert tfdist.fit(again, X, Y, epochs=2, verbose=0, run_dir=place).history == first.history
+    # The same optimizer, whose rate a callback has changed since.
+    assert tfdist.fit(model, X, Y, epochs=3, verbose=0, run_dir=place, callbacks=plateau).epoch == [0, 1, 2]
+    tfdist.fit(compiled(0.5), X, Y, epochs=4, verbose=0, run_dir=place, accept_changes=True)
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_that_nothing_is_trained(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for said in ("", "is finished"):
+        capfd.readouterr()
+        fit(classifier(), epochs=1, run_dir=str(tmp_path / "run"))
+        lines = "".join(capfd.readouterr())
+        assert said in lines and len(lines.splitlines()) == bool(said)
+
+
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(tmp_path: pathlib.Path) -> None:
     class Interrupts(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -74,6 +74,10 @@ class FaultySyscalls(Syscalls):
         self._pass("replace", target)
         super().replace(source, target)
 
+    def exchange(self, one: str, other: str) -> None:
+        self._pass("exchange", other)
+        super().exchange(one, other)
+
     def link(self, source: str, target: str) -> None:
         self._pass("link", target)
         super().link(source, target)

@@ -46,6 +46,32 @@ def test_a_rewritten_file_is_the_old_or_the_new_one_wherever_the_process_ends(tm
     assert faulty.crash_everywhere(write, check) >= 6
 
 
+def test_a_directory_is_the_old_or_the_new_one_and_a_sweep_leaves_nothing_beside_it(tmp_path: pathlib.Path) -> None:
+    """What `--mode=export` replaces."""
+    new = {"index": b"new", "deep/data": b"new data"}
+    for name, content in new.items():
+        (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "new" / name).write_bytes(content)
+    old = {"index": b"old", "gone": b"old"}
+
+    def check(index: int, crash: faulty.Boundary | None) -> None:
+        found = {
+            name: files.read(tmp_path / str(index) / "it" / name)
+            for name in files.list_tree(tmp_path / str(index) / "it")
+        }
+        assert found == new if crash is None else found in (old, new)
+        files.remove_stale(f"{tmp_path}/{index}/it/")
+        assert [path.name for path in (tmp_path / str(index)).iterdir()] == ["it"]
+
+    def replace(index: int) -> None:
+        (tmp_path / str(index) / "it").mkdir(parents=True)
+        for name, content in old.items():
+            (tmp_path / str(index) / "it" / name).write_bytes(content)
+        assert files.replace_tree(tmp_path / str(index) / "it", str(tmp_path / "new"), last="index") == 11
+
+    assert faulty.crash_everywhere(replace, check) >= 16
+
+
 @pytest.mark.slow
 def test_an_error_at_any_step_is_raised_and_leaves_no_file_and_nothing_beside_it(tmp_path: pathlib.Path) -> None:
     steps = _steps_of_a_new_file(tmp_path / "all")

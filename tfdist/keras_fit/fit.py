@@ -129,6 +129,8 @@ def fit(
             validation_data, batch_size=validation_batch_size or batch_size, steps=validation_steps
         )
         model.history = history
+        known_by = values | _identity(data, shuffle=bool(shuffle), seed=seed)
+        known_by |= identity_of(model, data.source) if kept and data.source is not None else {}
         with contextlib.ExitStack() as leaving:
             path = kept or leaving.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-fit-"))
             leaving.enter_context(given_back(model))
@@ -150,8 +152,6 @@ def fit(
                 callbacks=given if history in given else [*given, history],
                 **({"precision": precision_of(model)} | ({} if kept else {"checkpoint": "off"}) | settings),
             )
-            known_by = values | _identity(data, shuffle=bool(shuffle), seed=seed)
-            known_by |= identity_of(model, data.source) if kept and data.source is not None else {}
             request = Request(
                 run_dir=path,
                 settings=lambda: known_by,
@@ -161,7 +161,7 @@ def fit(
                 seeds=False,
             )
             experiment.train(trained, request)
-            note_end(model, known_by)
+        note_end(model, known_by)
     return history
 
 

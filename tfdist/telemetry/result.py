@@ -38,7 +38,7 @@ class Start:
     lost_steps: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Starts:
     """What run.json holds.
 
@@ -47,9 +47,9 @@ class Starts:
       starts: of the run so far, the first one first.
     """
 
+    mode: str = TRAIN
     settings: Mapping[str, str]
     starts: Sequence[Start]
-    mode: str = TRAIN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

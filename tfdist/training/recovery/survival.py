@@ -189,8 +189,8 @@ def _resumed(run: Run, state: TrainingState, *, partial: bool) -> tuple[Position
 
     start = restored(run.strategy, state, read, partial=partial, tell=run.events)
     if start is not None:
-        if run.topology.is_chief and not run.earlier_starts:
-            run.warn_of_file(f"{run.directory.starts} names no earlier start: goodput counts from this one on.")
+        if run.topology.is_chief and not files.exists(run.directory.starts):
+            run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         due = bool(start.values.get("boundary_is_due"))
         lost = max(0, (run.metrics.discard_after(start.step - 1 if due else start.step) or 0) - start.step)
         again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""

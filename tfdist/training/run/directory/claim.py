@@ -118,9 +118,9 @@ def take_place(
         try:
             remove_stale(directory.path, mode)
             if claim is not None and claim.begins_empty:
-                for each in set(files.list_names(directory.path)) - {lease.NAME}:
-                    files.remove_tree(files.join(directory.path, each))
-                    files.remove(files.join(directory.path, each))
+                for name in set(files.list_names(directory.path)) - {lease.NAME}:
+                    path = files.join(directory.path, name)
+                    files.remove_tree(path) if files.is_dir(path) else files.remove(path)
             warnings: list[str] = []
             starts = read_starts(directory, warnings.append)
             place = Place() if claim is None else _claimed(directory, claim, starts.settings)

@@ -17,7 +17,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 
 def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
     """What earlier starts left; nothing where there was none, or the file is damaged."""
-    return read_record(directory.starts, Starts, warn) or Starts({}, ())
+    return read_record(directory.starts, Starts, warn) or Starts(settings={}, starts=())
 
 
 def note_start(
@@ -25,4 +25,4 @@ def note_start(
 ) -> None:
     """Adds a start to the `earlier` ones."""
     starts = [*earlier, Start(now(), step, lost_steps)]
-    files.write_atomic(directory.starts, to_json(Starts(dict(settings), starts), indent=2) + "\n")
+    files.write_atomic(directory.starts, to_json(Starts(settings=dict(settings), starts=starts), indent=2) + "\n")

@@ -1,0 +1,800 @@
+"""Whatever is in the files of a run directory, the next start goes on rightly, or ends with one message that names one.
+
+Each case is a copy of a run with one file changed. `RUN_FILES` says what is right: a file that can be made again is
+made again, a record is kept aside, and what decides what is trained is refused, and nothing is removed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import datetime
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from gcs.server import GcsServer
+from support import REPOSITORY
+from sweep_journals import Journal as WrittenJournal
+
+from tfdist import xla_cache
+from tfdist.checkpoint.format import manifest as manifests
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.data.sources.fitted_values import read_kept
+from tfdist.errors import EXIT_IN_USE, InUseError, UserError
+from tfdist.experiment import evaluate, train
+from tfdist.launch import outcome
+from tfdist.planning import measured
+from tfdist.report import listing, run_data, run_sections
+from tfdist.serving.predicting import predict
+from tfdist.serving.settings import PredictSettings
+from tfdist.storage import files, lease
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
+from tfdist.telemetry.records import RUN_FILES, Policy, as_type
+from tfdist.training.loop.callbacks import CallbackError
+from tfdist.training.recovery.rollback import Failure
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.training.run.tuned import stored_xla
+from tfdist.tuning.find_rate import FindRateSettings, find_rate
+from tfdist.tuning.schedule.history import read_sweep
+from tfdist.tuning.schedule.journal import Journal
+from tfdist.tuning.search import hypermodel
+
+pytestmark = pytest.mark.slow
+
+STEPS_PER_EPOCH = 3
+IMAGES = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
+LABELS = (IMAGES.sum(axis=1) > 0).astype(np.int32)
+BINARY = bytes(range(256)) * 3
+NO_FAILURE = Failure(step=1, skip_steps=0, rate=1.0, back_to=0)  # changes nothing
+
+
+def model() -> keras.Model:
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, keras.layers.Dense(2)(inputs))
+
+
+def task() -> Supervised:
+    return Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
+class Interruption(Exception):
+    """What a process does that is killed."""
+
+
+class _Ends(keras.callbacks.Callback):
+    """Ends a training as a kill would, after so many epochs of it."""
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__()
+        self._left = [epochs]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._left[0] == 0:
+            raise Interruption
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._left[0] -= 1
+
+
+def run(directory: str | pathlib.Path, **changes: Any) -> list[np.ndarray] | None:
+    """Trains; the weights at the end, or None where the run was finished before."""
+    built: list[keras.Model] = []
+    given = {
+        "model": lambda: built.append(model()) or built[-1],
+        "task": task(),
+        "optimizer": lambda: keras.optimizers.Adam(0.01),
+        "train_data": lambda: (IMAGES, LABELS),
+        "strategy": OneDevice(),
+        "global_batch_size": 8,
+        "epochs": 3,
+        "seed": 3,
+        "xla": "off",
+        "summaries": (),
+        "checkpoint": CheckpointPolicy(every_epochs=1, keep_last=2),
+    }
+    result = train(TrainSettings(**given | changes), Request(run_dir=str(directory), keeps=True))
+    return None if result is None else built[-1].get_weights()
+
+
+def evaluated(directory: str | pathlib.Path, weights: Any = "last") -> dict[str, Any]:
+    settings = EvaluateSettings(
+        model=model,
+        task=task(),
+        data=lambda: (IMAGES, LABELS),
+        strategy=OneDevice(),
+        global_batch_size=8,
+        weights=weights,
+    )
+    return evaluate(settings, Request(run_dir=str(directory)))
+
+
+def predicted(directory: str | pathlib.Path, images: np.ndarray = IMAGES, **changes: Any) -> np.ndarray:
+    """The outputs, by the files that the mode leaves."""
+    given = {"model": model, "data": lambda: images, "strategy": OneDevice(), "global_batch_size": 8}
+    predict(PredictSettings(**given | {"examples_per_file": 8} | changes), Request(run_dir=str(directory)))
+    parts = sorted(pathlib.Path(directory, "predictions").glob("part-*.jsonl"))
+    rows = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
+    assert [row["example"] for row in rows] == list(range(len(images)))
+    return np.array([next(value for name, value in row.items() if name != "example") for row in rows])
+
+
+@dataclasses.dataclass
+class Runs:
+    """A finished run and one that was killed after its second epoch; the finished one's weights."""
+
+    finished: pathlib.Path
+    killed: pathlib.Path
+    weights: list[np.ndarray]
+
+    def copy(self, which: str, to: pathlib.Path) -> pathlib.Path:
+        shutil.copytree(getattr(self, which), to)
+        return to
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    weights = run(folder / "finished")
+    assert weights is not None
+    with pytest.raises(CallbackError):
+        run(folder / "killed", callbacks=[_Ends(2)])
+    (folder / "killed" / "rollbacks.json").write_text(json.dumps([dataclasses.asdict(NO_FAILURE)]))
+    assert len(list((folder / "killed" / "checkpoints").iterdir())) == 2
+    return Runs(folder / "finished", folder / "killed", weights)
+
+
+# What a file may hold
+
+PLAIN = {"empty": b"", "array": b"[]", "null": b"null", "number": b"7", "object": b"{}", "binary": BINARY}
+DAMAGES = ("absent", *PLAIN, "half", "more", "fewer", "newer", "deep")
+OF_BYTES = ("absent", "empty", "half", "binary")
+
+
+def changed(content: bytes, damage: str, *, is_manifest: bool = False) -> bytes | None:
+    """The content of a file with a damage; None for no file."""
+    if damage == "absent":
+        return None
+    if damage in PLAIN:
+        return PLAIN[damage]
+    if damage == "half":
+        return content[: len(content) // 2 - 1]
+    if damage == "deep":
+        return b"[" * 200_000
+    if is_manifest:
+        return _changed_manifest(content, damage)
+    try:
+        return json.dumps(_changed(json.loads(content), damage)).encode()
+    except ValueError:  # lines
+        *lines, last = content.splitlines()
+        return b"\n".join([*lines, json.dumps(_changed(json.loads(last), damage)).encode(), b""])
+
+
+def _changed(value: Any, damage: str) -> Any:
+    if isinstance(value, list):
+        return [_changed(each, damage) for each in value]
+    if damage == "fewer":
+        return dict(list(value.items())[1:])
+    return {**value, **({"novel": 1} if damage == "more" else {"format": 2})}
+
+
+def _changed_manifest(content: bytes, damage: str) -> bytes:
+    """With its checksum right: another version's."""
+    fields = json.loads(content)
+    del fields["manifest_crc32c"]
+    if damage == "fewer":
+        del fields["values"]["sums"]
+    else:
+        fields |= {"values": fields["values"] | {"novel": 1}} if damage == "more" else {"format": 2}
+    body = json.dumps(fields, separators=(",", ":")).encode()[:-1]
+    return body + manifests._suffix(body)
+
+
+def put(path: pathlib.Path, damage: str) -> bytes | None:
+    """Damages a file; what it holds then."""
+    content = changed(path.read_bytes(), damage, is_manifest=path.name == manifests.NAME)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    return content
+
+
+def tree(directory: pathlib.Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+# What a start writes before it knows all: it adds to these files.
+GROW = ("events.jsonl", "telemetry/worker-0.jsonl", "run.json", "config.gin")
+
+
+def assert_kept(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
+    assert before.keys() <= after.keys()
+    assert {name: before[name] for name in before if name not in GROW}.items() <= after.items()
+
+
+def warnings(directory: pathlib.Path) -> list[str]:
+    found = []
+    for path in directory.glob("events*.jsonl"):
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and event.get("level") == "warning":
+                    found.append(event["details"]["message"])
+    return found
+
+
+def attempt(act: Callable[..., Any], *args: Any, **changes: Any) -> tuple[str, Any]:
+    """The message of status 2 with which it ends, or an empty one and what it gives. What else it raises, fails."""
+    try:
+        return "", act(*args, **changes)
+    except UserError as error:
+        assert error.exit_status == 2
+        return str(error), None
+
+
+def refusal(act: Callable[..., Any], *args: Any, **changes: Any) -> str:
+    """The message alone."""
+    return attempt(act, *args, **changes)[0]
+
+
+def assert_weights(ours: Any, theirs: Any) -> None:
+    assert ours is not None
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# A training reads
+
+READ_BY_TRAINING = (
+    "run.json",
+    "rollbacks.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "telemetry/worker-0.jsonl",
+    "telemetry/run_id",
+    "config.gin",
+    ".lease",
+)
+HARMLESS = {("rollbacks.json", "array"), ("rollbacks.json", "more")}
+
+
+@pytest.mark.parametrize("name", READ_BY_TRAINING)
+def test_a_training_goes_on_to_the_same_weights_or_names_the_file(
+    runs: Runs, tmp_path: pathlib.Path, name: str
+) -> None:
+    policy = READ_BY_TRAINING[name]
+    for damage in DAMAGES if name.endswith((".json", ".jsonl")) else OF_BYTES:
+        directory = runs.copy("killed", tmp_path / damage)
+        path = directory / name
+        if not path.exists():
+            path.write_bytes(b"left by a kill")
+        content = put(path, damage)
+        before = tree(directory)
+        refused, weights = attempt(run, directory)
+        must_go_on = damage == "absent" or (name, damage) in HARMLESS or policy is not Policy.REFUSE
+        is_refused = not must_go_on or (damage == "newer" and name.endswith(".json"))
+        assert bool(refused) == is_refused, (damage, refused)
+        if refused:
+            assert str(path) in refused
+            assert_kept(before, tree(directory))
+            continue
+        assert_weights(weights, runs.weights)
+        if (
+            policy is Policy.KEEP
+            and name in ("run.json", "metrics.jsonl")
+            and damage not in ("absent", "more", "newer")
+        ):
+            said = [each for each in warnings(directory) if str(path) in each]
+            assert len(said) == 1 or (name == "metrics.jsonl" and damage in ("empty", "fewer")), (damage, said)
+            if name == "run.json" or damage == "binary":
+                assert (directory / f"{name}.damaged").read_bytes() == content
+        points = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        places = [(point["step"], point["split"]) for point in points]
+        assert len(set(places)) == len(places) and places[-1][0] == 3 * STEPS_PER_EPOCH
+
+
+@pytest.mark.parametrize("name", [manifests.NAME, "data"])
+def test_one_damaged_checkpoint_is_passed_over_and_one_of_a_newer_format_refused(
+    runs: Runs, tmp_path: pathlib.Path, name: str
+) -> None:
+    for damage in DAMAGES if name == manifests.NAME else OF_BYTES:
+        directory = runs.copy("killed", tmp_path / damage)
+        newest = max((directory / "checkpoints").iterdir())
+        path = next(newest.glob(f"{name}*"))
+        put(path, damage)
+        before = tree(directory)
+        refused, weights = attempt(run, directory)
+        assert bool(refused) == (name == manifests.NAME and damage in ("newer", "fewer")), (damage, refused)
+        if refused:
+            assert ("of format 2" in refused and str(newest) in refused) or "step 6 is of another version" in refused
+            assert_kept(before, tree(directory))
+            with pytest.raises(UserError, match="of format 2") if damage == "newer" else contextlib.nullcontext():
+                evaluated(directory)
+        else:
+            assert_weights(weights, runs.weights)
+
+
+@pytest.mark.parametrize("damage", [each for each in DAMAGES if each not in ("more", "fewer", "absent")])
+def test_checkpoints_none_of_which_can_be_read_end_the_run_and_stay(
+    runs: Runs, tmp_path: pathlib.Path, damage: str
+) -> None:
+    """A1 and A2, and an evaluation of them."""
+    directory = runs.copy("killed", tmp_path / "run")
+    for each in (directory / "checkpoints").iterdir():
+        put(each / manifests.NAME, damage)
+    before = tree(directory / "checkpoints")
+    for act, changes in ((run, {}), (evaluated, {}), (run, {"accept_changes": True})):
+        refused = refusal(act, directory, **changes)
+        assert str(directory) in refused and ("of format 2" if damage == "newer" else "is whole") in refused
+        assert tree(directory / "checkpoints") == before
+    shutil.move(directory / "checkpoints", tmp_path / "away")  # as the message says
+    if damage != "newer":
+        assert_weights(run(directory), runs.weights)
+
+
+def test_a_checkpoint_of_a_newer_format_outlives_the_training(runs: Runs, tmp_path: pathlib.Path) -> None:
+    directory = runs.copy("killed", tmp_path / "run")
+    oldest = min((directory / "checkpoints").iterdir())
+    put(oldest / manifests.NAME, "newer")
+    before = tree(oldest)
+    assert_weights(run(directory), runs.weights)
+    assert tree(oldest) == before
+
+
+@pytest.mark.parametrize(
+    "values", [{"sums": {"weight": "x"}}, {"random": {"python": [3, [1], None], "numpy": {}}}, {"stop": None}]
+)
+def test_a_checkpoint_of_another_version_is_one_message(
+    runs: Runs, tmp_path: pathlib.Path, values: dict[str, Any]
+) -> None:
+    directory = runs.copy("killed", tmp_path / "run")
+    path = max((directory / "checkpoints").iterdir()) / manifests.NAME
+    kept = manifests.decode(path.read_bytes())
+    path.write_bytes(manifests.encode(dataclasses.replace(kept, values={**kept.values, **values})))
+    assert "The checkpoint of step 6 is of another version of tfdist" in refusal(run, directory)
+
+
+def test_a_result_is_believed_or_refused(runs: Runs, tmp_path: pathlib.Path) -> None:
+    for damage in DAMAGES:
+        directory = runs.copy("finished", tmp_path / damage)
+        put(directory / "result.json", damage)
+        before = tree(directory)
+        refused, weights = attempt(run, directory)
+        assert bool(refused) == (damage not in ("absent", "more", "fewer")), (damage, refused)
+        if refused:
+            assert str(directory / "result.json") in refused and before.items() <= tree(directory).items()
+        elif damage == "absent":
+            assert_weights(weights, runs.weights)
+        else:
+            assert weights is None
+    for field, value in (("steps_per_epoch", "9"), ("starts", 5), ("best", [1]), ("epochs", True)):
+        directory = runs.copy("finished", tmp_path / field)
+        content = json.loads((directory / "result.json").read_text()) | {field: value}
+        (directory / "result.json").write_text(json.dumps(content))
+        assert f"result.json is damaged: {field} is " in refusal(run, directory)
+        assert run_data.read_run(str(directory)).result is None
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [5, None, [1], [{"step": 0}], [{"time": "2026-01-01T00:00:00+00:00"}], [{"time": "x", "step": 0}], "no zone"],
+)
+def test_starts_that_nobody_writes_begin_again(runs: Runs, tmp_path: pathlib.Path, starts: Any) -> None:
+    """B4: found at the start, not after the training."""
+    directory = runs.copy("killed", tmp_path / "run")
+    has_no_zone = starts == "no zone"
+    starts = [{"time": "2026-01-01T00:00:00", "step": 0}] if has_no_zone else starts
+    (directory / "run.json").write_text(json.dumps({"settings": {}, "starts": starts}))
+    assert evaluated(directory)["loss"] > 0
+    assert run_data.read_run(str(directory)).starts is not None
+    assert_weights(run(directory), runs.weights)
+    assert (directory / "run.json.damaged").exists() != has_no_zone
+    assert len(json.loads((directory / "result.json").read_text())["starts"]) == (2 if has_no_zone else 1)
+
+
+def test_half_a_last_line_goes_and_the_steps_without_rows_are_named(runs: Runs, tmp_path: pathlib.Path) -> None:
+    """A10."""
+    directory = runs.copy("killed", tmp_path / "run")
+    content = (directory / "metrics.jsonl").read_bytes().splitlines()
+    (directory / "metrics.jsonl").write_bytes(content[0] + b"\n" + content[1][:20])
+    assert_weights(run(directory), runs.weights)
+    lines = (directory / "metrics.jsonl").read_bytes().splitlines()
+    assert all(isinstance(json.loads(line), dict) for line in lines) and not list(directory.glob("*.damaged"))
+    (said,) = [each for each in warnings(directory) if "metrics.jsonl" in each]
+    assert "ends in half a line" in said and "no rows of the steps from 4 to 6" in said
+
+
+def test_a_start_sweeps_what_a_killed_writer_left_and_nothing_of_another_mode(
+    runs: Runs, tmp_path: pathlib.Path
+) -> None:
+    directory = runs.copy("killed", tmp_path / "run")
+    stale = [".run.json.0123456789ab.tfdist-tmp", "export/.model.keras.0123456789ab.tfdist-tmp"]
+    live = ["predictions/.part-00000.jsonl.0123456789ab.tfdist-tmp", ".evaluation.json.0123456789ab.tfdist-tmp"]
+    for name in stale + live:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(b"half")
+    assert_weights(run(directory), runs.weights)
+    assert [name for name in stale + live if (directory / name).exists()] == live
+    predicted(directory)
+    assert [name for name in live if (directory / name).exists()] == live[1:]
+
+
+def test_a_finished_run_misses_its_model(runs: Runs, tmp_path: pathlib.Path) -> None:
+    directory = runs.copy("finished", tmp_path / "run")
+    (directory / "export" / "model.keras").unlink()
+    assert run(directory) is None
+    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    assert "model.keras is missing; remove" in events[-1]["details"]["message"]
+    (directory / "result.json").unlink()  # as the message says
+    assert_weights(run(directory), runs.weights)
+    assert (directory / "export" / "model.keras").exists()
+
+
+# An evaluation, a prediction, an outcome, a plan, a report read
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "run.json", "export/model.keras"])
+def test_an_evaluation_has_the_same_metrics_or_names_the_file(runs: Runs, tmp_path: pathlib.Path, name: str) -> None:
+    directory = runs.copy("finished", tmp_path / "run")
+    whole = evaluated(directory, None)
+    content = (directory / name).read_bytes()
+    for damage in OF_BYTES if name.endswith("keras") else DAMAGES:
+        (directory / name).write_bytes(content)
+        put(directory / name, damage)
+        refused, found = attempt(evaluated, directory, None)
+        assert bool(refused) == (name.endswith("keras") or (name == "run.json" and damage == "newer")), (
+            damage,
+            refused,
+        )
+        assert str(directory / name) in refused if refused else found == whole
+
+
+def test_predictions_are_taken_up_only_as_they_were_written(runs: Runs, tmp_path: pathlib.Path) -> None:
+    """A12, B6."""
+    directory = runs.copy("finished", tmp_path / "run")
+    whole = predicted(directory)
+    before = tree(directory / "predictions")
+    for damage in DAMAGES:
+        put(directory / "predictions" / "predictions.json", damage)
+        refused, again = attempt(predicted, directory)
+        assert bool(refused) == (damage == "newer"), (damage, refused)
+        assert "predictions.json" in refused if refused else tree(directory / "predictions") == before
+        assert refused or np.array_equal(again, whole)
+        for name, content in before.items():
+            (directory / "predictions" / name).write_bytes(content)
+    for damage in OF_BYTES:
+        put(directory / "predictions" / "part-00001.jsonl", damage)
+        np.testing.assert_array_equal(predicted(directory), whole)
+        assert tree(directory / "predictions") == before
+
+
+def test_predictions_of_other_examples_of_that_name_and_number_are_made_again(
+    runs: Runs, tmp_path: pathlib.Path
+) -> None:
+    """A4; and what was moved is known again."""
+    directory = runs.copy("finished", tmp_path / "run")
+    whole = predicted(directory)
+    np.testing.assert_array_equal(predicted(directory, IMAGES[::-1]), whole[::-1])
+    again = predicted(directory)
+    moved = tmp_path / "moved"
+    shutil.copytree(directory, moved)
+    part = moved / "predictions" / "part-00000.jsonl"
+    first = part.stat().st_mtime_ns
+    np.testing.assert_array_equal(predicted(moved), again)
+    assert part.stat().st_mtime_ns == first
+
+
+def _outcome(directory: pathlib.Path) -> Any:
+    return outcome.outcome(str(directory))
+
+
+def _plan(directory: pathlib.Path) -> Any:
+    return measured.read(str(directory)).write_seconds
+
+
+def _report(directory: pathlib.Path) -> Any:
+    found = run_data.read_run(str(directory))
+    now = datetime.datetime.now(datetime.UTC)
+    if (directory / "run.json").exists():
+        listing.table_of(str(directory.parent), now)
+    return [run_sections.summary_of(found, found.status(now)), run_sections.notes_of(found), found.goodput] and True
+
+
+NEEDS = {"_outcome": ("result.json",), "_plan": ("result.json",), "_report": ()}
+
+
+@pytest.mark.parametrize("read", [_outcome, _plan, _report])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "result.json",
+        "run.json",
+        "evaluation.json",
+        "events.jsonl",
+        "metrics.jsonl",
+        "telemetry/worker-0.jsonl",
+        "config.gin",
+    ],
+)
+def test_readers_say_what_they_found_or_name_the_file(
+    runs: Runs, tmp_path: pathlib.Path, read: Callable[[pathlib.Path], Any], name: str
+) -> None:
+    """B5, B7, B11."""
+    for damage in OF_BYTES if name == "config.gin" else DAMAGES:
+        directory = runs.copy("finished", tmp_path / damage / "run")
+        (directory / "evaluation.json").write_text('{"loss": 0.5}')
+        put(directory / name, damage)
+        before = tree(directory)
+        refused = refusal(read, directory)
+        assert tree(directory) == before
+        assert not refused or str(directory / name) in refused, refused
+        if damage == "more" or name not in ("result.json", "run.json", "evaluation.json"):
+            assert not refused, (damage, refused)
+
+
+def test_an_outcome_without_metrics_has_none(runs: Runs, tmp_path: pathlib.Path) -> None:
+    directory = runs.copy("finished", tmp_path / "run")
+    content = json.loads((directory / "result.json").read_text())
+    (directory / "result.json").write_text(json.dumps(content | {"eval_metrics": [1]}))
+    assert "eval_metrics is [1]" in refusal(_outcome, directory)
+    (directory / "result.json").write_text(json.dumps(content | {"eval_metrics": {}, "train_metrics": {"loss": None}}))
+    assert _outcome(directory)["result"] == {}
+
+
+# Others
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_auto_came_to_is_chosen_again(tmp_path: pathlib.Path, damage: str) -> None:
+    """B2."""
+    path = tmp_path / "tuned.json"
+    path.write_text('{"xla": "pass", "seconds_per_step": {"off": 1.0, "pass": 0.5}}')
+    put(path, damage)
+    told: list[str] = []
+    strategy = OneDevice()
+    strategy.connect(notify=lambda message: None)
+    refused, chosen = attempt(stored_xla, strategy, str(path), ["pass"], told.append)
+    assert bool(refused) == (damage == "newer") and (not refused or str(path) in refused)
+    if damage == "more":
+        assert chosen == "pass" and not told
+    elif not refused:
+        assert chosen is None and [str(path) in each for each in told] == [True] * (damage != "absent")
+
+
+@pytest.mark.parametrize("damage", [each for each in DAMAGES if each != "absent"])
+def test_what_was_fitted_is_not_fitted_again_by_itself(tmp_path: pathlib.Path, damage: str) -> None:
+    (tmp_path / "fitted").mkdir()
+    path = tmp_path / "fitted" / "text.json"
+    path.write_text('{"vocabulary": ["a"], "labels": null}')
+    put(path, damage)
+    refused = refusal(read_kept, str(path), lambda kept: (kept["vocabulary"], kept["labels"]))
+    assert bool(refused) == (damage != "more") and (not refused or str(path) in refused)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_hyperparameters_are_read_or_refused(tmp_path: pathlib.Path, damage: str) -> None:
+    path = tmp_path / hypermodel.NAME
+    path.write_text('{"space": [], "values": {"units": 8}}')
+    put(path, damage)
+    refused = refusal(hypermodel.read, str(tmp_path))
+    assert bool(refused) == (damage not in ("absent", "more")) and (not refused or str(path) in refused)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "first line gone", "line without asked", "half a line in the middle"])
+def test_a_journal_is_read_or_refused(tmp_path: pathlib.Path, damage: str) -> None:
+    """B8; a chief reads all or nothing, a report what it can."""
+    written = WrittenJournal().begin()
+    for name in ("0000", "0001"):
+        written.start(name).report(name, 1, 0.5).end(name, 0.5)
+    for number, event in enumerate(written.events[1:]):
+        event["asked"] = number
+    path = pathlib.Path(written.write(tmp_path), "sweep.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "first line gone":
+        path.write_bytes(b"".join(lines[1:]))
+    elif damage == "line without asked":
+        path.write_bytes(b"".join([*lines[:-1], lines[-1].replace(b'"asked"', b'"novel"')]))
+    elif damage == "half a line in the middle":
+        path.write_bytes(b"".join([*lines[:2], lines[2][:9] + b"\n", *lines[3:]]))
+    else:
+        put(path, damage)
+    before = path.read_bytes() if path.exists() else None
+    refused, events = attempt(Journal(str(tmp_path), lambda event: None).read)
+    is_torn = damage in ("empty", "array", "null", "number", "half", "deep")
+    assert bool(refused) == (damage not in ("absent", "more") and not is_torn), refused
+    assert not refused or str(path) in refused
+    assert (path.read_bytes() if path.exists() else None) == before
+    if before is not None and damage != "newer":
+        read_sweep(str(tmp_path))
+    if is_torn:
+        journal = Journal(str(tmp_path), lambda event: None)
+        journal.write("trial_started" if events else "sweep_started", trial="0002", rung=0, values={}, asked=9)
+        journal.close()
+        assert len(Journal(str(tmp_path), lambda event: None).read()) == len(events) + 1
+
+
+def test_a_damaged_entry_of_the_cache_of_xla_goes(tmp_path: pathlib.Path) -> None:
+    """B1: TensorFlow would fail at it at each start."""
+    whole = b"\x0a\x03abc\x12\x02de\x1a\x05\x00\x01\x02\x03\x04"
+    contents = {"whole": whole, "half": whole[:-3], "empty": b"", "zeros": bytes(20), "binary": BINARY, "text": b"[]"}
+    folder = tmp_path / xla_cache.NAME / "x86"
+    folder.mkdir(parents=True)
+    for name, content in contents.items():
+        (folder / f"{name}.pb").write_bytes(content)
+    assert sorted(path.stem for path in xla_cache.remove_damaged(str(tmp_path))) == sorted(set(contents) - {"whole"})
+    assert [path.name for path in folder.iterdir()] == ["whole.pb"]
+
+
+# Scratch and leases
+
+
+def test_a_fast_check_checks_whatever_an_earlier_one_left(runs: Runs, tmp_path: pathlib.Path) -> None:
+    """A7, A8: killed after its training, with the same settings and with others."""
+    shutil.copytree(runs.finished, tmp_path / "run" / "fast_check")
+    shown: list[str] = []
+
+    class Console:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **kwargs: shown.extend(map(str, args)) if name == "message" else None
+
+    settings = {"model": model, "task": task(), "optimizer": "sgd", "train_data": lambda: (IMAGES, LABELS)}
+    made = TrainSettings(**settings, strategy=OneDevice(), global_batch_size=4, epochs=1, fast_check=True)
+    request = Request(run_dir=str(tmp_path / "run"), settings=lambda: {"train.seed": "9"}, console=lambda _: Console())
+    train(made, request)
+    assert "all parts of the training have run; loss " in shown[-1]
+    assert not (tmp_path / "run" / "fast_check").exists()
+
+
+def test_a_range_test_tries_rates_whatever_an_earlier_one_left(runs: Runs, tmp_path: pathlib.Path) -> None:
+    """A6: killed after its training."""
+    shutil.copytree(runs.finished, tmp_path / "run" / "find_rate")
+    settings = {"model": model, "task": task(), "optimizer": "sgd", "train_data": lambda: (IMAGES, LABELS)}
+    made = TrainSettings(**settings, strategy=OneDevice(), global_batch_size=8, epochs=1, xla="off")
+    told: list[str] = []
+    found = find_rate(FindRateSettings(steps=10), made, Request(run_dir=str(tmp_path / "run")), train, told.append)
+    assert len(found.losses) == 10 and not any("not finite" in each for each in told)
+    assert not (tmp_path / "run" / "find_rate").exists()
+
+
+def test_each_mode_has_a_lease_of_its_own_and_names_who_has_it(runs: Runs, tmp_path: pathlib.Path) -> None:
+    """A5, A14: a second prediction is refused; one beside a training is not, and adds to no file of it."""
+    directory = runs.copy("finished", tmp_path / "run")
+    events = (directory / "events.jsonl").read_bytes()
+    held = lease.acquire(str(directory), owner="a training", notify=print)
+    evaluated(directory)
+    predicted(directory)
+    held.release()
+    assert (directory / "events.jsonl").read_bytes() == events
+    for mode, act in (("predict", predicted), ("evaluate", evaluated)):
+        assert (directory / f"events-{mode}.jsonl").exists()
+        held = lease.acquire(str(directory), owner="the first", notify=print, name=f".lease-{mode}")
+        with pytest.raises(InUseError, match="the first") as refused:
+            act(directory)
+        assert refused.value.exit_status == EXIT_IN_USE
+        held.release()
+
+
+# On gs://
+
+
+@pytest.fixture
+def in_bucket(runs: Runs, gcs: GcsServer) -> Callable[[str], str]:
+    """Puts a copy of the killed run into the bucket."""
+
+    def put_there(name: str) -> str:
+        for each, content in tree(runs.killed).items():
+            files.write_atomic(f"gs://bucket/{name}/{each}", content)
+        return f"gs://bucket/{name}"
+
+    return put_there
+
+
+def test_in_a_bucket_it_is_the_same(runs: Runs, in_bucket: Callable[[str], str]) -> None:
+    cases = [("run.json", "half"), ("run.json", "newer"), ("metrics.jsonl", "half"), ("rollbacks.json", "binary")]
+    for name, damage in [*cases, ("manifests", "half"), ("manifests", "newer")]:
+        directory = in_bucket(f"{name}-{damage}")
+        tried = [name] if name != "manifests" else [n for n in files.list_tree(directory) if n.endswith(manifests.NAME)]
+        for each in tried:
+            path = files.join(directory, each)
+            content = changed(files.read(path), damage, is_manifest=name == "manifests")
+            assert content is not None
+            files.write_atomic(path, content)
+        before = {each: files.read(files.join(directory, each)) for each in files.list_tree(directory)}
+        refused, weights = attempt(run, directory)
+        assert bool(refused) == (name in ("rollbacks.json", "manifests") or damage == "newer"), (name, damage, refused)
+        if refused:
+            assert directory in refused
+            after = {each: files.read(files.join(directory, each)) for each in files.list_tree(directory)}
+            assert_kept(before, after)
+        else:
+            assert_weights(weights, runs.weights)
+
+
+def test_a_tree_in_a_bucket_is_valid_or_not_there(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
+    """A9: what makes it valid comes last, and is not there while the rest changes."""
+    for name in ("saved_model.pb", "variables/index", "variables/data"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    files.write_atomic("gs://bucket/m/saved_model.pb", b"old")
+    files.write_atomic("gs://bucket/m/assets/old", b"old")
+    order: list[tuple[str, bool]] = []
+    original = files._GCS.write_atomic
+
+    def write(path: str, data: bytes) -> None:
+        order.append((path.removeprefix("gs://bucket/m/"), files.exists("gs://bucket/m/saved_model.pb")))
+        original(path, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files._GCS, "write_atomic", write, raising=False)
+        files.replace_tree("gs://bucket/m", str(tmp_path), last="saved_model.pb")
+    assert [name for name, _ in order][-1] == "saved_model.pb" and not any(there for _, there in order)
+    assert files.list_tree("gs://bucket/m") == ["saved_model.pb", "variables/data", "variables/index"]
+
+
+# That no other reader comes
+
+# Who may parse JSON by itself, and why.
+PARSERS = {
+    "telemetry.json_text": "from_json itself",
+    "storage.lease": "lies below the reader; an owner that cannot be read is somebody unknown",
+    "strategies.cluster.tf_config": "TF_CONFIG",
+    **dict.fromkeys(
+        ["training.recovery.recovery", "training.run.model_files", "commands.doctor", "launch.horovod.horovod_worker"],
+        "between workers of one start",
+    ),
+    **dict.fromkeys(
+        [
+            "tpu_compiler.toolchain",
+            "tpu_compiler.compile_program",
+            "tuning.places.fork_server",
+            "tuning.places.standby",
+        ],
+        "between a process and its child",
+    ),
+    "telemetry.heartbeat": "of a launcher's temporary folder",
+    "checkpoint.write.parts": "between workers of one start; the manifest names what counts",
+    "checkpoint.write.memory": "of a checkpoint in memory, which is looked for and not needed",
+    "data.cache.example_store": "of a cache outside of the run directory",
+}
+
+
+def test_nobody_else_parses_json() -> None:
+    found = set()
+    for path in sorted((REPOSITORY / "tfdist").rglob("*.py")):
+        name = ".".join(path.relative_to(REPOSITORY / "tfdist").with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="json"), attr="load" | "loads")):
+                    found.add(name)
+                case ast.Call(
+                    func=ast.Name(id="from_json"),
+                    args=[ast.Call(func=ast.Attribute(attr="read" | "read_bytes" | "read_text"))],
+                ):
+                    found.add(name)
+    assert found <= set(PARSERS)
+
+
+def test_the_page_shows_the_table() -> None:
+    rows = [f"| `{file.name}` | {file.content} | {file.policy.value} | {file.advice} |" for file in RUN_FILES]
+    missing = [row for row in rows if row not in (REPOSITORY / "docs" / "checkpoint.md").read_text()]
+    assert not missing, "docs/checkpoint.md lacks:\n" + "\n".join(missing)
+
+
+def test_values_are_of_their_types_or_refused() -> None:
+    @dataclasses.dataclass
+    class Inner:
+        count: int
+        rate: float = 1.0
+
+    assert as_type(int, 3) == 3 and as_type(float, "nan") != 0 and as_type(Mapping[str, float], {"a": 1}) == {"a": 1.0}
+    for kind, value in ((int, True), (int, "3"), (list[int], {}), (str, None), (Mapping[str, int], [1])):
+        with pytest.raises(ValueError):
+            as_type(kind, value)
