@@ -524,10 +524,13 @@ def test_a_file_in_the_place_of_a_directory_of_the_run_is_told_before_training(
     check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a file")
 
 
-def test_a_log_of_metrics_that_is_other_data_is_told(answer: Callable[..., Answer], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_log_of_metrics_that_is_other_data_is_kept_aside(answer: Callable[..., Answer], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
-    check_refused(answer(DIGITS, "--run_dir=run"), "run/metrics.jsonl is no log")
+    told = answer(DIGITS, "--run_dir=run", "--gin_param=train.epochs = 1")
+    assert told.status == 0 and "run/metrics.jsonl has 1 damaged line" in told.stderr, told
+    assert (tmp_path / "run" / "metrics.jsonl.damaged").read_bytes() == b"\xff\xfe\n"
 
 
 @pytest.mark.slow
