@@ -23,7 +23,6 @@ from tfdist.errors import UserError, is_whole_number, suggest
 UNITS = ("epochs", "steps")
 # Shares as fractions: times a place of the run they must stay below 2**63.
 MOST_PARTS = 10**6
-RAMP_PIECES = 64
 
 Weights = tuple[float, ...]
 
@@ -34,10 +33,9 @@ class Schedule:
 
     points: tuple[tuple[int, Weights], ...]
     unit: str
-    ramp: bool
 
     @classmethod
-    def of(cls, weights: Any, *, num_sources: int, unit: str, ramp: bool) -> Schedule:
+    def of(cls, weights: Any, *, num_sources: int, unit: str) -> Schedule:
         """Raises UserError where `weights` are none."""
         if unit not in UNITS:
             near = suggest(str(unit), UNITS)
@@ -50,38 +48,17 @@ class Schedule:
             )
         for each in given.values():
             _check_weights(each, num_sources)
-        return cls(tuple((begin, tuple(map(float, given[begin]))) for begin in sorted(given)), unit, bool(ramp))
+        return cls(tuple((begin, tuple(map(float, given[begin]))) for begin in sorted(given)), unit)
 
     def said(self) -> str:
         if len(self.points) == 1:
             return str(self.points[0][1])
-        how = "moving evenly" if self.ramp else "changing at once"
-        return f"{how} with the {self.unit}: " + ", ".join(f"{begin}: {weights}" for begin, weights in self.points)
+        return f"changing with the {self.unit}: " + ", ".join(f"{begin}: {weights}" for begin, weights in self.points)
 
     def quotas(self, num_examples: int, order: Order) -> Quotas:
         """The counts for epochs of `num_examples` places."""
-        begins: list[Any] = []
-        shares: list[Any] = []
-        for begin, weights in self._pieces():
-            place = _first_place(begin, self.unit, num_examples, order)
-            if begins and place == begins[-1]:
-                begins.pop(), shares.pop()
-            begins.append(place)
-            shares.append(weights)
-        return Quotas(tuple(begins), tuple(shares))
-
-    def _pieces(self) -> list[tuple[Fraction, Weights]]:
-        """Where constant weights begin, ramps cut into pieces that each have the weights of their middle."""
-        if not self.ramp:
-            return [(Fraction(begin), weights) for begin, weights in self.points]
-        pieces: list[tuple[Fraction, Weights]] = []
-        for (begin, here), (end, there) in zip(self.points, self.points[1:], strict=False):
-            for i in range(RAMP_PIECES):
-                part = (i + 0.5) / RAMP_PIECES
-                mixed = tuple(a + (b - a) * part for a, b in zip(here, there, strict=True))
-                pieces.append((begin + Fraction((end - begin) * i, RAMP_PIECES), mixed))
-        last, weights = self.points[-1]
-        return [*pieces, (Fraction(last), weights)]
+        begins = (_first_place(begin, self.unit, num_examples, order) for begin, _ in self.points)
+        return Quotas(tuple(begins), tuple(weights for _, weights in self.points))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,12 +134,12 @@ def _share(weights: Weights, index: int) -> Fraction:
     return (Fraction(weights[index]) / rest).limit_denominator(MOST_PARTS)
 
 
-def _first_place(begin: Fraction, unit: str, num_examples: int, order: Order) -> int:
+def _first_place(begin: int, unit: str, num_examples: int, order: Order) -> int:
     if unit == "epochs":
-        return int(begin * num_examples)
+        return begin * num_examples
     whole, rest = divmod(num_examples, order.batch_size)
     steps_per_epoch = max(1, whole + (1 if rest and not order.drop_remainder else 0))
-    epoch, step = divmod(int(begin), steps_per_epoch)
+    epoch, step = divmod(begin, steps_per_epoch)
     return epoch * num_examples + step * order.batch_size
 
 

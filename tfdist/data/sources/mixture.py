@@ -34,7 +34,6 @@ class Mixture(Source):
       sources: data functions or sources; their examples must look alike.
       weights: one number a source, in any unit; or a dict of them by the epoch (or step) from which they hold.
       unit: of the dict's numbers: "epochs" or "steps".
-      ramp: lets weights change evenly from one entry of the dict to the next instead of at once.
       examples_per_epoch: None takes the sum of the sources'.
 
     Raises:
@@ -47,7 +46,6 @@ class Mixture(Source):
         *,
         weights: Sequence[float] | Mapping[int, Sequence[float]] | None = None,
         unit: str = "epochs",
-        ramp: bool = False,
         examples_per_epoch: int | None = None,
     ) -> None:
         if isinstance(sources, (str, Mapping)) or not isinstance(sources, Sequence) or not sources:
@@ -61,7 +59,7 @@ class Mixture(Source):
         self.structure = _common_structure(self._sources)
         self.calls_python = any(source.calls_python for source in self._sources)
         chosen = [1.0] * len(self._sources) if weights is None else weights
-        self._schedule = Schedule.of(chosen, num_sources=len(self._sources), unit=unit, ramp=ramp)
+        self._schedule = Schedule.of(chosen, num_sources=len(self._sources), unit=unit)
         self.num_examples = examples_per_epoch or sum(source.num_examples for source in self._sources)
 
     def reader(self, order: Order) -> Reader:
