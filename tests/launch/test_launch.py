@@ -382,6 +382,28 @@ time.sleep(100)
 
 @pytest.mark.slow
 @both_launchers
+def test_a_worker_that_leaves_after_an_error_of_its_own_is_the_cause_though_others_lost_it_first(
+    launch: Callable[..., Run], launcher: str
+) -> None:
+    program = """
+heartbeat.beat(heartbeat.TRAINING, 40)
+if index == 0:
+    wait_for("leaving1")
+    print("lost the connection", file=sys.stderr)
+    sys.exit(4)
+heartbeat.beat(heartbeat.LEAVING)
+mark("leaving1")
+time.sleep(4)  # longer than a lost peer has the launcher wait for the cause
+print("no such thing", file=sys.stderr)
+sys.exit(1)
+"""
+    status, _, stderr = launch(SHOWING + program, options=(f"--launcher={launcher}",)).end()
+    assert status == 1, stderr
+    assert [line for line in stderr if line.startswith("[launch] ")] == ["[launch] worker 1 ended with status 1"]
+
+
+@pytest.mark.slow
+@both_launchers
 def test_a_killed_worker_costs_one_line_for_each_other_and_their_stacks_are_in_the_run_directory(
     launch: Callable[..., Run], launcher: str
 ) -> None:
@@ -511,5 +533,7 @@ def test_blame_goes_to_the_first_by_its_own_doing() -> None:
     assert blamed((0, 4, 1, False), (1, 2, 9, True)) == 1  # the cause of a lost peer comes later
     assert blamed((0, 134, 1, False), (1, 137, 2, False)) == 1  # TensorFlow aborts when a peer is gone
     assert blamed((0, 4, 1, False), (1, 143, 2, True), (2, 137, 3, True)) == 0  # ended by the launcher
+    assert blamed((0, 4, 1, False), (1, 1, 2, True)) == 1  # no signal has a worker end with a traceback
+    assert blamed((0, 137, 1, False), (1, 1, 2, True)) == 0
     assert blamed((0, 143, 1, False), (1, 4, 2, False)) == 0  # saved as asked; the other then lost it
     assert blamed((0, 143, 1, False), (1, 1, 2, False)) == 1  # a bug while saving

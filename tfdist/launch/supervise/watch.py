@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import (
+    EXIT_BUG,
     EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_NOT_SAVED,
@@ -28,7 +29,7 @@ from tfdist.errors import (
 )
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise import stacks
-from tfdist.launch.supervise.hangs import Deadlines, Hang, Watcher, absent, stood_still
+from tfdist.launch.supervise.hangs import OUT_OF_TURN, Deadlines, Hang, Watcher, absent, stood_still
 from tfdist.launch.supervise.signals import ENDING, noting_profile_signal
 from tfdist.launch.supervise.vitals import MOST_NAMED, Vital, look
 from tfdist.telemetry import heartbeat
@@ -149,6 +150,8 @@ def blame(endings: Sequence[Ending]) -> Ending | None:
     """The ending that the others follow from; None when nobody failed."""
     failures = [e for e in endings if e.status != EXIT_DONE]
     own = [e for e in failures if not e.was_told or e.status in OWN_DOING]
+    if all(e.status in SYMPTOMS for e in own):
+        own += [e for e in failures if e.was_told and e.status == EXIT_BUG]
     return min(own or failures, key=_order_of_blame, default=None)
 
 
@@ -334,13 +337,22 @@ class _Watch:
             self.timed_out = True
             self.end_at = now
             self.say(f"The time of {self.patience.timeout_seconds:g} s is up; ending the workers.")
-        if now >= self.end_at and not self.is_ending:
+        if now >= self.end_at + self._cause_seconds() and not self.is_ending:
             self._end_survivors(now)
         if now >= self.kill_at and self.running:
             self._kill(self.running)
             self.kill_at = math.inf
         if self.is_ending:
             self._kill([w for w in self.running if now >= self.ended_at + self._grace(w)])
+
+    def _cause_seconds(self) -> float:
+        """For how much longer the cause may show itself: a worker leaves after an error, while others only lost it."""
+        cause = blame(self.endings)
+        if self.timed_out or cause is None or cause.status not in SYMPTOMS:
+            return 0.0
+        readings = [heartbeat.read(worker.heartbeat) for worker in self.running]
+        is_leaving = any(reading is not None and reading.phase in OUT_OF_TURN for reading in readings)
+        return self.patience.grace_seconds if is_leaving else 0.0
 
     def _grace(self, worker: Worker) -> float:
         """For how long to let a survivor of a failure continue."""
