@@ -32,7 +32,7 @@ SMOKE = {
     "busy": {"rounds": 1, "num_trials": 3, "seconds": 0.1},
     "ending": {"rounds": 1},
     "added": {"rounds": 1, "num_trials": 2, "epochs": 1},
-    "ray": {"rounds": 1, "num_trials": 3, "epochs": 1, "busy_trials": 3},
+    "ray": {"rounds": 1, "num_trials": 3, "epochs": 1, "busy_trials": 0},
     "ray_asha": {"rounds": 1, "num_trials": 2},
 }
 SPACE = (
@@ -156,7 +156,7 @@ def ray(*, rounds: int, num_trials: int, epochs: int, busy_trials: int) -> list[
     outside: list[list[float]] = [[], []]
     random = ("tune.search = @search.Random()", f"tune.max_trials = {num_trials}", f"train.epochs = {epochs}")
     with ray_cluster(num_cpus=2):
-        found = busy(rounds=rounds, num_trials=busy_trials, seconds=2.0, place=ON_RAY)
+        found = busy(rounds=rounds, num_trials=busy_trials, seconds=2.0, place=ON_RAY) if busy_trials else []
         for seed in range(rounds):
             common = (*ON_RAY, SPACE, f"tune.seed = {seed}", "tune.num_workers = 2")
             with tfdist_sweep(*random, *common) as ours:
