@@ -253,16 +253,11 @@ def assert_weights(ours: Any, theirs: Any) -> None:
 
 # A training reads
 
-READ_BY_TRAINING = (
-    "run.json",
-    "rollbacks.json",
-    "metrics.jsonl",
-    "events.jsonl",
-    "telemetry/worker-0.jsonl",
-    "telemetry/run_id",
-    "config.gin",
-    ".lease",
-)
+READ_BY_TRAINING = {
+    **dict.fromkeys(["run.json", "metrics.jsonl", "events.jsonl", "telemetry/worker-0.jsonl"], Policy.KEEP),
+    **dict.fromkeys(["telemetry/run_id", "config.gin", ".lease"], Policy.REMAKE),
+    "rollbacks.json": Policy.REFUSE,
+}
 HARMLESS = {("rollbacks.json", "array"), ("rollbacks.json", "more")}
 
 
