@@ -528,12 +528,6 @@ def test_a_file_in_the_place_of_a_directory_of_the_run_is_told_before_training(
     check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a file")
 
 
-def test_a_log_of_metrics_that_is_other_data_is_told(answer: Callable[..., Answer], tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
-    check_refused(answer(DIGITS, "--run_dir=run"), "run/metrics.jsonl is no log")
-
-
 @pytest.mark.slow
 def test_a_disk_that_takes_no_more_is_told_in_one_message(tmp_path: Path) -> None:
     limit = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "

@@ -20,5 +20,5 @@ def test_what_is_no_fit_is_told(tmp_path: pathlib.Path, content: str) -> None:
     path.write_text(content)
     understands = [text._understood] if content == "{}" else [text._understood, tables._understood]
     for understand in understands:
-        with pytest.raises(UserError, match=r"table-0\.json is not what a training left there"):
+        with pytest.raises(UserError, match=r"table-0\.json is damaged"):
             read_kept(str(path), understand)
