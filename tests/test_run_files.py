@@ -182,7 +182,8 @@ def _changed(value: Any, damage: str) -> Any:
     if isinstance(value, list):
         return [_changed(each, damage) for each in value]
     if damage == "fewer":
-        return dict(list(value.items())[1:])
+        gone = next(name for name in value if name != "mode")  # which may be missing
+        return {name: each for name, each in value.items() if name != gone}
     return {**value, **({"novel": 1} if damage == "more" else {"format": 2})}
 
 
