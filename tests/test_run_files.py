@@ -182,7 +182,8 @@ def _changed(value: Any, damage: str) -> Any:
     if isinstance(value, list):
         return [_changed(each, damage) for each in value]
     if damage == "fewer":
-        return dict(list(value.items())[1:])
+        gone = next(name for name in value if name != "mode")  # which may be missing
+        return {name: each for name, each in value.items() if name != gone}
     return {**value, **({"novel": 1} if damage == "more" else {"format": 2})}
 
 
@@ -253,16 +254,11 @@ def assert_weights(ours: Any, theirs: Any) -> None:
 
 # A training reads
 
-READ_BY_TRAINING = (
-    "run.json",
-    "rollbacks.json",
-    "metrics.jsonl",
-    "events.jsonl",
-    "telemetry/worker-0.jsonl",
-    "telemetry/run_id",
-    "config.gin",
-    ".lease",
-)
+READ_BY_TRAINING = {
+    **dict.fromkeys(["run.json", "metrics.jsonl", "events.jsonl", "telemetry/worker-0.jsonl"], Policy.KEEP),
+    **dict.fromkeys(["telemetry/run_id", "config.gin", ".lease"], Policy.REMAKE),
+    "rollbacks.json": Policy.REFUSE,
+}
 HARMLESS = {("rollbacks.json", "array"), ("rollbacks.json", "more")}
 
 

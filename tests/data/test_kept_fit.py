@@ -16,10 +16,9 @@ from tfdist.errors import UserError
     "content", ["", "[]", "[" * 100_000, "{}", '{"vocabularies": {"a": 5}}', '{"means": {"a": "x"}}']
 )
 def test_what_is_no_fit_is_told(tmp_path: pathlib.Path, content: str) -> None:
-    path = tmp_path / "fitted" / "table-0.json"
-    path.parent.mkdir()
+    path = tmp_path / "table-0.json"
     path.write_text(content)
     understands = [text._understood] if content == "{}" else [text._understood, tables._understood]
     for understand in understands:
-        with pytest.raises(UserError, match=r"table-0\.json is damaged: .* holds what was fitted to the training data"):
+        with pytest.raises(UserError, match=r"table-0\.json is damaged"):
             read_kept(str(path), understand)

@@ -165,5 +165,5 @@ def test_values_for_a_model_that_takes_none_are_refused() -> None:
 @pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, "{}", '{"space": 1, "values": {}}'])
 def test_hyperparameters_that_no_trial_wrote_are_one_message(tmp_path: pathlib.Path, content: str) -> None:
     (tmp_path / "hyperparameters.json").write_text(content)
-    with pytest.raises(UserError, match=r"hyperparameters.json is damaged: .* Restore it"):
+    with pytest.raises(UserError, match=r"hyperparameters.json is damaged"):
         hypermodel.read(str(tmp_path))

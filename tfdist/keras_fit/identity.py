@@ -5,6 +5,7 @@ Invariant: what stays the same is said in the same words in another process, wha
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +27,7 @@ def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
     optimizer = _text(model.optimizer)
     left, first = _began.get(model.optimizer, ("", ""))
     found = {
-        "fit.model": _digest([_layers(model), [[list(w.shape), str(w.dtype)] for w in model.weights]]),
+        "fit.model": _digest(_layers(model)),
         "fit.optimizer": first if optimizer == left else optimizer,
         "fit.loss": _text(model.loss),
     }
@@ -49,20 +50,23 @@ def _text(part: Any) -> str:
         return "[" + ", ".join(map(_text, part)) + "]"
     if not isinstance(part, keras.Optimizer | keras.Loss):
         return getattr(part, "__name__", None) or str(part)
-    config = _plain(part.get_config())
+    config = _config(part)
     return f"{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in config.items())})"
+
+
+def _config(part: Any) -> dict[str, Any]:
+    """The settings of a part, as far as it tells them."""
+    try:
+        return dict(_plain(part.get_config()))
+    except (NotImplementedError, TypeError, ValueError):  # of the user's own
+        return {}
 
 
 def _layers(model: Any) -> list[Any]:
     """Classes and settings of all layers, in their order."""
-    found: list[Any] = []
-    for layer in model.layers:
-        try:
-            config = {} if hasattr(layer, "layers") else _plain(layer.get_config())
-        except (NotImplementedError, TypeError):  # of the user's own
-            config = {}
-        found.append([type(layer).__name__, config, _layers(layer) if hasattr(layer, "layers") else []])
-    return found
+    return [
+        [type(layer).__name__, _layers(layer) if hasattr(layer, "layers") else _config(layer)] for layer in model.layers
+    ]
 
 
 def _plain(config: Any) -> Any:
@@ -71,7 +75,9 @@ def _plain(config: Any) -> Any:
         return {str(name): _plain(value) for name, value in config.items() if name not in _NAMES}
     if isinstance(config, list | tuple):
         return [_plain(each) for each in config]
-    return config.item() if isinstance(config, np.generic) else config
+    if config is None or isinstance(config, bool | int | float | str):
+        return config
+    return config.item() if isinstance(config, np.generic) else re.sub(r" at 0x\w+", "", str(config))
 
 
 def _digest(nest: Any) -> str:

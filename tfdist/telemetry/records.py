@@ -322,7 +322,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _file_of(path: str) -> RunFile:
-    parts = path.split("/")
-    return _BY_NAME.get(parts[-1]) or next(
-        _BY_NAME[part] for part in reversed(parts[:-1]) if part in _BY_NAME and _BY_NAME[part].name.endswith("/")
-    )
+    *folders, name = path.split("/")
+    known = [_BY_NAME[each] for each in folders if each in _BY_NAME and _BY_NAME[each].name.endswith("/")]
+    other = RunFile(name, "train", "what a run left there", Policy.REFUSE, f"{_COPY}.")
+    return _BY_NAME.get(name) or [other, *known][-1]

@@ -178,7 +178,8 @@ def open_run(
         place = take_place(directory, strategy, claim, mode=mode, check=check, notify=waiting.message)
         leaving.callback(place.release)
         to_tell = to_tell or TellingSettings()
-        facts = run_facts(request, strategy, to_tell, mode=mode, start=len(place.starts))
+        warnings = [*place.warnings]
+        facts = run_facts(request, strategy, to_tell, mode=mode, start=len(place.starts), warn=warnings.append)
         telling = leaving.enter_context(open_telling(facts, to_tell, console, keeps=request.keeps))
         events, metrics, stream = telling
         if mode == "train" and not place.is_finished:
@@ -186,7 +187,7 @@ def open_run(
         failures.forget()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, place.starts)
         try:
-            for message in place.warnings:
+            for message in warnings:
                 run.warn_of_file(message)
             if mode == "train" and not place.is_finished:
                 run.write_config()

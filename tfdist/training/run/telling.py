@@ -24,7 +24,7 @@ from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics, MetricsLog, NullMetricsLog
 from tfdist.telemetry.logs.records import read_samples
-from tfdist.telemetry.records import Unreadable
+from tfdist.telemetry.records import Unreadable, Warn
 from tfdist.telemetry.result import Start
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
@@ -74,12 +74,14 @@ class Telling(NamedTuple):
     stream: Stream
 
 
-def run_facts(request: Asked, strategy: Strategy, told: TellingSettings, *, mode: str, start: int) -> RunFacts:
+def run_facts(
+    request: Asked, strategy: Strategy, told: TellingSettings, *, mode: str, start: int, warn: Warn
+) -> RunFacts:
     """What sinks learn of the run, `start` being known to the chief alone. A collective."""
     topology, directory = strategy.topology, RunDirectory(request.run_dir)
     return RunFacts(
         directory=directory.path,
-        run_id=run_id_of(directory, strategy, keeps=request.keeps),
+        run_id=run_id_of(directory, strategy, keeps=request.keeps, warn=warn),
         mode=mode,
         strategy=strategy.name,
         worker=topology.worker_index,

@@ -10,33 +10,36 @@ import secrets
 
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
+from tfdist.telemetry.records import Warn
 from tfdist.telemetry.run_directory import RunDirectory
 
 NUM_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 _WORDS = 8  # of 16 bits, which a float64 holds exactly
 
 
-def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool) -> str:
+def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool, warn: Warn) -> str:
     """The run's 32 hexadecimal digits, on every worker. A collective.
 
     Args:
       directory: of the run.
       strategy: connected.
       keeps: whether it is found, or left, in the directory.
+      warn: takes what is wrong with the file.
     """
     found = strategy.on_chief(
-        lambda: _kept(directory) if keeps else secrets.token_hex(NUM_BYTES), f"{directory.path} cannot be used"
+        lambda: _kept(directory, warn) if keeps else secrets.token_hex(NUM_BYTES), f"{directory.path} cannot be used"
     )
     digits = found or "0" * 32
     words = strategy.from_chief([int(digits[4 * i : 4 * i + 4], 16) for i in range(_WORDS)])
     return "".join(f"{int(word):04x}" for word in words)
 
 
-def _kept(directory: RunDirectory) -> str:
+def _kept(directory: RunDirectory, warn: Warn) -> str:
     if files.exists(directory.run_id):
         text = files.read(directory.run_id).decode(errors="replace").strip()
         if re.fullmatch("[0-9a-f]{32}", text):
             return text
+        warn(f"{directory.run_id} is damaged: trackers and monitoring take what follows for another run.")
     made = secrets.token_hex(NUM_BYTES)
     files.make_dirs(directory.telemetry)
     files.write_atomic(directory.run_id, f"{made}\n")
