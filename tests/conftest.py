@@ -32,7 +32,7 @@ LONG = (
     *("tuning/test_ray", "checkpoint/test_keras_callback", "launch/test_recovery", "tuning/test_sweep"),
     *("launch/test_ray", "keras_fit/test_behaviors", "new/test_new", "launch/test_printing", "crashes/test_crash"),
     *("launch/test_elastic", "launch/test_launch", "launch/test_pipelines", "data/test_service"),
-    *("storage/test_gcs_kills", "training/test_callbacks"),
+    *("crashes/test_trials", "storage/test_gcs_kills", "training/test_callbacks"),
 )
 
 
