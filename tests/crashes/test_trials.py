@@ -20,7 +20,7 @@ TERM, KILL_CHIEF, KILL_OTHER, KILL_ALL = "SIGTERM", "SIGKILL of the chief", "SIG
 BEGUN, CHOSEN = "begun", "chosen"
 ALL_WEIGHTS = "keras.callbacks.EarlyStopping.restore_best_weights = False"  # which 'weights' has nowhere
 BATCH_NORM = "trials.build_model.batch_norm = True"
-STEP_SECONDS = 0.02
+STEP_SECONDS = 0.05  # of starts that something befalls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,8 @@ def live(run: Run, life: Life, *params: str, module: str = MAIN) -> None:
         (run.directory / "tuned.json").write_text(f'{{"xla": "{life.stored}"}}')
     saved = run.newest_step
     how = {"workers": life.workers, "restarts": life.restarts, "module": module, "gin_files": [TRIALS]}
-    with Process(run, life.strategy, *params, step_seconds=STEP_SECONDS, **how) as process:
+    pace = None if life.end is None else STEP_SECONDS
+    with Process(run, life.strategy, *params, step_seconds=pace, **how) as process:
 
         def has_come() -> bool:
             assert process.status is None, process.output()
