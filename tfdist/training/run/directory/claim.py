@@ -11,13 +11,16 @@ from typing import Any
 
 from tfdist.checkpoint.format.entries import list_paths
 from tfdist.errors import UserError
-from tfdist.storage import lease
+from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.result import TRAIN
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.loop.backup import KERAS_FILE
+from tfdist.training.loop.backup import NAME as BACKUP
 from tfdist.training.loop.boundaries import Length
 from tfdist.training.run.directory.identity import check_same_experiment
 from tfdist.training.run.directory.kind import check_kind
+from tfdist.training.run.directory.starts import find_checkpoint_dir
 from tfdist.training.run.settings import TrainSettings
 
 
@@ -29,23 +32,23 @@ class Place:
       is_finished: whether it holds a result, and nothing is left to train.
       extends: whether it holds the result of a shorter run, which continues.
       said: on the chief, a sentence about that result.
-      held: the lease, on the chief of a training; None elsewhere.
+      held: the leases, on the chief of a training: of the directory, and of its checkpoints' where that is another.
     """
 
     is_finished: bool = False
     extends: bool = False
     said: str = ""
-    held: lease.Lease | None = None
+    held: tuple[lease.Lease, ...] = ()
 
     def check(self) -> None:
         """Raises LeaseLostError where another run has taken the directory."""
-        if self.held is not None:
-            self.held.check()
+        for each in self.held:
+            each.check()
 
     def release(self) -> None:
         """Gives the directory back."""
-        if self.held is not None:
-            self.held.release()
+        for each in self.held:
+            each.release()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +60,14 @@ class Claim:
       length: of the run; None never goes beyond a result.
       keeps_checkpoints: whether it resumes from one.
       accept_changes: continues with a run although other things are trained now.
+      checkpoint_dir: of the checkpoints; None keeps them in the run directory.
     """
 
     settings: Callable[[], Mapping[str, str]]
     length: Length | None = None
     keeps_checkpoints: bool = True
     accept_changes: bool = False
+    checkpoint_dir: str | None = None
 
     @classmethod
     def of(cls, settings: TrainSettings, configured: Callable[[], Mapping[str, str]]) -> Claim:
@@ -72,6 +77,7 @@ class Claim:
             settings.length,
             keeps_checkpoints=settings.policy is not None,
             accept_changes=settings.accept_changes,
+            checkpoint_dir=None if settings.backup is None else settings.backup.directory,
         )
 
 
@@ -102,17 +108,36 @@ def take_place(
 
 
 def _taken(directory: RunDirectory, claim: Claim, *, notify: Callable[[str], None]) -> Place:
-    held = lease.acquire(directory.path, owner="a training", notify=notify)
+    held: tuple[lease.Lease, ...] = ()
     try:
+        for path in dict.fromkeys([directory.path, directory.checkpoint_dir or directory.path]):
+            held = (*held, lease.acquire(path, owner="a training", notify=notify))
         result = check_kind(directory, TRAIN)
+        _check_checkpoint_dir(directory)
         if not claim.accept_changes:
             check_same_experiment(directory, claim.settings(), is_finished=result is not None)
         if result is None:
             return Place(held=held)
         return dataclasses.replace(_finished(directory, result, claim), held=held)
     except BaseException:
-        held.release()
+        Place(held=held).release()
         raise
+
+
+def _check_checkpoint_dir(directory: RunDirectory) -> None:
+    """Raises UserError where the run would not find the checkpoints of its last start, or takes Keras's for its own."""
+    before = RunDirectory(directory.path, find_checkpoint_dir(directory.path)).checkpoints
+    if before != directory.checkpoints and list_paths(before):
+        raise UserError(
+            f"The checkpoints of {directory.path} are in {before}, and this start looks for them in "
+            f"{directory.checkpoints}. Move them there, or write {BACKUP} with backup_dir = {before!r}."
+        )
+    if directory.checkpoint_dir is not None and KERAS_FILE in files.list_names(directory.checkpoint_dir):
+        raise UserError(
+            f"{directory.checkpoint_dir} holds a backup of {BACKUP} in keras.Model.fit, from which tfdist cannot "
+            f"resume. Give another backup_dir; train.start_from = {files.join(directory.checkpoint_dir, KERAS_FILE)!r} "
+            "begins with its weights."
+        )
 
 
 def _finished(directory: RunDirectory, result: Mapping[str, Any], claim: Claim) -> Place:

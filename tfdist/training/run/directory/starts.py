@@ -26,6 +26,12 @@ def read_settings(directory: RunDirectory) -> Mapping[str, str]:
     return _read(directory).get("settings", {})
 
 
+def find_checkpoint_dir(path: str) -> str | None:
+    """Where the last start of the run in `path` kept its checkpoints, where that is not in `path` itself."""
+    found = _read(RunDirectory(path)).get("checkpoint_dir")
+    return found if isinstance(found, str) and found else None
+
+
 def note_start(directory: RunDirectory, settings: Mapping[str, str], *, step: int, lost_steps: int) -> None:
     """Adds a start.
 
@@ -38,6 +44,8 @@ def note_start(directory: RunDirectory, settings: Mapping[str, str], *, step: in
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     starts = [*read_starts(directory), {"time": now, "step": step, "lost_steps": lost_steps}]
     content = {"mode": TRAIN, "settings": dict(settings), "starts": starts}
+    if directory.checkpoint_dir is not None:
+        content["checkpoint_dir"] = directory.checkpoint_dir
     files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")
 
 
