@@ -6,10 +6,13 @@ well.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tfdist.checkpoint import catalog
 from tfdist.errors import DivergedError, OutOfMemoryError, UnreadableError
 from tfdist.storage import files
 from tfdist.telemetry.account import time_account
@@ -59,8 +62,10 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         request.wait()
     claim = Claim.of(settings, request.settings, begins_empty=request.begins_empty)
     check = functools.partial(check_start_from, settings.start_from, settings.start_from_names)
-    with open_run(request, strategy, mode="train", claim=claim, check=check, to_tell=settings) as run:
+    opening = open_run(request, strategy, mode="train", claim=claim, check=check, to_tell=settings)
+    with contextlib.ExitStack() as at_end, opening as run:
         if run.place.is_finished and not request.repeats_end:
+            _clear_backup(run, settings, at_end)
             return None
         training = assembly.assemble(run, settings, model)
         if run.topology.is_chief:
@@ -75,7 +80,23 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
             run.stream.status = PAUSED
             _tell_paused(run, trained.outcome)
             return None
-        return _conclude(training, trained)
+        result = _conclude(training, trained)
+        _clear_backup(run, settings, at_end)
+        return result
+
+
+def _clear_backup(run: Run, settings: TrainSettings, at_end: contextlib.ExitStack) -> None:
+    """Removes a finished run's checkpoints where a BackupAndRestore asks for it, and at the end their directory."""
+    backup, directory = settings.backup, run.directory.checkpoints
+    if backup is None or not backup.delete_checkpoint or not run.topology.is_chief:
+        return
+    try:
+        catalog.remove_all(directory)
+    except OSError as error:
+        run.events.warning("checkpoint_not_removed", message=f"{directory} could not be cleared: {error}")
+    if not files.is_remote(directory):
+        at_end.enter_context(contextlib.suppress(OSError))  # of a directory that holds something else
+        at_end.callback(os.rmdir, directory)
 
 
 def _check_fast(settings: TrainSettings, request: Request) -> None:
@@ -150,6 +171,7 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
     run, plan = training.run, training.plan
     recovery, resumed_from_step = opened.recovery, opened.start.step if opened.start is not None else None
     checkpoint_step = recovery.newest_step if recovery is not None else None
+    backup = training.settings.backup
     if recovery is not None and run.topology.is_chief and checkpoint_step != outcome.step:
         newest = (
             "there is no checkpoint"
@@ -183,7 +205,7 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
         starts=starts,
         goodput=goodput_so_far(run.facts, starts),
         seconds=time_account.current().seconds(),
-        checkpoint_step=checkpoint_step,
+        checkpoint_step=None if backup is not None and backup.delete_checkpoint else checkpoint_step,
         wall_seconds=seconds,
         examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
         hardware=describe_hardware(),

@@ -102,6 +102,34 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("run_dir", [None, "run"])
+def test_a_backup_and_restore_among_the_callbacks_has_a_call_that_was_cut_off_go_on(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, run_dir: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if int(self.model.optimizer.iterations) == 6:
+                raise InterruptedError
+
+    backup = keras.callbacks.BackupAndRestore("backup", save_freq=1)
+    changes = {"epochs": 4, "batch_size": 20, "run_dir": run_dir}
+    with pytest.raises(InterruptedError):
+        fit(classifier(), callbacks=[Fails(), backup], **changes)
+    assert all(path.name.startswith(("step-", ".")) for path in (tmp_path / "backup").iterdir())
+    resumed, whole = classifier(), classifier()
+    begun = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
+    epochs: list[int] = []
+    history = fit(resumed, callbacks=[begun, backup], **changes)
+    expected = fit(whole, seed=0, **changes | {"run_dir": None})
+    assert epochs[-1] == 3 and len(epochs) < 4, "it did not go on"
+    assert history.history == expected.history and history.epoch == [0, 1, 2, 3]
+    assert not differences(state(resumed), state(whole))
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.mark.slow
 def test_without_a_run_dir_nothing_is_kept_and_each_call_shuffles_anew(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -452,7 +452,6 @@ def test_callbacks_read_save_and_put_back_weights_on_two_replicas(
         (keras.callbacks.EarlyStopping(), "write a list"),
         ([keras.callbacks.EarlyStopping], r"write @keras\.callbacks\.EarlyStopping\(\) with parentheses"),
         (["EarlyStopping"], "'EarlyStopping', which is no"),
-        ([keras.callbacks.BackupAndRestore("x")], "only inside keras.Model.fit"),
         ([keras.callbacks.CSVLogger("gs://bucket/log.csv")], "metrics.jsonl of the run has the same numbers"),
     ],
 )

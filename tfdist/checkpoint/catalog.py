@@ -7,12 +7,12 @@ one is a leftover. The manager and `python -m tfdist.checkpoint` use this.
 from __future__ import annotations
 
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.format.entries import Entry, list_checkpoints
+from tfdist.checkpoint.format.entries import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.format.stored_files import read_files
 from tfdist.storage import files
 
-__all__ = ["Entry", "list_checkpoints", "newest_verified", "remove", "verify"]
+__all__ = ["Entry", "list_checkpoints", "newest_verified", "remove", "remove_all", "verify"]
 
 
 def verify(entry: Entry) -> str | None:
@@ -33,6 +33,12 @@ def newest_verified(entries: list[Entry]) -> Entry | None:
     """The newest of `entries` whose every byte is right."""
     ordered = sorted(entries, key=lambda entry: entry.age_order, reverse=True)
     return next((entry for entry in ordered if verify(entry) is None), None)
+
+
+def remove_all(directory: str) -> None:
+    """Removes every checkpoint in a directory, and what is left of others."""
+    for _, path in list_paths(directory):
+        remove(path)
 
 
 def remove(path: str) -> None:

@@ -23,6 +23,7 @@ from tfdist.errors import EXIT_DONE, UserError, suggest
 from tfdist.storage import files
 from tfdist.telemetry.console.sizes import in_bytes
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.directory.starts import find_checkpoint_dir
 
 EXIT_DAMAGED = 1
 PROGRAM = "python -m tfdist.checkpoint"
@@ -141,7 +142,7 @@ def copy_command(given: Given) -> int:
     if not entries:
         raise UserError(f"There are no checkpoints in {given.run_dir!r}.")
     destination = RunDirectory(given.destination)
-    as_run = source == RunDirectory(given.run_dir).checkpoints and not destination.path.endswith("/checkpoints")
+    as_run = source != RunDirectory(given.run_dir).path and not destination.path.endswith("/checkpoints")
     for entry in entries:
         print(
             f"step {entry.step:,}: {transfer.copy(entry, destination.checkpoints if as_run else destination.path)}",
@@ -155,7 +156,7 @@ def copy_command(given: Given) -> int:
 
 def checkpoints_in(run_dir: str) -> str:
     """The directory of the checkpoints of `run_dir`, or `run_dir` itself; raises UserError when there is neither."""
-    run = RunDirectory(run_dir)
+    run = RunDirectory(run_dir, find_checkpoint_dir(run_dir))
     for path in (run.checkpoints, run.path):
         if files.is_dir(path):
             return path

@@ -26,11 +26,6 @@ def flat_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool
     else:
         given, shows = [each for each in keras.tree.flatten(callbacks) if each is not None], True
     for callback in given:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise UserError(
-                f"{type(callback).__name__} saves keras.Model.fit's own loop. Leave it out and write "
-                "tfdist.fit(…, run_dir='runs/mine'): the run is saved there and resumes from there."
-            )
         if not isinstance(callback, keras.callbacks.Callback):
             raise UserError(f"callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
     return given, shows

@@ -28,6 +28,7 @@ from tfdist.keras_fit.trial import trial_of
 from tfdist.settings.checks import COUNT, MOST_SEED
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.of_tensorflow import strategy_over
+from tfdist.training.loop.backup import find_backup
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.run.run import Request, reporting_failures
 from tfdist.training.run.settings import TrainSettings
@@ -70,7 +71,7 @@ def fit(
       batch_size: examples of a step over all replicas; None is 32, or what x comes in.
       epochs: the number of the last epoch.
       verbose: 0 tells warnings only, 2 a line an epoch, 1 and "auto" all that a run tells.
-      callbacks: one, several in any nest, or a CallbackList.
+      callbacks: one, several in any nest, or a CallbackList. A BackupAndRestore among them says where the run is saved.
       validation_split: the share at the end of the arrays that is evaluated on and not trained.
       validation_data: what `x` takes, or a tuple (x, y) or (x, y, sample_weight) of arrays.
       shuffle: trains arrays and a PyDataset's batches in another order each epoch.
@@ -111,7 +112,8 @@ def fit(
         history = history_among(given)
         tuner_dir, values = trial_of(given)
         kept = run_dir or tuner_dir
-        seed = _seed(strategy, kept is not None) if seed is None else seed
+        resumes = kept is not None or find_backup(given) is not None
+        seed = _seed(strategy, resumes) if seed is None else seed
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = examples.split(x, y, sample_weight, validation_split)
         data = examples.to_train(
@@ -150,7 +152,7 @@ def fit(
                 shuffle=bool(shuffle),
                 seed=seed,
                 callbacks=given if history in given else [*given, history],
-                **({"precision": precision_of(model)} | ({} if kept else {"checkpoint": "off"}) | settings),
+                **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | settings),
             )
             request = Request(
                 run_dir=path,
@@ -223,9 +225,9 @@ def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
     return strategy
 
 
-def _seed(strategy: Strategy, is_kept: bool) -> int:
+def _seed(strategy: Strategy, resumes: bool) -> int:
     """0 for a run that may continue in another process; else drawn, and on every worker what the chief drew."""
-    return 0 if is_kept else int(strategy.from_chief([random.randint(0, MOST_SEED)])[0])
+    return 0 if resumes else int(strategy.from_chief([random.randint(0, MOST_SEED)])[0])
 
 
 def _at_most(count: Any, most: int | None) -> Any:

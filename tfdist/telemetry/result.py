@@ -45,11 +45,13 @@ class Starts:
     Attributes:
       settings: of the last start, by name.
       starts: of the run so far, the first one first.
+      checkpoint_dir: of its checkpoints, where they are not in the run directory.
     """
 
     mode: str = TRAIN
     settings: Mapping[str, str]
     starts: Sequence[Start]
+    checkpoint_dir: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

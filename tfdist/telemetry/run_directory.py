@@ -15,17 +15,26 @@ from tfdist.storage.writable import check_writable
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run. `path` is local, where `~` is understood, or `gs://BUCKET/DIRECTORY`."""
+    """The paths of one run.
+
+    Attributes:
+      path: local, where `~` is understood, or `gs://BUCKET/DIRECTORY`.
+      checkpoint_dir: the same of the checkpoints, where they do not lie in `path`.
+    """
 
     path: str
+    checkpoint_dir: str | None = None
 
     def __post_init__(self) -> None:
-        path = os.path.expanduser(os.fspath(self.path))
-        object.__setattr__(self, "path", path.rstrip("/") or path)
+        object.__setattr__(self, "path", _expanded(self.path))
+        if self.checkpoint_dir is not None:
+            object.__setattr__(self, "checkpoint_dir", _expanded(self.checkpoint_dir))
 
     def create(self) -> None:
         """Makes the directory itself; raises UserError where nothing can be written."""
         check_writable(self.path)
+        if self.checkpoint_dir is not None:
+            check_writable(self.checkpoint_dir)
         if not files.is_remote(self.path):
             self._check_kinds()
 
@@ -126,7 +135,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> str:
-        return files.join(self.path, "checkpoints")
+        return self.checkpoint_dir or files.join(self.path, "checkpoints")
 
     @property
     def fitted(self) -> str:
@@ -175,6 +184,11 @@ class RunDirectory:
     def report(self) -> str:
         """The page that shows the run, or the sweep, and a sweep's plots."""
         return files.join(self.path, "report")
+
+
+def _expanded(path: str) -> str:
+    path = os.path.expanduser(os.fspath(path))
+    return path.rstrip("/") or path
 
 
 def _of_workers(directory: str, beginning: str) -> list[str]:

@@ -19,6 +19,7 @@ from tfdist.checkpoint.callback_state import Baseline
 from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
+from tfdist.training.loop.backup import find_backup, is_backup
 from tfdist.training.loop.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting, overrides
 from tfdist.training.step.optimizer import keeps_average
 
@@ -34,6 +35,7 @@ class Callbacks:
     """The user's callbacks, as this worker runs them.
 
     A callback runs on every worker, unless it is one of Keras's that write, or has an attribute `chief_only = True`.
+    BackupAndRestore never runs.
 
     Attributes:
       act_on_batches: the names of those that want every batch of the training; calls are then one step long.
@@ -63,6 +65,7 @@ class Callbacks:
         compiled: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         check_callbacks(callbacks)
+        callbacks = [c for c in callbacks if not is_backup(c)]
         mine = [c for c in callbacks if strategy.topology.is_chief or not writes(c)]
         self._mine = mine
         names, acts_on_test = acting(callbacks, TRAIN_BATCH_HOOKS), bool(acting(callbacks, TEST_BATCH_HOOKS))
@@ -202,6 +205,7 @@ def check_callbacks(callbacks: Any) -> None:
         raise UserError(f"train.callbacks is {callbacks!r}; write a list, [@keras.callbacks.EarlyStopping()].")
     for callback in callbacks:
         _check(callback)
+    find_backup(callbacks)
 
 
 def _check(callback: Any) -> None:
@@ -212,8 +216,6 @@ def _check(callback: Any) -> None:
         )
     if not isinstance(callback, keras.callbacks.Callback):
         raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
-    if isinstance(callback, keras.callbacks.BackupAndRestore):
-        raise UserError("keras.callbacks.BackupAndRestore works only inside keras.Model.fit; leave it out here.")
     if isinstance(callback, keras.callbacks.CSVLogger) and files.is_remote(callback.filename):
         raise UserError(
             f"keras.callbacks.CSVLogger cannot write {callback.filename}: it adds to its file, which an object in a "

@@ -155,11 +155,13 @@ def _part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | Non
     if topology.num_workers == 1 or (policy.writers != ALL and not is_sharded):
         return None
     start = run.strategy.broadcast(uuid.uuid4().hex[:12].encode() if topology.is_chief else None)
-    if run.strategy.any_worker(not files.exists(run.directory.config)):
+    apart = run.directory.checkpoint_dir
+    if run.strategy.any_worker(not files.exists(run.directory.config) or not (apart is None or files.is_dir(apart))):
         why = "train.sharding" if is_sharded else "CheckpointPolicy.writers = 'all'"
+        where = f"--run_dir={run.directory.path}" + ("" if apart is None else f" and backup_dir = {apart!r}")
         raise UserError(
-            f"With {why} every worker writes checkpoints, and not all workers see --run_dir={run.directory.path}. Give "
-            "a directory that they share, such as one on gs://."
+            f"With {why} every worker writes checkpoints, and not all workers see {where}. Give a directory that they "
+            "share, such as one on gs://."
         )
     return Part(topology.worker_index, topology.num_workers, bytes(start).decode())
 

@@ -17,6 +17,7 @@ from tfdist.checkpoint.state import State
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.directory.starts import find_checkpoint_dir
 
 BEST, LAST = "best", "last"
 FILES = (".keras", ".weights.h5")
@@ -100,7 +101,7 @@ def find_checkpoint(path: str, setting: str, *, tell: EventSink) -> Found | None
 
 def places_of_checkpoints(path: str) -> tuple[str, str]:
     """Where the checkpoints are of what is a run directory or the directory of its checkpoints."""
-    return RunDirectory(path).checkpoints, path
+    return RunDirectory(path, find_checkpoint_dir(path)).checkpoints, path
 
 
 def find_exported(run: RunDirectory, setting: str = "evaluate.weights") -> Found:

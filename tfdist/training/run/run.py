@@ -38,6 +38,7 @@ from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.directory.claim import Claim, Place, take_place
+from tfdist.training.run.directory.starts import find_checkpoint_dir
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
@@ -163,7 +164,8 @@ def open_run(
       UserError: the cluster or the directory cannot be used.
     """
     time_account.begin_run()
-    directory = RunDirectory(request.run_dir)
+    checkpoint_dir = find_checkpoint_dir(request.run_dir) if claim is None else claim.checkpoint_dir
+    directory = RunDirectory(request.run_dir, checkpoint_dir)
     waiting = request.console(True)
     heartbeat.tell(run_dir=directory.path)
     heartbeat.beat(heartbeat.CONNECTING)

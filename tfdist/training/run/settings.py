@@ -35,6 +35,7 @@ from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.reduced_precision import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
+from tfdist.training.loop.backup import Backup, find_backup
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
@@ -277,7 +278,8 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         if self.optimizer is not None:
             check_optimizer_builder(self.optimizer)
         check_callbacks(self.callbacks)
-        if self.on_divergence is not None and self.policy is None:
+        policy = self.policy
+        if self.on_divergence is not None and policy is None:
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
         beside = {
             "sam_radius": self.sam_radius is not None,
@@ -351,12 +353,12 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                     f"train.sharding = {self.sharding!r} adds up in an order of its own; with train.canonical_replicas "
                     "write 'optimizer', or leave it out."
                 )
-        if self.splits and self.policy is None:
+        if self.splits and policy is None:
             raise UserError(
                 "train.num_microbatches is 'auto', which goes back to a checkpoint where memory runs out, and "
                 "train.checkpoint is 'off'. Write a number, or remove the latter."
             )
-        if self.stop_after_epochs is not None and self.policy is None:
+        if self.stop_after_epochs is not None and policy is None:
             raise UserError(
                 "train.stop_after_epochs saves the run to be resumed later, and train.checkpoint is 'off'. Remove one."
             )
@@ -367,9 +369,15 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         return self.xla not in (AUTO_XLA, "off")
 
     @property
+    def backup(self) -> Backup | None:
+        """What a keras.callbacks.BackupAndRestore among the callbacks says of the checkpoints."""
+        return find_backup(self.callbacks)
+
+    @property
     def policy(self) -> CheckpointPolicy | None:
         """Of the checkpoints; None where there are none."""
-        return policy_of(self.checkpoint)
+        backup = self.backup
+        return policy_of(self.checkpoint) if backup is None else backup.policy(self.checkpoint)
 
     @property
     def splits(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tfdist.checkpoint.format import entries
 from tfdist.errors import PeerLostError
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.directory.starts import find_checkpoint_dir
 
 MOST_IN_A_ROW = 10  # for each trial that runs at the same time
 
@@ -37,7 +38,8 @@ class Interruptions:
         Raises:
           PeerLostError: there were too many in a row.
         """
-        newest = max((step for step, _ in entries.list_paths(directory.checkpoints)), default=0)
+        checkpoints = RunDirectory(directory.path, find_checkpoint_dir(directory.path)).checkpoints
+        newest = max((step for step, _ in entries.list_paths(checkpoints)), default=0)
         if newest > self._checkpoint_steps.get(directory.path, 0):
             self._in_a_row = 0
         self._checkpoint_steps[directory.path] = newest

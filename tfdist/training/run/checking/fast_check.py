@@ -11,6 +11,7 @@ from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.data.transforms.mapped import Mapped
 from tfdist.storage import files
+from tfdist.training.loop.backup import is_backup
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 
@@ -51,6 +52,7 @@ def shortened(settings: TrainSettings, request: Request) -> tuple[TrainSettings,
         eval_every_epochs=1,
         stop_after_epochs=None,
         accept_changes=False,
+        callbacks=[callback for callback in settings.callbacks if not is_backup(callback)],
         sinks=(),
     )
     run_dir = files.join(request.run_dir, "fast_check")

@@ -13,8 +13,10 @@ from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.records import remove_stale
-from tfdist.telemetry.result import TRAIN, RunResult, Start, read_result
+from tfdist.telemetry.result import TRAIN, RunResult, Start, Starts, read_result
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.loop.backup import KERAS_FILE
+from tfdist.training.loop.backup import NAME as BACKUP
 from tfdist.training.loop.boundaries import Length
 from tfdist.training.run.directory.identity import check_same_experiment
 from tfdist.training.run.directory.kind import check_kind
@@ -32,7 +34,7 @@ class Place:
       said: on the chief, a sentence about that result.
       starts: of the run, by processes before this one; on the chief.
       warnings: of damaged files, on the chief.
-      held: the lease, on the chief; None elsewhere.
+      held: the leases, on the chief: of the directory, and of a training's checkpoints where they are elsewhere.
     """
 
     is_finished: bool = False
@@ -40,17 +42,17 @@ class Place:
     said: str = ""
     starts: Sequence[Start] = ()
     warnings: Sequence[str] = ()
-    held: lease.Lease | None = None
+    held: tuple[lease.Lease, ...] = ()
 
     def check(self) -> None:
         """Raises LeaseLostError where another run has taken the directory."""
-        if self.held is not None:
-            self.held.check()
+        for each in self.held:
+            each.check()
 
     def release(self) -> None:
         """Gives the directory back."""
-        if self.held is not None:
-            self.held.release()
+        for each in self.held:
+            each.release()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Claim:
       keeps_checkpoints: whether it resumes from one.
       accept_changes: continues with a run although other things are trained now.
       begins_empty: nothing of earlier starts stays.
+      checkpoint_dir: of the checkpoints; None keeps them in the run directory.
     """
 
     settings: Callable[[], Mapping[str, str]]
@@ -70,6 +73,7 @@ class Claim:
     keeps_checkpoints: bool = True
     accept_changes: bool = False
     begins_empty: bool = False
+    checkpoint_dir: str | None = None
 
     @classmethod
     def of(
@@ -82,6 +86,7 @@ class Claim:
             keeps_checkpoints=settings.policy is not None,
             accept_changes=settings.accept_changes,
             begins_empty=begins_empty,
+            checkpoint_dir=None if settings.backup is None else settings.backup.directory,
         )
 
 
@@ -114,8 +119,10 @@ def take_place(
         directory.create()
         name = lease.NAME if claim is not None else f"{lease.NAME}-{mode}"
         owner = "a training" if claim is not None else f"--mode={mode}"
-        held = lease.acquire(directory.path, owner=owner, notify=notify, name=name)
+        held = [lease.acquire(directory.path, owner=owner, notify=notify, name=name)]
         try:
+            if claim is not None and directory.checkpoint_dir not in (None, directory.path):
+                held.append(lease.acquire(directory.checkpoint_dir, owner=owner, notify=notify))
             remove_stale(directory.path, mode)
             if claim is not None and claim.begins_empty:
                 for name in set(files.list_names(directory.path)) - {lease.NAME}:
@@ -123,10 +130,10 @@ def take_place(
                     files.remove_tree(path) if files.is_dir(path) else files.remove(path)
             warnings: list[str] = []
             starts = read_starts(directory, warnings.append)
-            place = Place() if claim is None else _claimed(directory, claim, starts.settings)
-            return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=held)
+            place = Place() if claim is None else _claimed(directory, claim, starts)
+            return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=tuple(held))
         except BaseException:
-            held.release()
+            Place(held=tuple(held)).release()
             raise
 
     failed = f"{directory.path} cannot be used"
@@ -137,14 +144,31 @@ def take_place(
     )
 
 
-def _claimed(directory: RunDirectory, claim: Claim, settings: Mapping[str, str]) -> Place:
-    """What a training finds in its directory, whose last start had these settings."""
+def _claimed(directory: RunDirectory, claim: Claim, last: Starts) -> Place:
+    """What a training finds in its directory, whose `last` start was so."""
     check_kind(directory, TRAIN)
     result = read_result(directory)
+    _check_checkpoint_dir(directory, last.checkpoint_dir)
     if not claim.accept_changes:
-        last = settings if result is not None else None
-        check_same_experiment(directory, claim.settings(), of_finished=last)
+        settings = last.settings if result is not None else None
+        check_same_experiment(directory, claim.settings(), of_finished=settings)
     return Place() if result is None else _finished(directory, result, claim)
+
+
+def _check_checkpoint_dir(directory: RunDirectory, last: str | None) -> None:
+    """Raises UserError where the run would not find the checkpoints of its last start, or takes Keras's for its own."""
+    before = RunDirectory(directory.path, last).checkpoints
+    if before != directory.checkpoints and list_paths(before):
+        raise UserError(
+            f"The checkpoints of {directory.path} are in {before}, and this start looks for them in "
+            f"{directory.checkpoints}. Move them there, or write {BACKUP} with backup_dir = {before!r}."
+        )
+    if directory.checkpoint_dir is not None and KERAS_FILE in files.list_names(directory.checkpoint_dir):
+        raise UserError(
+            f"{directory.checkpoint_dir} holds a backup of {BACKUP} in keras.Model.fit, from which tfdist cannot "
+            f"resume. Give another backup_dir; train.start_from = {files.join(directory.checkpoint_dir, KERAS_FILE)!r} "
+            "begins with its weights."
+        )
 
 
 def _finished(directory: RunDirectory, result: RunResult, claim: Claim) -> Place:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
+
 from tfdist.checkpoint.format.entries import newest_first
 from tfdist.errors import UserError
 from tfdist.telemetry.result import versions
@@ -16,7 +18,10 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.settings import TrainSettings
 
 MAY_CHANGE = frozenset(TrainSettings.changeable())
-MAY_CHANGE_BELOW = ("tfdist.strategies.", "tfdist.checkpoint.", "tfdist.tuning.", "evaluate.", "tune.")
+MAY_CHANGE_BELOW = (
+    *("tfdist.strategies.", "tfdist.checkpoint.", "tfdist.tuning.", "evaluate.", "tune."),
+    f"{keras.callbacks.BackupAndRestore.__module__}.",
+)
 MOST_SHOWN = 20
 
 
@@ -56,10 +61,12 @@ def check_same_experiment(
     lines = [_difference(name, theirs, settings) for name in changed if not _may_change(name)]
     if lines:
         more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
-        head = f"{directory.path} holds another experiment, {where}; its settings differ:"
+        of_backup = newest is not None and directory.checkpoint_dir is not None
+        place, another = (directory.checkpoints, "backup_dir") if of_backup else (directory.path, "--run_dir")
+        head = f"{place} holds another experiment, {where}; its settings differ:"
         change = ", or write train.accept_changes = True to resume from its newest checkpoint with these settings"
         told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
-        raise UserError(f"{told}\nGive another --run_dir{change if newest is not None else ''}.")
+        raise UserError(f"{told}\nGive another {another}{change if newest is not None else ''}.")
 
 
 def lasting(settings: Mapping[str, str]) -> dict[str, str]:

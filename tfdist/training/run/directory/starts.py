@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from tfdist.storage import files
 from tfdist.telemetry.facts import now
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.records import Warn, read_record
+from tfdist.telemetry.records import DamagedFileError, Warn, load_record, read_record
 from tfdist.telemetry.result import Start, Starts
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -20,9 +20,19 @@ def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
     return read_record(directory.starts, Starts, warn) or Starts(settings={}, starts=())
 
 
+def find_checkpoint_dir(path: str) -> str | None:
+    """Where the last start of the run in `path` kept its checkpoints, where that is not in `path` itself."""
+    try:
+        found = load_record(RunDirectory(path).starts, Starts)
+    except DamagedFileError:  # of which whoever takes the directory warns
+        return None
+    return None if found is None else found.checkpoint_dir
+
+
 def note_start(
     directory: RunDirectory, settings: Mapping[str, str], earlier: Sequence[Start], *, step: int, lost_steps: int
 ) -> None:
     """Adds a start to the `earlier` ones."""
     starts = [*earlier, Start(now(), step, lost_steps)]
-    files.write_atomic(directory.starts, to_json(Starts(settings=dict(settings), starts=starts), indent=2) + "\n")
+    content = Starts(settings=dict(settings), starts=starts, checkpoint_dir=directory.checkpoint_dir)
+    files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")
