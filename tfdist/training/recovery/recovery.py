@@ -115,8 +115,8 @@ class Recovery:
         tensors = self._state.tensors()
         if self._manager is not None:
             drawn, arrays = read_generators()
-            share = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
-            self._manager.save(State(position.step, share, {**position.values, RANDOM: drawn}), metrics=metrics)
+            stored = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
+            self._manager.save(State(position.step, stored, {**position.values, RANDOM: drawn}), metrics=metrics)
             self._schedule.written(self._manager.last_write_seconds)
         now = time.monotonic()
         self._schedule.saved(position.step, now, cost_seconds=now - begun)
