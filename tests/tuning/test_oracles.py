@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -86,6 +87,21 @@ def test_asha_that_stops_lets_the_best_of_each_rung_continue_as_they_arrive() ->
     assert report(4, 1, 0.54) == "STOPPED"  # the third of five
     assert report(0, 2, 0.9) == "RUNNING" and report(2, 2, 0.8) == "STOPPED"
     assert report(0, 3, 0.1) == "RUNNING" and report(0, 4, 0.1) == "RUNNING"  # no rungs
+
+
+@pytest.mark.parametrize("direction", ["max", "min"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_asha_that_stops_takes_what_is_no_number_for_the_worst(direction: str, bad: float) -> None:
+    made = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
+    chosen, objective = search.AshaStopping(factor=2), Objective("val_loss", direction)
+    oracle = chosen.build(Terms(made.hyperparameters(), objective, 10, 4, 0))
+    trials = [oracle.create_trial(f"worker-{index}") for index in range(4)]
+    better = -0.1 if direction == "min" else 0.1
+    values = [bad, 0.5, bad, 0.5 + better]
+    told = [
+        oracle.update_trial(t.trial_id, {"val_loss": v}, step=1).status for t, v in zip(trials, values, strict=True)
+    ]
+    assert told == ["RUNNING", "RUNNING", "STOPPED", "RUNNING"]  # the first is alone at the rung, of four two continue
 
 
 def test_the_grid_does_not_wait_for_trials_to_end() -> None:

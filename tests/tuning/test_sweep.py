@@ -16,7 +16,7 @@ import psutil
 import pytest
 import support
 from gcs.server import GcsServer
-from tuning.sweeps import ACCURACY, Sweep, arguments, running
+from tuning.sweeps import ACCURACY, Sweep, arguments, held, running
 
 from tfdist.storage import files
 from tfdist.tuning.schedule.interruptions import MOST_IN_A_ROW
@@ -322,6 +322,41 @@ def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathli
     assert [e["epoch"] for e in sweep.of("trial_reported", trial="0001")] == [*range(1, EPOCHS + 1)]
     result = json.loads((sweep.directory / "trials" / "0001" / "result.json").read_text())
     assert result["resumed_from_step"] > 0
+
+
+@pytest.mark.slow
+def test_a_sweep_that_ends_before_its_first_evaluation_loses_no_checkpoint(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
+) -> None:
+    sweep, log = Sweep(tmp_path / "sweep"), tmp_path / "log"
+    saving = ("from tfdist.checkpoint import policy", "train.checkpoint = @policy.CheckpointPolicy(every_steps=5)")
+    budget = ("tune.max_trials = 1", "train.epochs = 1", "train.callbacks = [@tiny.HeldInEpoch()]")
+    command = arguments(gin_file, sweep.directory, *saving, *budget)
+    with held(gin_file), running(command, log) as chief:
+        chief.until(lambda: list((sweep.directory / "trials/0000/checkpoints").glob("*/manifest.json")))
+        chief.signal(signal.SIGKILL)
+        chief.end()
+        chief.wait_until_all_gone()
+    assert not sweep.of("trial_reported")
+    finished = support.run_python(["-m", "tfdist.main", *command, "--gin_param=tune.seed = 7"])
+    assert finished.status == 2 and "holds another sweep" in finished.stderr, finished.outputs()
+    with running(command, log) as chief:
+        assert chief.end() == 0, chief.output
+    assert len(sweep.of("sweep_started")) == 1 and [e["status"] for e in sweep.ends] == ["done"]
+    assert json.loads((sweep.directory / "trials/0000/result.json").read_text())["resumed_from_step"] > 0
+
+
+@pytest.mark.slow
+def test_a_sweep_that_has_saved_nothing_makes_room_for_another(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    wrong = ("tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}", "tune.max_trials = 1")
+    commands = [
+        arguments(gin_file, sweep.directory, *wrong, "train.epochs = 1"),
+        arguments(gin_file, sweep.directory, "tune.max_trials = 1", "train.epochs = 1"),
+    ]
+    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
+    assert [line for line in finished.stdout.splitlines() if line.startswith("status")] == ["status 2", "status 0"]
+    assert len(sweep.of("sweep_started")) == 1 and [e["status"] for e in sweep.ends] == ["done"]
 
 
 @pytest.mark.slow

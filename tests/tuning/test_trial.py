@@ -147,6 +147,15 @@ def test_a_run_that_was_told_to_end_early_counts_with_what_it_had(tmp_path: path
     assert run.end(143, "", OBJECTIVE, epochs=3) and (run.status, run.objective) == ("stopped", 0.1)
 
 
+def test_a_run_that_was_stopped_with_no_number_is_infeasible(tmp_path: pathlib.Path) -> None:
+    run = seed_run(tmp_path, points=1)
+    with (tmp_path / "metrics.jsonl").open("a") as metrics:
+        metrics.write(point(2, "nan"))
+    assert len(list(run.new_reports(OBJECTIVE))) == 2
+    run.stop_asked = True
+    assert run.end(143, "", OBJECTIVE, epochs=9) and run.status == "infeasible" and "val_accuracy is nan" in run.message
+
+
 def test_a_run_that_left_with_status_0_before_its_rung_ended_is_not_over(tmp_path: pathlib.Path) -> None:
     run = seed_run(tmp_path, points=2)
     list(run.new_reports(OBJECTIVE))

@@ -24,7 +24,7 @@ from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.interruptions import Interruptions
 from tfdist.tuning.schedule.journal import Journal
 from tfdist.tuning.schedule.signals import Leaving
-from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, SCORED, STOPPED, Report, SeedRun, Trial
+from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, SCORED, Report, SeedRun, Trial
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.asking import Asking, Suggestion
 from tfdist.tuning.search.objective import Objective
@@ -291,7 +291,7 @@ class Chief:
     def _start(self, job: _Job) -> None:
         trial = job.trial
         if job.run.stop_asked and job.run.reports:  # the oracle had said so before the chief was killed
-            job.run.status, job.run.objective = STOPPED, job.run.reports[max(job.run.reports)].objective
+            job.run.stop(self._plan.objective)
             self._conclude(trial)
             return
         self._write_start(trial)

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.storage import lease
+from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
@@ -249,7 +249,7 @@ def _run(
         journal = Journal(plan.run_dir, on_event, still_ours)
         leaving.callback(journal.close)
         woken, wake = open_waking(leaving)
-        past = _past(plan, identity, journal)
+        past = _load_journal(plan, identity, journal)
         asking = Asking(oracle, plan.objective.name, wake=wake)
         leaving.callback(asking.close)
         executor = open_executor()
@@ -268,14 +268,31 @@ def _run(
         return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
 
 
-def _past(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
-    """The journal's events of this sweep."""
+def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
+    """The journal's events of this sweep; another sweep that has stored nothing makes room for it.
+
+    Raises:
+      UserError: the directory holds another sweep.
+    """
     events = journal.read()
-    if not events:
-        journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
-        return []
-    identity.check(events[0], plan.run_dir)
-    return events
+    if events:
+        try:
+            identity.check(events[0], plan.run_dir)
+            return events
+        except UserError:
+            if _has_stored(plan.run_dir, events):
+                raise
+        files.remove(files.join(plan.run_dir, journals.NAME))
+        files.remove_tree(files.join(plan.run_dir, "trials"))
+    journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
+    return []
+
+
+def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a trial of the sweep has ended, reported an evaluation or saved a checkpoint."""
+    kept = (journals.TRIAL_REPORTED, journals.TRIAL_ENDED)
+    has_results = any(e["event"] in kept and e.get("status") != journals.INTERRUPTED for e in events)
+    return has_results or bool(files.glob(files.join(run_dir, "trials", "*", "checkpoints", "*")))
 
 
 def _identity(plan: Plan, request: Request, settings: TuneSettings) -> Identity:

@@ -143,9 +143,7 @@ class SeedRun:
         is_paused = epochs is not None and max((r.epoch for r in self.reports.values()), default=0) >= epochs
         if status == EXIT_DONE and (is_done or is_paused):
             self.status = DONE if is_done else PAUSED
-            self.objective = self._final(objective)
-            if self.objective is None or not math.isfinite(self.objective):
-                self.status, self.message = INFEASIBLE, f"{objective.name} is {self.objective} at the end"
+            self._score(self._final(objective), objective)
         elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(log)):
             self.status, self.message = INFEASIBLE, last_words(log)
         elif status == EXIT_IN_USE:
@@ -154,7 +152,7 @@ class SeedRun:
         elif status in (EXIT_BUG, EXIT_USER_ERROR):
             self.status, self.message = FAILED, last_words(log)
         elif self.stop_asked and self.reports:
-            self.status, self.objective = STOPPED, self._last()
+            self.stop(objective)
         elif status == EXIT_KILLED and _ran_out_of_memory(log):
             return self._died(f"{last_words(log)} (status {status})")
         elif status in _INTERRUPTIONS:
@@ -163,6 +161,17 @@ class SeedRun:
         else:
             return self._died(f"its process died with status {status}")
         return True
+
+    def stop(self, objective: Objective) -> None:
+        """Ends it early, with the last objective that it reported."""
+        self.status = STOPPED
+        self._score(self._last(), objective)
+
+    def _score(self, value: float | None, objective: Objective) -> None:
+        """Takes the objective that the run has ended with; values that lead to no number are infeasible."""
+        self.objective = value
+        if value is None or not math.isfinite(value):
+            self.status, self.message = INFEASIBLE, f"{objective.name} is {value} at the end"
 
     def _died(self, message: str) -> bool:
         self.deaths += 1

@@ -8,6 +8,7 @@ Invariant: `update_trial` answers with the status STOPPED for a trial that shoul
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras_tuner
@@ -37,7 +38,9 @@ class AshaStopping(Random):
         trial = super().update_trial(trial_id, metrics, step)
         if step in self._rung_epochs:
             reached = {name: at for name, other in self.trials.items() if (at := self._at(other, step)) is not None}
-            best_first = sorted(reached, key=reached.__getitem__, reverse=self.objective.direction == "max")
+            sign = -1.0 if self.objective.direction == "max" else 1.0
+            cost = {name: sign * at if math.isfinite(at) else math.inf for name, at in reached.items()}
+            best_first = sorted(cost, key=cost.__getitem__)
             if best_first.index(trial_id) >= max(1, len(reached) // self._factor):
                 trial.status = "STOPPED"
         return trial
