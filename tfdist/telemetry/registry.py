@@ -145,6 +145,7 @@ _EVENTS = (
     EventKind("checkpoint_leftovers_found", "info", "files of a checkpoint that was not committed are removed"),
     EventKind("checkpoints_superseded", "info", "checkpoints after the step that a start resumed from are removed"),
     EventKind("memory_left_alone", "warning", "the memory for checkpoints belongs to another run"),
+    EventKind("nothing_trained", "warning", "tfdist.fit found the run finished, and gives the model its weights"),
     EventKind("file_damaged", "warning", "a file of the run directory is damaged; the run goes on without it"),
     EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
     # Data.
