@@ -166,7 +166,7 @@ def changed(content: bytes, damage: str, *, is_manifest: bool = False) -> bytes 
     if damage in PLAIN:
         return PLAIN[damage]
     if damage == "half":
-        return content[: len(content) // 2 - 1]
+        return content[: len(content) // 2 - 7]
     if damage == "deep":
         return b"[" * 200_000
     if is_manifest:

@@ -98,7 +98,6 @@ _EVENTS = (
     # The run.
     EventKind("run_started", "info", "a process has joined the run", "training_started"),
     EventKind("already_finished", "info", "the run directory holds this run, and nothing is left to train"),
-    EventKind("end_repeated", "warning", "tfdist.fit trains nothing, and gives what the run has ended with"),
     EventKind("data_opened", "info", "a data set can be read"),
     EventKind("fewer_workers", "info", "the run resumes with fewer workers and the same global batch"),
     EventKind("calls_of_one_step", "info", "a callback acts on batches, so each step is a call of its own"),
@@ -144,6 +143,7 @@ _EVENTS = (
     EventKind("checkpoint_passed_over", "warning", "a checkpoint is damaged, and an older one is used"),
     EventKind("checkpoint_leftovers_found", "info", "files of a checkpoint that was not committed are removed"),
     EventKind("checkpoints_superseded", "info", "checkpoints after the step that a start resumed from are removed"),
+    EventKind("nothing_trained", "warning", "tfdist.fit found the run finished, and gives the model its weights"),
     EventKind("file_damaged", "warning", "a file of the run directory is damaged; the run goes on without it"),
     EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
     # Data.

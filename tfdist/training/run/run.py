@@ -287,7 +287,7 @@ def _kept(run: Run) -> str:
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
     if run.place.is_finished and run.request.repeats_end:
-        run.events.warning("end_repeated", message=f"{run.place.said} The model gets the weights of its end.")
+        run.events.warning("nothing_trained", message=f"{run.place.said} The model gets the weights of its end.")
     elif run.place.is_finished:
         again = "To train again give another --run_dir; train.start_from takes over the weights."
         run.events.info("already_finished", message=f"{run.place.said} {again}")
