@@ -286,6 +286,25 @@ def test_another_experiment_is_refused_until_its_changes_are_accepted(tmp_path: 
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH - 1
 
 
+@pytest.mark.parametrize(
+    ("changed", "rate"), [("keras.optimizers.SGD.learning_rate", 0.25), ("train.seed", 0.125)], ids=["rate", "seed"]
+)
+def test_a_rate_that_was_changed_and_accepted_acts(tmp_path: pathlib.Path, changed: str, rate: float) -> None:
+    """Where only something else was changed, the checkpoint's rate counts, which a callback may have set."""
+
+    class Lowering(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.125
+
+    first = BASE | {"optimizer": lambda: keras.optimizers.SGD(0.5), "epochs": 1}
+    run(tmp_path, named={changed: "1"}, callbacks=[Lowering()], **first)
+    again = BASE | {"optimizer": lambda: keras.optimizers.SGD(0.25), "epochs": 2}
+    trained = run(tmp_path, named={changed: "2"}, accept_changes=True, **again)
+    assert trained.result.resumed_from_step == STEPS_PER_EPOCH
+    points = [point for point in trained.points("train") if point["step"] > STEPS_PER_EPOCH]
+    assert {point["learning_rate"] for point in points} == {rate}
+
+
 def test_more_epochs_are_added_to_a_run_that_was_interrupted(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
     run(tmp_path, callbacks=memories(), may_fail=True, **BASE | {"epochs": 2, "model": failing_export})
     assert not (tmp_path / "result.json").exists()

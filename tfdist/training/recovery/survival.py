@@ -40,8 +40,9 @@ from tfdist.training.recovery.renaming import renamed
 from tfdist.training.recovery.weights import FILES, find_checkpoint, places_of_checkpoints
 from tfdist.training.run import model_files
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.directory.identity import identity
+from tfdist.training.run.directory.identity import concerns_optimizer, differing_settings, identity
 from tfdist.training.run.run import Run
+from tfdist.training.step.optimizer import constant_rates
 from tfdist.training.step.state import MODEL, ModelState, TrainingState
 
 
@@ -87,7 +88,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     steps_per_epoch = training.boundaries.steps_per_epoch
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
-    start, lost = _resumed(run, state, partial=partial) if policy is not None else (None, 0)
+    start, lost = _resumed(training, state) if policy is not None else (None, 0)
     if start is None:
         if policy is not None:
             run.strategy.on_chief(lambda: _check_none_is_damaged(run), "The checkpoints cannot be read")
@@ -182,15 +183,25 @@ def _identity(run: Run) -> dict[str, object]:
     )
 
 
-def _resumed(run: Run, state: TrainingState, *, partial: bool) -> tuple[Position | None, int]:
+def _resumed(training: Training, state: TrainingState) -> tuple[Position | None, int]:
     """Where the run continues, if it does, and, on the chief, the steps lost."""
+    run, settings, optimizer = training.run, training.settings, training.learner.optimizer
     lost, directory = 0, run.directory.checkpoints
+    changes: list[str] = []
 
     def read() -> State | None:
-        return restore.newest(directory, tell=run.events, wanted=lambda name: not state.is_elsewhere(name))
+        found = restore.newest(directory, tell=run.events, wanted=lambda name: not state.is_elsewhere(name))
+        if found is not None and found.manifest is not None and settings.accept_changes:
+            changes.extend(differing_settings(found.manifest.identity.get("settings", {}), run.request.settings()))
+        return found
 
-    start = restored(run.strategy, state, read, partial=partial, tell=run.events)
+    rates = constant_rates(optimizer)
+    start = restored(run.strategy, state, read, partial=settings.partial_restore, tell=run.events)
     if start is not None:
+        # The checkpoint's rate counts, which a callback may have changed, unless another one was set and accepted.
+        if run.strategy.any_worker(any(map(concerns_optimizer, changes))):
+            for each, rate in rates:
+                each.learning_rate = rate
         if run.topology.is_chief and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         due = bool(start.values.get("boundary_is_due"))

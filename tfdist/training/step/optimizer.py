@@ -96,6 +96,15 @@ def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
     return float(keras.ops.convert_to_numpy(parts(optimizer)[0].learning_rate))
 
 
+def constant_rates(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.optimizers.Optimizer, float]]:
+    """The optimizers whose learning rate is a number and no schedule, each with that number."""
+    return [
+        (one, float(keras.ops.convert_to_numpy(one.learning_rate)))
+        for one in parts(optimizer)
+        if isinstance(one.learning_rate, keras.Variable)
+    ]
+
+
 def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength, variables: Sequence[keras.Variable]) -> None:
     """Tells the optimizer's schedules and groups how long the run is, and what is trained, where they want to know.
 

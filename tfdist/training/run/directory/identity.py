@@ -57,8 +57,7 @@ def check_same_experiment(
         return
     if newest is None and not theirs:
         return
-    changed = sorted(name for name in theirs.keys() | settings.keys() if theirs.get(name) != settings.get(name))
-    lines = [_difference(name, theirs, settings) for name in changed if not _may_change(name)]
+    lines = [_difference(name, theirs, settings) for name in differing_settings(theirs, settings)]
     if lines:
         more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
         of_backup = newest is not None and directory.checkpoint_dir is not None
@@ -67,6 +66,17 @@ def check_same_experiment(
         change = ", or write train.accept_changes = True to resume from its newest checkpoint with these settings"
         told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
         raise UserError(f"{told}\nGive another {another}{change if newest is not None else ''}.")
+
+
+def differing_settings(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    """The names of the settings that say what is trained and are not the same."""
+    names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+    return [name for name in names if not _may_change(name)]
+
+
+def concerns_optimizer(name: str) -> bool:
+    """Whether a setting is of an optimizer: its class, or its learning rate."""
+    return "optimizer" in name or name.endswith("learning_rate")
 
 
 def lasting(settings: Mapping[str, str]) -> dict[str, str]:
