@@ -114,6 +114,7 @@ def in_step(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         *(pytest.param("horovod", case, marks=pytest.mark.horovod) for case in (*IN_STEP, *MODELS)),
     ],
     indirect=["in_step"],
+    scope="module",  # of the processes, which all cases share
 )
 def test_all_raise_the_cause_in_step(in_step: tuple[pathlib.Path, support.Finished], case: str) -> None:
     directory, finished = in_step
