@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import support
@@ -102,22 +103,28 @@ def check_end(directory: pathlib.Path, end: End, finished: support.Finished) -> 
 
 
 @pytest.fixture(scope="module")
-def in_step(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, Any]:
-    directory = tmp_path_factory.mktemp(request.param)
-    return directory, run_cases(directory, request.param, *IN_STEP, *(MODELS if request.param == "horovod" else ()))
+def in_step(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[pathlib.Path, support.Finished]]:
+    """The directory of all cases that stay in step, and how their processes ended; run once for each engine."""
+
+    @functools.cache
+    def run(engine: str) -> tuple[pathlib.Path, support.Finished]:
+        directory = tmp_path_factory.mktemp(engine)
+        return directory, run_cases(directory, engine, *IN_STEP, *(MODELS if engine == "horovod" else ()))
+
+    return run
 
 
 @pytest.mark.parametrize(
-    ("in_step", "case"),
+    ("engine", "case"),
     [
         *(("multi_worker", case) for case in IN_STEP),
         *(pytest.param("horovod", case, marks=pytest.mark.horovod) for case in (*IN_STEP, *MODELS)),
     ],
-    indirect=["in_step"],
-    scope="module",  # of the processes, which all cases share
 )
-def test_all_raise_the_cause_in_step(in_step: tuple[pathlib.Path, support.Finished], case: str) -> None:
-    directory, finished = in_step
+def test_all_raise_the_cause_in_step(
+    in_step: Callable[[str], tuple[pathlib.Path, support.Finished]], engine: str, case: str
+) -> None:
+    directory, finished = in_step(engine)
     check_end(directory / case, (IN_STEP | MODELS)[case], finished)
     weights = [path.read_text() for path in sorted((directory / case).glob("weights-*"))]
     assert len(weights) == (2 if case == "start_from_of_one_disk" else 0) and len(set(weights)) <= 1
