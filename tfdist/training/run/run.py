@@ -218,7 +218,7 @@ def open_run(
             events.error(
                 "run_failed",
                 mode=mode,
-                error=f"{type(error).__name__}: {error}",
+                error=f"{type(told or error).__name__}: {told or error}",
                 peer_lost=isinstance(told, PeerLostError),
             )
             if told is not None:
