@@ -87,7 +87,7 @@ class Journal:
         events = []
         for number, line in enumerate(lines, 1):
             event = parse_line(line)
-            if event is None or (number == 1) != (event.get("event") == STARTED):
+            if event is None or (number == 1 and event.get("event") != STARTED):
                 raise damaged(self._path, f"line {number} is {line[:60].decode(errors='replace')!r}")
             kind = parse_record(self._path, line, _Event).event
             parse_record(self._path, line, _KINDS.get(kind, _Event))
