@@ -39,10 +39,10 @@ class Metrics(Protocol):
     def log_graph(self, graph: Any) -> None:
         """The graph of the training step, for TensorBoard alone."""
 
-    def discard_after(self, step: int) -> int | None:
+    def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         """Takes back the points behind `step`, where a resumed run starts again; the last one's step, if any is known.
 
-        Call it before the first `log`.
+        Call it before the first `log`. A warning says where the points up to the step `logged_until` are not all there.
         """
 
     def close(self) -> None:
@@ -102,22 +102,28 @@ class MetricsLog:
         if self._summaries is not None:
             self._summaries.graph("train", graph)
 
-    def discard_after(self, step: int) -> int | None:
+    def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         path = self._run.metrics
         try:
             *lines, torn = files.read(path).split(b"\n")
         except FileNotFoundError:
-            return None
+            lines, torn = [], b""
         if torn and as_point(parse_line(torn)) is not None:  # whole, but for its line break
             lines, torn = [*lines, torn], b""
         points = [as_point(parse_line(line)) for line in lines]
         kept = {line: point for line, point in zip(lines, points, strict=True) if point and point.step <= step}
         num_damaged = points.count(None)
-        if num_damaged or torn:
-            what = f"has {num_damaged:,} damaged lines; it is kept as {keep_damaged(path)}" if num_damaged else ""
-            last = max((point.step for point in kept.values()), default=0)
-            without = f"; there are no rows of the steps from {last + 1:,} to {step:,}" if last < step else ""
-            self._warn(f"{path} {what or 'ends in half a line, which is removed'}{without}.")
+        last = max((point.step for point in kept.values()), default=0)
+        problems = []
+        if num_damaged:
+            count = "1 damaged line" if num_damaged == 1 else f"{num_damaged:,} damaged lines"
+            problems.append(f"has {count}, and is kept as {keep_damaged(path)}")
+        if torn:
+            problems.append("ends in half a line, which is removed")
+        if last < logged_until:
+            problems.append(f"has no rows of the steps from {last + 1:,} to {logged_until:,}, which are lost")
+        if problems:
+            self._warn(f"{path} {'; it '.join(problems)}.")
         if len(kept) < len(lines) or torn:
             files.write_atomic(path, b"".join(line + b"\n" for line in kept))
         gone = [point.step for point in points if point and point.step > step]
@@ -147,7 +153,7 @@ class NullMetricsLog:
     def log_graph(self, graph: Any) -> None:
         pass
 
-    def discard_after(self, step: int) -> int | None:
+    def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         return None
 
     def close(self) -> None:

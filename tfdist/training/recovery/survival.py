@@ -204,8 +204,9 @@ def _resumed(training: Training, state: TrainingState) -> tuple[Position | None,
                 each.learning_rate = rate
         if run.topology.is_chief and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
-        due = bool(start.values.get("boundary_is_due"))
-        lost = max(0, (run.metrics.discard_after(start.step - 1 if due else start.step) or 0) - start.step)
+        logged = start.step - 1 if start.values.get("boundary_is_due") else start.step
+        epochs_until = logged - logged % training.boundaries.steps_per_epoch if run.request.keeps else 0
+        lost = max(0, (run.metrics.discard_after(logged, logged_until=epochs_until) or 0) - start.step)
         again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
         run.events.info(
             "resumed",
