@@ -138,7 +138,8 @@ def take_place(
 
     failed = f"{directory.path} cannot be used"
     place = strategy.on_chief(take, failed) or Place()
-    strategy.on_every_worker(directory.create, failed)  # for the logs of each, where workers share no disk
+    # For the logs of each, where workers share no disk.
+    strategy.on_every_worker(lambda: files.make_dirs(directory.path), failed)
     return dataclasses.replace(
         place, is_finished=strategy.any_worker(place.is_finished), extends=strategy.any_worker(place.extends)
     )
