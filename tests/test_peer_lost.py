@@ -116,6 +116,27 @@ def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.P
     assert all(f"Left at step {newest.step:,} after saving" in words for words in said)
 
 
+def test_workers_that_do_not_fit_are_told_so_in_tensorflows_and_in_horovods_words() -> None:
+    import tensorflow as tf
+
+    from tfdist.strategies.base import Topology
+    from tfdist.training.run.run import explain_collective
+
+    for said in (
+        "Collective ops is aborted by: Shape mismatch in the collective instance 107. Op at … expected shape [8,12]",
+        "Collective instance 135 expected type 0 and data_type 2 but got type 1 and data_type 1",
+        "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [8, 4], but another rank sent [8, 5].",
+    ):
+        found = explain_collective(
+            tf.errors.InternalError(None, None, f"Graph execution error:\n{said}"), Topology(0, 2, 1)
+        )
+        assert found is not None and found.exit_status == 2 and "do not run the same training" in str(found)
+    own = tf.errors.InvalidArgumentError(
+        None, None, "Mismatched labels: Invalid shape [3], expected float but got type int"
+    )
+    assert explain_collective(own, Topology(0, 2, 1)) is None
+
+
 def test_a_peer_that_answers_no_more_is_lost_in_gloos_words_too() -> None:
     """As they came from a worker of two whose other one had been stopped."""
     import tensorflow as tf

@@ -42,12 +42,9 @@ from tfdist.training.run.directory.starts import find_checkpoint_dir
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
-MISMATCH_WORDS = (  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
-    "Shape mismatch in the collective instance",
-    "Inconsistent group_size",
-    "but got type",
-    "Mismatched",
-    "Invalid shape",
+MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
+    r"Shape mismatch in the collective instance.*|Collective instance \d+ expected.*|Inconsistent group_size.*"
+    r"|Mismatched .*: One rank.*"
 )
 LOST_PEER_WORDS = (
     "Socket closed",
@@ -265,7 +262,7 @@ def explain_collective(error: BaseException, topology: Topology) -> TfdistError 
     text = str(error)
     if topology.num_workers == 1 or not isinstance(error, (tf.errors.OpError, RuntimeError)):
         return None
-    mismatch = re.search(f"[^:\n]*(?:{'|'.join(map(re.escape, MISMATCH_WORDS))})[^\n]*", text)
+    mismatch = MISMATCH.search(text)
     if mismatch is not None:
         return UserError(
             f"The workers do not run the same training: {mismatch[0].strip()[:300]} Give all workers the same code, "
