@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from crashes.runs import TOTAL_STEPS, TWO_REPLICAS, Process, Run, differences
+from crashes.runs import TOTAL_STEPS, TWO_REPLICAS, Process, Run
 from gcs.server import GcsServer
 from support import wait_until
 
@@ -45,7 +45,10 @@ def test_a_run_that_is_killed_goes_on_from_its_backup_and_ends_as_if_it_was_not(
     assert files.list_tree(BACKUP) == []
     with Process(undisturbed, "mirrored" if strategy in TWO_REPLICAS else strategy) as process:
         assert process.wait() == 0, process.output()
-    assert differences(run, undisturbed, values_too=False) == []
+    weights, expected = run.weights(), undisturbed.weights()
+    assert weights.keys() == expected.keys()
+    assert all(weights[name].tobytes() == expected[name].tobytes() for name in weights)
+    assert run.points() == undisturbed.points()
     assert not run.checkpoints.exists()
 
 
