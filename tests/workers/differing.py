@@ -305,6 +305,22 @@ def fit_with_unseeded_shuffle(worker: Worker) -> Callable[[], object]:
     return lambda: tfdist.fit(model, dataset, epochs=2, verbose=0)
 
 
+class AtRandom(keras.utils.PyDataset):
+    """Batches of rows that NumPy's own generator draws."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        rows = np.random.default_rng().permutation(NUM_EXAMPLES)[:16]
+        return tuple(part[rows] for part in examples())
+
+
+def fit_with_an_unseeded_pydataset(worker: Worker) -> Callable[[], object]:
+    model = compiled_model(worker)
+    return lambda: tfdist.fit(model, AtRandom(), epochs=2, verbose=0)
+
+
 def fit_with_split_at_random(worker: Worker) -> Callable[[], object]:
     model = compiled_model(worker)
     rows = np.random.default_rng().permutation(NUM_EXAMPLES)[:48]
@@ -360,7 +376,13 @@ CASES: dict[str, Callable[[Worker], Callable[[], object] | None]] = {
             chiefs_data_fails,
         ),
         *(start_from_of_one_disk, directories_apart, damaged_record, evaluate_apart, fit_with_unseeded_shuffle),
-        *(fit_with_split_at_random, fit_with_its_own_arrays, fit_with_callbacks_of_the_chief, fit_after_a_failure),
+        *(
+            fit_with_split_at_random,
+            fit_with_an_unseeded_pydataset,
+            fit_with_its_own_arrays,
+            fit_with_callbacks_of_the_chief,
+            fit_after_a_failure,
+        ),
     )
 } | {
     f"{hook}_fails": hook_fails(hook)

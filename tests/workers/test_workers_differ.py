@@ -55,6 +55,7 @@ IN_STEP = {
     "damaged_record": End("rollbacks.json"),
     "fit_with_unseeded_shuffle": End("first global batch of the training data on worker 1 is another"),
     "fit_with_split_at_random": End("first global batch of the training data on worker 1 is another"),
+    "fit_with_an_unseeded_pydataset": End("first global batch of the training data on worker 1 is another"),
     "fit_with_its_own_arrays": End("first global batch of the training data on worker 1 is another"),
     **dict.fromkeys(("start_from_of_one_disk", "evaluate_apart", "directories_apart"), End("", status=0)),
     "fit_with_callbacks_of_the_chief": End("", status=0),

@@ -182,6 +182,7 @@ def _of_python(
         batch_size=size,
         begins_at=begins_at,
         parallel=not isinstance(given, Once),
+        first_batch=lambda: batches.first_batch,
     )
     return Examples(source, size, None if cuts else steps, batches.close)
 

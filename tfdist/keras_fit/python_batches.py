@@ -133,6 +133,7 @@ class PythonBatches:
         self._num_batches = per_pass or num_batches
         self._per_pass = per_pass
         self._total = total
+        self.first_batch: Any = None  # that was read
         try:
             self.element_spec = adapter.get_tf_dataset().element_spec
         except (ValueError, TypeError) as error:
@@ -158,6 +159,7 @@ class PythonBatches:
             self._adapter.on_epoch_begin()
             for index, batch in enumerate(itertools.islice(self._adapter.get_numpy_iterator(), self._per_pass)):
                 if index >= skipped:
+                    self.first_batch = batch if self.first_batch is None else self.first_batch
                     yield batch
             self._adapter.on_epoch_end()
             skipped = 0

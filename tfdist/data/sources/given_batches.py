@@ -29,6 +29,7 @@ class GivenBatches(StreamSource):
       batch_size: examples of a full batch.
       begins_at: the step of the run that the stream's first batch is for.
       parallel: whether several workers read the same batches, each for itself.
+      first_batch: gives the first batch that was read, of a stream that may not be opened once more to look at it.
 
     Raises:
       UserError: the batches are no dense tensors with one entry an example.
@@ -43,17 +44,22 @@ class GivenBatches(StreamSource):
         batch_size: int,
         begins_at: int = 0,
         parallel: bool = True,
+        first_batch: Callable[[], Any] | None = None,
     ) -> None:
         self._stream = stream
         self._begins_at = begins_at
         self._parallel = parallel
+        self._first_batch = first_batch
         self.batch_size = batch_size
         self.num_examples = num_batches * batch_size
         self.structure = tf.nest.map_structure(_batch_spec, element_spec)
 
     def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
         del num_workers, trains
-        return self._parallel  # else it is refused
+        return self._parallel and self._first_batch is None  # without the former it is refused
+
+    def first_batch(self) -> Any:
+        return None if self._first_batch is None else self._first_batch()
 
     def describe(self) -> list[str]:
         return [f"{self.num_examples // self.batch_size:,} batches of some {self.batch_size} an epoch, as they come"]

@@ -89,6 +89,10 @@ class Source(abc.ABC):
         del num_workers, trains
         return True
 
+    def first_batch(self) -> Any:
+        """The first global batch that was read in this process, where `has_same_batches` denies it and all read all."""
+        return None
+
     @abc.abstractmethod
     def reader(self, order: Order) -> Reader:
         """A function from positions, int64 [n], and the epoch, int64 scalar, to the nest of those examples.

@@ -26,6 +26,7 @@ from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.directory.starts import note_start
 from tfdist.training.run.run import Run
+from tfdist.training.run.same_batches import compare_batches, summarize_batch
 from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import Equality
@@ -77,7 +78,7 @@ def run_loop(
         optimizer=learner.optimizer,
         loss_scale=learner.loss_scale,
         recovery=opened.recovery,
-        equality=None if is_alone else Equality(run.strategy, opened.state.replicated, reporter),
+        equality=None if is_alone else _equality(training, opened, reporter),
         start=opened.start,
         watched=watched(training.settings),
         input_hint=hint_for(training.source),
@@ -98,6 +99,17 @@ def run_loop(
     seconds = time.perf_counter() - started
     dispose(iterator)
     return outcome, seconds
+
+
+def _equality(training: Training, opened: Opened, reporter: Reporter) -> Equality:
+    strategy, source = training.run.strategy, training.source
+
+    def compare_data() -> None:
+        batch = source.first_batch()
+        if batch is not None:
+            compare_batches(strategy, summarize_batch(batch), "training")
+
+    return Equality(strategy, opened.state.replicated, reporter, compare_data)
 
 
 def _summaries(training: Training, step: TrainStep) -> ModelSummaries:

@@ -1,7 +1,8 @@
 """Compares the first global batch of all workers, before each takes its part of it.
 
 Invariant: what makes workers read other examples, or in another order (an unseeded shuffle, another file), is refused
-before a step is trained on it. A batch that rounds otherwise on another machine is the same.
+before a step is trained on it, or before its weights are saved where Python code gives the batches, which may not be
+asked twice. A batch that rounds otherwise on another machine is the same.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ def check_same_batches(strategy: Strategy, source: Source, plan: BatchPlan, spli
     if num_workers == 1 or not source.has_same_batches(num_workers, trains=plan.shuffle_seed is not None):
         return
     whole = dataclasses.replace(plan, num_replicas=1, num_microbatches=1)
-    batch = strategy.on_every_worker(lambda: _first(source, whole))
-    rows = strategy.gather_from_workers(np.concatenate([[0.0, 0.0], *map(summarize, batch)]))
+    compare_batches(strategy, strategy.on_every_worker(lambda: summarize_batch(_first(source, whole))), split)
+
+
+def compare_batches(strategy: Strategy, summary: np.ndarray, split: str) -> None:
+    """Raises UserError on every worker where they have not summarized the same batch. A collective."""
+    rows = strategy.gather_from_workers(summary)
     sums, magnitudes = rows[:, 0::2], rows[:, 1::2]
     differ = np.abs(sums - sums[0]) > TOLERANCE * np.maximum(magnitudes, magnitudes[0])
     workers = np.flatnonzero(differ.any(axis=1)).tolist()
@@ -51,14 +56,19 @@ def check_same_batches(strategy: Strategy, source: Source, plan: BatchPlan, spli
         raise error
 
 
-def _first(source: Source, plan: BatchPlan) -> list[np.ndarray]:
+def _first(source: Source, plan: BatchPlan) -> Any:
     iterator = iter(build_pipeline(source, plan, Topology(0, 1, 1)))
     batch = next(iterator)["examples"]
     dispose(iterator)
-    return [np.asarray(leaf) for leaf in tf.nest.flatten(batch)]
+    return batch
 
 
-def summarize(values: Any) -> np.ndarray:
+def summarize_batch(batch: Any) -> np.ndarray:
+    """Two numbers of each array in a nest, one after the other."""
+    return np.concatenate([[0.0, 0.0], *map(summarize_array, tf.nest.flatten(batch))])
+
+
+def summarize_array(values: Any) -> np.ndarray:
     """Two numbers of an array, [sum, magnitude]: the sums of arrays that differ are apart by a share of the magnitude.
 
     Floats are weighted by their place, so that another order is another sum; anything else has a digest for a sum.

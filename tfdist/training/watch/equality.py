@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import keras
 import numpy as np
@@ -35,10 +35,19 @@ class Equality:
       strategy: connected.
       variables: that are the same on every worker, by name.
       reporter: told where workers round differently.
+      compare_data: compares what was read with the other workers, once a step is done.
     """
 
-    def __init__(self, strategy: Strategy, variables: Mapping[str, keras.Variable], reporter: Reporter) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        variables: Mapping[str, keras.Variable],
+        reporter: Reporter,
+        compare_data: Callable[[], object] = lambda: None,
+    ) -> None:
         self._strategy = strategy
+        self._compare_data: Callable[[], object] | None = compare_data
+        self._first_step: int | None = None
         self._variables = variables
         self._reporter = reporter
         self._compute_sums = traced(self._sums)
@@ -57,6 +66,10 @@ class Equality:
         Args:
           step: that the values are of.
         """
+        self._first_step = step if self._first_step is None else self._first_step
+        if step > self._first_step and self._compare_data is not None:
+            self._compare_data()
+            self._compare_data = None
         if self._strategy.topology.num_workers == 1 or (self._rounds and not self._agree_is_due()):
             return
         begun = time.monotonic()
