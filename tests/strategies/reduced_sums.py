@@ -53,7 +53,7 @@ def main(name: str, file: str) -> None:
     strategy: Strategy = Mirrored(num_cpu_devices=3) if name == "mirrored3" else STRATEGIES[name]()
     strategy.connect()
     if isinstance(strategy, MultiWorker):
-        strategy.set_packing(2000)
+        strategy.bytes_per_pack = 2000
     topology = strategy.topology
     stacked = {key: np.stack([gradients(r)[key] for r in range(topology.num_replicas)]) for key in SIZES}
     found: dict[str, Any] = {}

@@ -1,12 +1,11 @@
 """Trains with the optimizer's state spread over the replicas, up to an epoch, and may die while it saves.
 
-    python -m training.sharded DIRECTORY STRATEGY SHARDING EPOCHS [dies | killed | packing]
+    python -m training.sharded DIRECTORY STRATEGY SHARDING EPOCHS [dies | killed]
 
 STRATEGY: as in equivalence/cases.py, or mirrored3. SHARDING: as the setting, tensors, none, or canonical. EPOCHS: of
 four, after which the run is left to be resumed. dies: in three starts a worker is killed while it saves: one before its
 part is noted, the chief while it has its own part and not all others, and the chief once the checkpoint is committed.
-killed: the chief is, once it has committed two checkpoints. packing: of gradients is measured, so the run is not
-deterministic.
+killed: the chief is, once it has committed two checkpoints.
 """
 
 from __future__ import annotations
@@ -90,7 +89,6 @@ def main(directory: str, strategy_name: str, sharding: str, epochs: str, how: st
         "tensor_parallel": ["block"] if sharding == "tensors" else None,
         "canonical_replicas": 4 if sharding == "canonical" else None,
         "checkpoint": CheckpointPolicy(every_steps=2, keep_last=2),
-        "deterministic": how != "packing",  # which is then measured
         "strategy": strategy,
     }
     settings["task"] = settings["task"]()

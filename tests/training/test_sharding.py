@@ -80,12 +80,6 @@ def test_a_run_goes_on_with_any_number_of_replicas(tmp_path: pathlib.Path, moves
 
 
 @pytest.mark.slow
-def test_the_packing_is_settled_with_weights_that_no_replica_has_whole(tmp_path: pathlib.Path) -> None:
-    trained(tmp_path, "multi_worker", "weights", 1, "packing")
-    assert list_checkpoints(str(tmp_path / "checkpoints"))
-
-
-@pytest.mark.slow
 def test_canonical_replicas_give_the_same_bits_though_kills_change_their_number(tmp_path: pathlib.Path) -> None:
     moving, still = tmp_path / "moving", tmp_path / "still"
     for count, strategy in enumerate(("mirrored4", "multi_worker", "one_device"), start=1):
