@@ -365,7 +365,7 @@ class Places:
         os.makedirs(directory.path)
         point = {"step": 1, "epoch": 1, "split": "eval", "accuracy": 0.5}
         Path(directory.metrics).write_text(json.dumps(point) + "\n")
-        Path(directory.result).write_text(json.dumps({"eval_metrics": {"accuracy": 0.5}}))
+        Path(directory.result).write_text(json.dumps({"steps": 1, "epochs": 1, "eval_metrics": {"accuracy": 0.5}}))
         self._running.append(os.path.basename(directory.path))
         self.num_free -= 1
         if not self.num_free:

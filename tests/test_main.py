@@ -17,13 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from record_files_support import COLUMNS, FEATURES, write_numbered
 from support import REPOSITORY, Finished, run_command, run_python
 
 from tfdist import main as command
-from tfdist.data.formats.tfrecord import TFRecordSource
-from tfdist.data.pipeline import failures
-from tfdist.errors import UserError
 
 CONFIGS = REPOSITORY / "configs"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -662,22 +658,6 @@ def test_shapes_that_are_known_only_where_all_batches_are_full_are_told_in_one_m
 def test_a_connection_that_the_users_code_lost_is_no_mistake_of_the_user(answer: Callable[..., Answer]) -> None:
     with pytest.raises(tf.errors.UnknownError, match="the server's own words"):  # which ends the command with status 1
         answer(DIGITS, param("import mine"), param("train.train_data = @mine.lost_connection"), "--run_dir=run")
-
-
-@pytest.mark.slow
-def test_a_run_is_not_blamed_on_data_that_an_earlier_one_of_the_process_read(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
-    earlier = TFRecordSource(files=write_numbered(tmp_path, [9]), features=FEATURES, columns=COLUMNS)
-    damaged = tmp_path / "part-000"
-    damaged.write_bytes(b"\xff" * damaged.stat().st_size)
-    with pytest.raises(UserError, match="corrupt"):
-        earlier.checked(earlier.read_run(0, 0, 9))
-    failures.watch(earlier)
-    assert "corrupt" in str(earlier.diagnose())
-    settings = [param("import mine"), param("train.train_data = @mine.unseen_labels_out_of_range")]
-    failed = answer(DIGITS, *settings, "--run_dir=run")
-    assert failed.status == 2 and "label value of 49" in failed.stderr
 
 
 def test_the_traceback_of_the_users_own_code_is_there_for_those_who_ask(answer: Callable[..., Answer]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import re
 import socket
 import threading
@@ -187,6 +188,15 @@ def test_listing_goes_through_all_pages_also_under_faults(gcs: GcsServer, monkey
 
 
 @pytest.mark.slow
+def test_waiting_for_a_busy_server_draws_nothing_from_the_generator_of_the_process(gcs: GcsServer) -> None:
+    """From it Keras's layers draw the seeds of their weights, while other threads store events."""
+    gcs.faults.add(Fault("status", status=503, count=2))
+    before = random.getstate()
+    files.write_atomic("gs://bucket/object", b"content")
+    assert random.getstate() == before
+    assert gcs.count("POST", "uploadType") == 3
+
+
 def test_a_server_that_stays_busy_is_given_up_in_the_end(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
     gcs.faults.add(Fault("status", status=503, count=None))

@@ -30,6 +30,7 @@ _UNREACHABLE_PATIENCE_SECONDS = 15.0
 _STALLED_PATIENCE_SECONDS = 20.0
 _BUSY_PATIENCE_SECONDS = 60.0  # a server that answers 429 or 503, or breaks off, is alive
 _RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+_JITTER = random.Random()  # of its own: from the process's generator layers draw the seeds of their weights
 _FIRST_DELAY_SECONDS, _MOST_DELAY_SECONDS = 0.2, 8.0
 
 _most_patience_seconds = contextvars.ContextVar("tfdist_gcs_patience", default=float("inf"))
@@ -123,7 +124,7 @@ class Attempts:
         """Waits for the next try; raises what the failure means where there should be none."""
         if not isinstance(error, _failures()):
             raise error
-        delay = self._delay * random.uniform(0.5, 1.0)
+        delay = self._delay * _JITTER.uniform(0.5, 1.0)
         if time.monotonic() - self._since + delay > min(_patience_seconds(error), _most_patience_seconds.get()):
             raise as_os_error(self._path, error) from error
         time.sleep(delay)
