@@ -308,7 +308,7 @@ def hold_leases(directory: str, count: int) -> None:
 
 def sweep(members: str, rounds: str) -> list[Figure]:
     from tfdist.tuning.schedule.chief import Chief, Plan
-    from tfdist.tuning.schedule.journal import Journal
+    from tfdist.tuning.schedule.journal import STARTED, Journal
     from tfdist.tuning.schedule.waking import open_waking
     from tfdist.tuning.search import search
     from tfdist.tuning.search.asking import Asking
@@ -325,6 +325,8 @@ def sweep(members: str, rounds: str) -> list[Figure]:
             journal = Journal(directory, lambda event: None)
             leaving.callback(journal.close)
             past = journal.read()
+            if not past:
+                journal.write(STARTED)
             woken, wake = open_waking(leaving)
             oracle = chosen.build(Terms(space.hyperparameters(), objective, count, 1, 0))
             asking = Asking(oracle, objective.name, wake)
