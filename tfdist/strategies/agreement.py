@@ -10,6 +10,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 
@@ -30,8 +32,7 @@ def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]
     if strategy.topology.num_workers == 1:
         return
     mine = json.dumps({name: str(value) for name, value in facts().items()}, sort_keys=True).encode()
-    digest = int.from_bytes(hashlib.sha256(mine).digest()[:6], "big")  # 48 bits, which a float64 holds
-    if len(set(strategy.gather_from_workers([digest])[:, 0].tolist())) == 1:
+    if len(set(gather_digests(strategy, mine).tolist())) == 1:
         return
     told = [json.loads(text) for text in strategy.gather_bytes(mine)]
     names = list(dict.fromkeys(name for each in told for name in each))
@@ -41,6 +42,12 @@ def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]
     error = UserError("\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}")
     error.is_in_step = True
     raise error
+
+
+def gather_digests(strategy: Strategy, content: bytes) -> np.ndarray:
+    """A digest of every worker's `content`, float64 [num_workers]. A collective."""
+    digest = int.from_bytes(hashlib.sha256(content).digest()[:6], "big")  # 48 bits, which a float64 holds
+    return strategy.gather_from_workers([digest])[:, 0]
 
 
 def _line(name: str, values: list[str]) -> str:

@@ -148,9 +148,10 @@ class Loop:
         self._callbacks.train_begin()
         if self._start is not None:
             self._continue_from(self._start)
-        self._check_equality()
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
             self._save()
+        else:
+            self._check_equality()
         while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
@@ -158,7 +159,8 @@ class Loop:
             self._at_boundary()
         if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
             self._save()  # what follows can be done again from here
-        self._check_equality()
+        else:
+            self._check_equality()
         self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
             assert self._recovery is not None

@@ -64,7 +64,6 @@ def run_loop(
         examples_per_step=examples_per_step,
         summarize=_summaries(training, step).epoch_end,
     )
-    is_alone = run.topology.num_workers == 1
     loop = Loop(
         strategy=run.strategy,
         step=step,
@@ -78,7 +77,7 @@ def run_loop(
         optimizer=learner.optimizer,
         loss_scale=learner.loss_scale,
         recovery=opened.recovery,
-        equality=None if is_alone else _equality(training, opened, reporter),
+        equality=None if run.topology.num_workers == 1 else _equality(training, opened, reporter),
         start=opened.start,
         watched=watched(training.settings),
         input_hint=hint_for(training.source),

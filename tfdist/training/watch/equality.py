@@ -10,7 +10,6 @@ comparisons are then of values.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 
@@ -19,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.strategies.agreement import gather_digests
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.step.tracing import traced
@@ -32,7 +32,7 @@ class Equality:
     """The comparison of one run.
 
     Args:
-      strategy: connected.
+      strategy: connected, of several workers.
       variables: that are the same on every worker, by name.
       reporter: told where workers round differently.
       compare_data: compares what was read with the other workers, once a step is done.
@@ -70,12 +70,11 @@ class Equality:
         if step > self._first_step and self._compare_data is not None:
             self._compare_data()
             self._compare_data = None
-        if self._strategy.topology.num_workers == 1 or (self._rounds and not self._agree_is_due()):
+        if self._rounds and not self._agree_is_due():
             return
         begun = time.monotonic()
         sums = self._compute_sums().numpy()
-        digest = int.from_bytes(hashlib.sha256(sums.tobytes()).digest()[:6], "big")  # 48 bits, which a float64 holds
-        digests = self._strategy.gather_from_workers([digest])[:, 0]
+        digests = gather_digests(self._strategy, sums.tobytes())
         if len(set(digests.tolist())) > 1:
             self._compare(sums, digests, step)
         self._checked_at = time.monotonic()

@@ -14,7 +14,6 @@ from tfdist.telemetry.records import Warn
 from tfdist.telemetry.run_directory import RunDirectory
 
 NUM_BYTES = 16  # all random, since samplers of traces decide by any of their bits
-_WORDS = 8  # of 16 bits, which a float64 holds exactly
 
 
 def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool, warn: Warn) -> str:
@@ -26,12 +25,11 @@ def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool, warn:
       keeps: whether it is found, or left, in the directory.
       warn: takes what is wrong with the file.
     """
-    found = strategy.on_chief(
-        lambda: _kept(directory, warn) if keeps else secrets.token_hex(NUM_BYTES), f"{directory.path} cannot be used"
-    )
-    digits = found or "0" * 32
-    words = strategy.from_chief([int(digits[4 * i : 4 * i + 4], 16) for i in range(_WORDS)])
-    return "".join(f"{int(word):04x}" for word in words)
+
+    def read() -> str:
+        return _kept(directory, warn) if keeps else secrets.token_hex(NUM_BYTES)
+
+    return strategy.read_on_chief(read, f"{directory.path} cannot be used")
 
 
 def _kept(directory: RunDirectory, warn: Warn) -> str:
