@@ -22,13 +22,15 @@ from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 
 MICROBATCHES = 4
-WAIT = 60.0  # seconds; a stage that waits for others in vain goes on then
+WAIT = 5.0  # seconds; a stage that waits for others in vain goes on then
+TRIES = 12  # a thread that waits may be the one that should have computed the other stage
 
 
 class Meets(keras.layers.Layer):
-    """What it is given; in the first microbatch it waits until the next one is at a stage before."""
+    """Passes on its inputs; the late one waits until one more microbatch has come to the early one than to itself."""
 
-    came = threading.Semaphore(0)
+    arrival = threading.Condition()
+    early = late = 0  # microbatches that came
     met: bool | None = None
 
     def __init__(self, name: str, *, waits: bool) -> None:
@@ -40,10 +42,15 @@ class Meets(keras.layers.Layer):
         return inputs + tf.reshape(tf.numpy_function(self._note, [inputs], tf.float32, stateful=False), [])
 
     def _note(self, inputs: np.ndarray) -> np.float32:
-        if not self._waits:
-            Meets.came.release()
-        elif Meets.met is None:
-            Meets.met = all(Meets.came.acquire(timeout=WAIT) for _ in range(2))
+        with Meets.arrival:
+            if not self._waits:
+                Meets.early += 1
+                Meets.arrival.notify_all()
+                return np.float32(0.0)
+            Meets.late += 1
+            is_last = Meets.late % MICROBATCHES == 0
+            if not Meets.met and not is_last and Meets.late <= TRIES * MICROBATCHES:
+                Meets.met = Meets.arrival.wait_for(lambda: Meets.early > Meets.late, WAIT)
         return np.float32(0.0)
 
 

@@ -113,7 +113,9 @@ class Sweep:
     @property
     def events(self) -> list[dict[str, Any]]:
         path = self.directory / "sweep.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]  # of a killed chief half a line may stay until the next one removes it
+        return [json.loads(line) for line in whole.splitlines()]
 
     def of(self, kind: str, **wanted: Any) -> list[dict[str, Any]]:
         """The events of a kind that have these details."""

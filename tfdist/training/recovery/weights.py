@@ -91,6 +91,8 @@ def find_checkpoint(path: str, setting: str, *, tell: EventSink) -> Found | None
     Raises:
       UserError: there are some, and none is whole; `setting` names the path.
     """
+    if not files.is_dir(path):
+        return None
     if files.exists(files.join(path, MANIFEST)):
         return _loaded(path)
     for directory in places_of_checkpoints(path):
