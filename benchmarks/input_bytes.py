@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 from measuring import choose_size
 
-from tfdist.data.formats.array_record import ArrayRecordSource
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources.columns import Columns
@@ -30,7 +29,7 @@ from tfdist.data.text.text import TextLines
 
 BATCHES = (256, 100)
 WORKERS = choose_size((2, 4, 8), (2,))
-FORMATS = {"TFRecord": "tfrecord", "Parquet": "parquet", "ArrayRecord": "array_record", "text": "text"}
+FORMATS = {"TFRecord": "tfrecord", "Parquet": "parquet", "text": "text"}
 NUM_RECORDS = choose_size(20_011, 2_011)
 NUM_LINES = choose_size(100_003, 20_103)
 GROUP_ROWS, NUM_GROUPS, NUM_COLUMNS = 1024, choose_size(128, 4), 8
@@ -41,17 +40,11 @@ NAMES = [f"c{i}" for i in range(NUM_COLUMNS)]
 def write(directory: Path) -> None:
     """Data sets of each format, in files of unequal sizes where the format allows it."""
     import pyarrow
-    from array_record.python.array_record_module import ArrayRecordWriter
     from pyarrow import parquet
 
     generator = np.random.default_rng(0)
     records = input_files.small_images(NUM_RECORDS)
     input_files.write_records(directory / "tfrecord", records)
-    (directory / "array_record").mkdir()
-    writer = ArrayRecordWriter(str(directory / "array_record" / "part-0"), "group_size:1")  # as TFDS writes them
-    for record in records:
-        writer.write(record)
-    writer.close()
     (directory / "parquet").mkdir()
     numbers = generator.standard_normal((GROUP_ROWS * NUM_GROUPS, NUM_COLUMNS), dtype=np.float32)
     table = pyarrow.table({name: numbers[:, i] for i, name in enumerate(NAMES)})
@@ -66,9 +59,6 @@ def write(directory: Path) -> None:
 def sources(directory: Path) -> dict[str, Callable[[], Source]]:
     """By format, what makes a source of the files that `write` left."""
 
-    def decode(strings: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return strings, strings
-
     def table() -> Source:
         return Table(files=str(directory / "parquet" / "*"), columns=Columns(inputs=NAMES[1:], targets=NAMES[0]))
 
@@ -78,17 +68,11 @@ def sources(directory: Path) -> dict[str, Callable[[], Source]]:
         made.prepare(str(directory / "fitted"))
         return made
 
-    def array_record() -> Source:
-        spec = tf.TensorSpec([None], tf.string)
-        path = str(directory / "array_record" / "part-0")
-        record_bytes = Path(path).stat().st_size / NUM_RECORDS
-        return ArrayRecordSource([(path, 0, NUM_RECORDS)], decode, (spec, spec), record_bytes=record_bytes)
-
     def tfrecord() -> Source:
         columns = Columns(inputs="image", targets="label")
         return TFRecordSource(files=str(directory / "tfrecord" / "*"), features=FEATURES, columns=columns)
 
-    return {"TFRecord": tfrecord, "Parquet": table, "ArrayRecord": array_record, "text": text}
+    return {"TFRecord": tfrecord, "Parquet": table, "text": text}
 
 
 def total_bytes(directory: Path, format_name: str) -> int:

@@ -27,9 +27,9 @@ from sizes import ONE_DEVICE, TWO_WORKERS, Size
 from trainings import tfdist_learner_and_training
 from workloads import of_size
 
-from tfdist.data.formats.array_record import ArrayRecordSource
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Source
 from tfdist.data.tables.tables import Table
 from tfdist.strategies.horovod import Horovod
@@ -142,6 +142,7 @@ def backup(way: str, rounds: str) -> list[Figure]:
 
 def photo_records(directory: Path) -> Source:
     """ArrayRecord, each record a byte that is the class and a PNG file."""
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
     from array_record.python.array_record_module import ArrayRecordWriter
 
     photos, path = input_files.photos(NUM_PHOTOS), str(directory / "records")
@@ -149,14 +150,12 @@ def photo_records(directory: Path) -> Source:
     for index, photo in enumerate(photos):
         writer.write(bytes([index % 10]) + photo)
     writer.close()
-    structure = tf.TensorSpec([None, *input_files.PHOTO_SIZE, 3], tf.uint8), tf.TensorSpec([None], tf.int32)
 
     def decode(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         classes = tf.io.decode_raw(tf.strings.substr(records, 0, 1), tf.uint8)[:, 0]
         return decoded(tf.strings.substr(records, 1, -1)), tf.cast(classes, tf.int32)
 
-    mean_bytes = sum(map(len, photos)) / NUM_PHOTOS
-    return ArrayRecordSource([(path, 0, NUM_PHOTOS)], decode, structure, record_bytes=mean_bytes)
+    return IndexedSource(ArrayRecordDataSource(path), transform=decode)
 
 
 def table(directory: Path) -> Source:

@@ -12,10 +12,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.indexed import IndexedSource, is_indexed
 from tfdist.data.sources.source import Order, Source, Staged
 from tfdist.data.sources.user_dataset import DatasetFunction, GivenDataset, StreamSource
 from tfdist.errors import UserError
@@ -41,10 +43,15 @@ def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
         return data
     if isinstance(data, tf.data.Dataset):
         return GivenDataset(data) if function is None else DatasetFunction(lambda: function())
+    if isinstance(data, keras.utils.PyDataset):
+        raise UserError("A keras.utils.PyDataset gives whole batches; hand it to tfdist.fit, or return arrays here.")
+    if is_indexed(data):
+        return IndexedSource(data)
     if data is None or isinstance(data, (str, bytes, int, float)):
         raise UserError(
             "A data function returns arrays, (x, y) or (x, y, sample_weight), each of them an array or a dict of "
-            f"arrays, one of tfdist's sources, or a tf.data.Dataset; received {type(data).__name__}."
+            "arrays, an object with __len__ and __getitem__, one of tfdist's sources, or a tf.data.Dataset; received "
+            f"{type(data).__name__}."
         )
     return ArraySource(data)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.formats.array_record import ArrayRecordSource
-from tfdist.data.formats.byte_ranges import file_version
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
 from tfdist.data.formats.tfrecord import Decoding, decoded_structure
 from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.tfds_builders import find_builder
 from tfdist.data.sources.tfds_decoding import batch_decoder
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, missing_extra, suggest
 
 
 def load_tfds(
@@ -31,7 +30,7 @@ def load_tfds(
 ) -> Source:
     """A split of a TensorFlow data set.
 
-    TFRecord and ArrayRecord files are read by ranges, each block by one worker (see `block_order.py`).
+    TFRecord files are read by ranges, each block by one worker (see `block_order.py`); ArrayRecord files by number.
 
     Args:
       name: "mnist", "mnist:3.0.1", "glue/cola".
@@ -42,8 +41,8 @@ def load_tfds(
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
         `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
-      block_records: how many neighbors stay together when the order is permuted; None takes what
-        makes a megabyte of a TFRecord file, a quarter of one of an ArrayRecord file.
+      block_records: how many neighbors of a TFRecord file stay together when the order is permuted; None takes what
+        makes a megabyte.
 
     Raises:
       UserError: it is not prepared, has no such split or columns, or is in a format that cannot be read so.
@@ -62,14 +61,7 @@ def load_tfds(
         raise UserError(f"The split {split!r} of {name!r} holds no examples. Write a larger one.")
     file_format = builder.info.file_format.value
     if file_format == "array_record":
-        sizes = {str(part.filename): part.examples_in_shard for part in parts}
-        return ArrayRecordSource(
-            [(str(part.filename), part.skip, part.take) for part in parts],
-            decode,
-            decoded_structure(decode),
-            record_bytes=sum(file_version(path).num_bytes for path in sizes) / sum(sizes.values()),
-            block_records=block_records,
-        )
+        return IndexedSource(_open_array_records(parts), transform=decode)
     if file_format != "tfrecord":
         raise UserError(
             f"The data set {name!r} is prepared as {file_format!r} files; tfdist reads 'tfrecord' and 'array_record'. "
@@ -82,6 +74,14 @@ def load_tfds(
         record_bytes=sum(f.num_bytes for f in record_files.values()) / sum(part.examples_in_shard for part in parts),
         block_records=block_records,
     )
+
+
+def _open_array_records(parts: Sequence[Any]) -> Any:
+    try:
+        from array_record.python.array_record_data_source import ArrayRecordDataSource
+    except ImportError as error:
+        raise missing_extra("array_record", "tfds", "An ArrayRecord file") from error
+    return ArrayRecordDataSource(parts)
 
 
 class _TfdsRecords(RecordFileSource):

@@ -1,0 +1,186 @@
+"""Examples of any object with `__len__` and `__getitem__`: a list, a torch-style data set, grain, TFDS, Hugging Face.
+
+Invariant: which examples a batch holds depends on (seed, epoch, step) alone, as for arrays; where an example is
+read, here, in threads or in processes, changes nothing that it does not draw at random itself.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.formats.tfrecord import Decoding
+from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.examples_by_number import begin_process, describe_nest, read_batch, read_in_process
+from tfdist.data.sources.source import Order, RandomAccessSource, Reader, Staged
+from tfdist.errors import UserError, is_whole_number
+
+
+class IndexedSource(RandomAccessSource):
+    """Examples that a Python object gives by their number.
+
+    Args:
+      data: has `__len__` and `__getitem__`; `__getitems__`, which takes a list of numbers, is used where it is there.
+        An example is a tuple `(x, y)` or `(x, y, sample_weight)`, or a dict. All examples have the same shapes.
+      columns: which keys of a dict are inputs, targets and weights; None leaves examples as they are.
+      transforms: functions or Keras layers by the key to whose batches they are applied; they need `columns`.
+      transform: a function from the nest of a batch to the one to train on, in TensorFlow operations.
+      num_threads: threads that call `data` at the same time; 0 calls it from one thread at a time.
+      num_processes: processes with a copy of `data` each, which has to be picklable; 0 starts none.
+
+    Raises:
+      UserError: data has no examples, its first one cannot be trained on, or a setting is wrong.
+    """
+
+    calls_python = True
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        columns: Columns | None = None,
+        transforms: Mapping[str, Callable[[Any], Any]] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        num_threads: int = 0,
+        num_processes: int = 0,
+    ) -> None:
+        for setting, number in (("num_threads", num_threads), ("num_processes", num_processes)):
+            if not is_whole_number(number, least=0):
+                raise UserError(f"IndexedSource.{setting} is {number!r}; write a whole number.")
+        if num_threads and num_processes:
+            raise UserError("IndexedSource takes num_threads or num_processes; received both. Leave one out.")
+        if not is_indexed(data):
+            raise UserError(
+                "IndexedSource.data is an object with __len__ and __getitem__, which gives one example by its number; "
+                f"received {type(data).__name__}."
+            )
+        self._data = data
+        self._name = type(data).__name__
+        self._num_threads = num_threads
+        self._num_processes = num_processes
+        self._executor: concurrent.futures.Executor | None = None
+        self._lock = threading.Lock()
+        self.num_examples = _count_examples(data)
+        first = read_batch(data, [0])
+        self._description = describe_nest(first, is_batch=True)
+        self._examples = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), first)
+        if columns is None and transforms:
+            raise UserError("IndexedSource.transforms needs IndexedSource.columns, which names inputs and targets.")
+        decoding = None
+        if columns is not None:
+            if not isinstance(first, dict):
+                raise UserError(
+                    "IndexedSource.columns chooses among the keys of a dict; an example of "
+                    f"{self._name} is {self._description}. Leave columns out."
+                )
+            decoding = Decoding(columns, transforms, None)
+            decoding.check(list(first), f"An example of {self._name}")
+        self._steps = [step for step in (decoding, transform) if step is not None]
+        self.structure = self._trace_structure()
+
+    def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        return lambda indices: self._decode(self._fetch(indices))
+
+    def reader(self, order: Order) -> Reader:
+        return Staged(
+            lambda positions, epoch: self._fetch(self.indices(order, positions, epoch)),
+            self._decode,
+        )
+
+    def describe(self) -> list[str]:
+        where = f", in {self._num_threads} threads" if self._num_threads else ""
+        where = f", in {self._num_processes} processes" if self._num_processes else where
+        return [f"{self._name}: {self.num_examples:,} examples by number{where}"]
+
+    def _fetch(self, indices: tf.Tensor) -> Any:
+        flat = tf.nest.flatten(self._examples)
+        fetched = tf.numpy_function(noted(self._read), [indices], [spec.dtype for spec in flat])
+        for value, spec in zip(fetched, flat, strict=True):
+            value.set_shape(spec.shape)
+        return tf.nest.pack_sequence_as(self._examples, fetched)
+
+    def _decode(self, examples: Any) -> Any:
+        for step in self._steps:
+            examples = step(examples)
+        return examples
+
+    def _trace_structure(self) -> Any:
+        if not self._steps:
+            return self._examples
+        traced = tf.function(self._decode, autograph=False).get_concrete_function(self._examples)
+        return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+
+    def _read(self, indices: np.ndarray) -> list[np.ndarray]:
+        """The arrays of these examples, in the order of the flat structure."""
+        numbers = [int(index) for index in indices]
+        if not numbers:
+            flat = tf.nest.flatten(self._examples)
+            return [np.zeros([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype) for spec in flat]
+        if self._num_threads or self._num_processes:
+            parts = self._read_in_parallel(numbers)
+        else:
+            with self._lock:
+                parts = [read_batch(self._data, numbers, self._description)]
+        columns = zip(*(tf.nest.flatten(part) for part in parts), strict=True)
+        return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in columns]
+
+    def _read_in_parallel(self, numbers: Sequence[int]) -> list[Any]:
+        count = min(len(numbers), self._num_threads or self._num_processes)
+        parts = [numbers[len(numbers) * i // count : len(numbers) * (i + 1) // count] for i in range(count)]
+        read = read_in_process if self._num_processes else functools.partial(read_batch, self._data)
+        try:
+            return list(self._open_executor().map(read, parts, [self._description] * count))
+        except BrokenProcessPool as error:
+            raise UserError(
+                f"A process of IndexedSource ended while it read {self._name}[{numbers[0]}] or one that follows. Look "
+                "for its message above. Where there is none, the system may have killed it for its memory: write fewer "
+                "num_processes."
+            ) from error
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"IndexedSource.num_processes needs data that can be pickled; {self._name} cannot: {error}. Define its "
+                "class and functions at the top of a module, or write num_threads."
+            ) from error
+
+    def _open_executor(self) -> concurrent.futures.Executor:
+        with self._lock:
+            if self._executor is None and self._num_processes:
+                self._executor = concurrent.futures.ProcessPoolExecutor(
+                    self._num_processes,
+                    mp_context=multiprocessing.get_context("spawn"),  # a fork would lack TensorFlow's threads
+                    initializer=begin_process,
+                    initargs=(self._data, os.getpid()),
+                )
+            elif self._executor is None:
+                self._executor = concurrent.futures.ThreadPoolExecutor(self._num_threads)
+            return self._executor
+
+
+def is_indexed(data: Any) -> bool:
+    """Whether an object gives examples by number, and is no nest of arrays."""
+    if isinstance(data, list):
+        return bool(data) and isinstance(data[0], tuple | dict)
+    if isinstance(data, Mapping | tuple | str | bytes) or hasattr(data, "__array__"):
+        return False
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def _count_examples(data: Any) -> int:
+    count = len(data)
+    if count == 0:
+        raise UserError(f"{type(data).__name__} holds no examples: its len() is 0.")
+    if count >= sys.maxsize:
+        raise UserError(f"{type(data).__name__} repeats for ever. Leave repeat() out: tfdist counts epochs itself.")
+    return count
