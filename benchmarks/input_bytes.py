@@ -24,31 +24,21 @@ from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
-from tfdist.data.tables.tables import Table
 from tfdist.data.text.text import TextLines
 
 BATCHES = (256, 100)
 WORKERS = choose_size((2, 4, 8), (2,))
-FORMATS = {"TFRecord": "tfrecord", "Parquet": "parquet", "text": "text"}
+FORMATS = {"TFRecord": "tfrecord", "text": "text"}
 NUM_RECORDS = choose_size(20_011, 2_011)
 NUM_LINES = choose_size(100_003, 20_103)
-GROUP_ROWS, NUM_GROUPS, NUM_COLUMNS = 1024, choose_size(128, 4), 8
 FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
-NAMES = [f"c{i}" for i in range(NUM_COLUMNS)]
 
 
 def write(directory: Path) -> None:
     """Data sets of each format, in files of unequal sizes where the format allows it."""
-    import pyarrow
-    from pyarrow import parquet
-
     generator = np.random.default_rng(0)
     records = input_files.small_images(NUM_RECORDS)
     input_files.write_records(directory / "tfrecord", records)
-    (directory / "parquet").mkdir()
-    numbers = generator.standard_normal((GROUP_ROWS * NUM_GROUPS, NUM_COLUMNS), dtype=np.float32)
-    table = pyarrow.table({name: numbers[:, i] for i, name in enumerate(NAMES)})
-    parquet.write_table(table, directory / "parquet" / "part-0.parquet", row_group_size=GROUP_ROWS)
     (directory / "text").mkdir()
     words = np.array([f"word{i}" for i in range(1000)])
     lines = ["\t".join((str(i % 3), " ".join(words[generator.integers(0, 1000, 12)]))) for i in range(NUM_LINES)]
@@ -58,9 +48,6 @@ def write(directory: Path) -> None:
 
 def sources(directory: Path) -> dict[str, Callable[[], Source]]:
     """By format, what makes a source of the files that `write` left."""
-
-    def table() -> Source:
-        return Table(files=str(directory / "parquet" / "*"), columns=Columns(inputs=NAMES[1:], targets=NAMES[0]))
 
     def text() -> Source:
         files = str(directory / "text" / "*")
@@ -72,7 +59,7 @@ def sources(directory: Path) -> dict[str, Callable[[], Source]]:
         columns = Columns(inputs="image", targets="label")
         return TFRecordSource(files=str(directory / "tfrecord" / "*"), features=FEATURES, columns=columns)
 
-    return {"TFRecord": tfrecord, "Parquet": table, "text": text}
+    return {"TFRecord": tfrecord, "text": text}
 
 
 def total_bytes(directory: Path, format_name: str) -> int:

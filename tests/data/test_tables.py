@@ -1,5 +1,4 @@
-"""Tables: every row once an epoch, the same batches for any number of workers, only own groups read, one message for
-whatever is wrong."""
+"""Tables: every row once an epoch, the same batches for any number of workers, one message for whatever is wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ import tensorflow as tf
 from pyarrow import csv, parquet
 from support import REPOSITORY, run_python
 
-from tfdist.data.formats import input_files
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.columns import Columns
@@ -105,7 +103,7 @@ def batches(source: Table, num_workers: int, steps: int, *, first_step: int = 0,
 def test_each_row_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
     tmp_path: pathlib.Path, form: str, sizes: Sequence[int]
 ) -> None:
-    source = Table(files=write_numbered(tmp_path, form, sizes), columns=NUMBERED, block_rows=8)
+    source = Table(files=write_numbered(tmp_path, form, sizes), columns=NUMBERED)
     steps = plan(source, 1).steps_per_epoch
     alone = batches(source, 1, 2 * steps)
     for epoch in (alone[:steps], alone[steps:]):
@@ -115,74 +113,6 @@ def test_each_row_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
         assert batches(source, num_workers, 2 * steps) == alone
         assert batches(source, num_workers, steps, first_step=2) == alone[2 : 2 + steps]
     assert list(itertools.chain(*batches(source, 2, steps, seed=None))) == list(range(sum(sizes)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_worker_reads_its_own_groups_only_and_each_once(
-    tmp_path: pathlib.Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size, group = 4096, 4
-    numbers = np.arange(size)
-    files = write(tmp_path / f"one.{form}", {"number": numbers, "half": numbers / 2, "odd": numbers % 2}, group)
-    source = Table(files=files, columns=NUMBERED, block_rows=group)
-    read: list[int] = []
-    decoded = source._decoded
-    monkeypatch.setattr(source, "_decoded", lambda n, fitted: read.append(n) or decoded(n, fitted))
-    for num_workers in (1, 2, 4):
-        batch_plan = BatchPlan(num_examples=size, global_batch_size=128, num_replicas=num_workers, shuffle_seed=1)
-        total = []
-        for worker in range(num_workers):
-            stream = source.reader(Order(128, 1))
-            read.clear()
-            for step in range(batch_plan.steps_per_epoch):
-                piece = batch_plan.replica_slice(tf.constant(step, tf.int64), tf.constant(worker, tf.int64))
-                stream(piece["positions"], piece["epoch"])
-            assert len(read) == len(set(read)), "a group that is held is not read again"
-            assert len(read) / (size / group / num_workers) <= 1.02
-            total += read
-        assert sorted(set(total)) == list(range(size // group))
-
-
-@pytest.mark.parametrize("num_workers", [2, 4])
-def test_an_evaluation_decodes_a_group_once_and_counts_each_row_once(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
-) -> None:
-    numbers = np.arange(1030)
-    files = write(tmp_path / "one.parquet", {"number": numbers, "half": numbers / 2, "odd": numbers % 2}, 16)
-    decoded_by: list[int] = []
-    decoded = Table._decoded
-    monkeypatch.setattr(Table, "_decoded", lambda self, n, fitted: decoded_by.append(n) or decoded(self, n, fitted))
-    found: list[int] = []
-    batch_plan = BatchPlan(num_examples=1030, global_batch_size=64, num_replicas=num_workers, any_order=True)
-    for worker in range(num_workers):
-        source = Table(files=files, columns=NUMBERED)
-        stream = source.reader(Order(64, None, any_order=True))
-        for step in range(batch_plan.steps_per_epoch):
-            piece = batch_plan.replica_slice(tf.constant(step, tf.int64), tf.constant(worker, tf.int64))
-            found += stream(piece["positions"], piece["epoch"])[0]["number"].numpy().tolist()
-    assert sorted(found) == numbers.tolist()
-    twice = len(decoded_by) - len(set(decoded_by))
-    assert sorted(set(decoded_by)) == list(range(65))
-    assert twice <= 2 * (num_workers - 1), "only where the parts of two workers meet"
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_few_bytes_are_read_for_a_batch_of_a_large_file(
-    tmp_path: pathlib.Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers = np.arange(100_000)
-    files = write(tmp_path / f"big.{form}", {"number": numbers, "half": numbers / 2, "odd": numbers % 2}, 1000)
-    source = Table(files=files, columns=NUMBERED, block_rows=1000)
-    read: list[int] = []
-    real = input_files.read_range
-    count = read.append
-    monkeypatch.setattr(input_files, "read_range", lambda p, b, n, count=count, real=real: count(n) or real(p, b, n))
-    source.reader(Order(4, 1))(tf.constant([40], tf.int64), tf.constant(0, tf.int64))
-    assert 0 < sum(read) <= 0.02 * pathlib.Path(files).stat().st_size
-    Table(files=files, columns=NUMBERED, block_rows=1000)
-    scanned = sum(read)
-    assert scanned <= 0.2 * pathlib.Path(files).stat().st_size, "the index is made once"
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -212,7 +142,7 @@ def test_another_split_is_encoded_as_the_training_rows_are(tmp_path: pathlib.Pat
         grade=pyarrow.array([9, 9, 7, 1]),
     )
     settings = {"fitted_on": train, "columns": MIXED, "missing": "mean", "standardize": True, "categories": ["grade"]}
-    with pytest.raises(UserError, match=r"test\.csv:3: 'color' is 'blue'.*\['?'green', 'red'|'green', 'red'"):
+    with pytest.raises(UserError, match=r"test\.csv, row 2: 'color' is b?'blue'.*\['?'green', 'red'|'green', 'red'"):
         rows(Table(files=test, **settings))
     source = Table(files=test, unseen="category", **settings)
     assert source.structure == Table(files=train, unseen="category", **settings).structure
@@ -251,7 +181,7 @@ def test_inputs_are_stacked_in_the_order_of_their_names(tmp_path: pathlib.Path) 
 def test_csv_rows_may_hold_line_ends_empty_lines_and_other_signs(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes('\ufeffname\tn\r\n"a\nb"\t1\r\n\r\n"say ""x"""\t2\r\nü\t3'.encode())
-    source = Table(files=str(path), columns=Columns("name", "n"), strings=["name"], block_rows=2)
+    source = Table(files=str(path), columns=Columns("name", "n"), strings=["name"])
     names, numbers = rows(source)
     assert [name.decode() for name in names] == ["a\nb", 'say "x"', "ü"]
     assert numbers.tolist() == [1, 2, 3]
@@ -269,7 +199,7 @@ def table(files: Any, columns: Columns = NUMBERED, **settings: Any) -> Callable[
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_is_wrong_with_rows_gets_a_message(tmp_path: pathlib.Path, form: str) -> None:
     files = mixed(tmp_path / f"a.{form}")
-    place = r"a\.csv:3: " if form == "csv" else r"a\.parquet, row 1 .*: "
+    place = rf"a\.{form}, row 2: "
     for make, message in (
         (table(files, MIXED), "Write Table.fitted_on = the training files, in every split"),
         (table(files, MIXED, fitted_on=files), place + "'size' is missing. Write Table.missing"),
@@ -303,8 +233,8 @@ def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None
     text(tmp_path / "kinds-1.csv", head + "1,two,3\n")
     dates = write(tmp_path / "dates.parquet", {"number": [1], "half": [np.datetime64("2020-01-01", "s")], "odd": [1]})
     for make, message in (
-        (table(ragged), r"ragged\.csv:4: this row has 2 values, but the first line names 3 columns"),
-        (table(text(tmp_path / "quote.csv", head + '1,2,3\n4,"5,6\n')), r"quote\.csv:3: a quote is not closed"),
+        (table(ragged), r"ragged\.csv, row 2: this row has 2 values, but the first line names 3 columns"),
+        (table(text(tmp_path / "quote.csv", head + '1,2,3\n4,"5,6\n')), r"quote\.csv: a quote is not closed"),
         (
             table(text(tmp_path / "twice.csv", "a,b,a\n1,2,3\n")),
             r"received \['a', 'b', 'a'\], with \['a'\] empty or rep",

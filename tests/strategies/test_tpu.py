@@ -204,10 +204,20 @@ def test_each_host_of_a_slice_reads_its_own_part(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_python_reads_is_refused_on_several_hosts(tmp_path: Path) -> None:
+    run_python([REPOSITORY / "tools" / "prepare_digits.py", "--what=tfrecord"], cwd=tmp_path).check()
+    records = ["--gin_file=tfdist:experiments/digits_tfrecord.gin", "--gin_file=tfdist:strategies/tpu.gin"]
+    ports = [str(port) for port in free_ports(2)]
+    here = ["--gin_param=tpu.TPU.address = 'slice'", "--run_dir=run"]
+    told = run_program(TWO_HOSTS, [*ports, *records, *here], tmp_path)
+    assert told.status == 2 and "Traceback" not in told.stderr, told.outputs()
+    assert "reads by Python code, which runs on the first of the 2 hosts of this TPU alone" in told.stderr
+
+
+@pytest.mark.slow
+def test_a_table_trains_on_several_hosts(tmp_path: Path) -> None:
     run_python([REPOSITORY / "tools" / "prepare_tables.py"], cwd=tmp_path).check()
     iris = ["--gin_file=tfdist:experiments/iris_csv.gin", "--gin_file=tfdist:strategies/tpu.gin"]
     ports = [str(port) for port in free_ports(2)]
-    here = ["--gin_param=tpu.TPU.address = 'slice'", "--run_dir=run"]
-    told = run_program(TWO_HOSTS, [*ports, *iris, *here], tmp_path)
-    assert told.status == 2 and "Traceback" not in told.stderr, told.outputs()
-    assert "reads by Python code, which runs on the first of the 2 hosts of this TPU alone" in told.stderr
+    here = ["--gin_param=tpu.TPU.address = 'slice'", "--gin_param=train.epochs = 2", "--run_dir=run"]
+    told = run_program(TWO_HOSTS, [*ports, *iris, *here], tmp_path).check()
+    assert "on 2 hosts" in told.stdout and "done: " in told.stdout

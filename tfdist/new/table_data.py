@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.data.formats.byte_ranges import file_version
-from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NUMERIC, STRING, TableFile, arrow
-from tfdist.data.tables.tables import open_table
+from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NUMERIC, STRING, TableFile, read_table
 from tfdist.errors import UserError
 from tfdist.new.asking import target_among
 from tfdist.new.found import Found, Given, classes_of, is_test
@@ -25,13 +24,12 @@ OTHER_INDICES = 2  # of a category: values that the training rows lack, and miss
 
 def find(given: Given) -> Found:
     """The rows of a CSV or Parquet file whose target is known."""
-    arrow()
+    table = read_table(file_version(given.file))
     import pyarrow
     from pyarrow import compute
 
-    table = open_table(file_version(given.file))
     names = [name for name, kind in table.kinds.items() if kind in (*NUMERIC, STRING)]
-    if not table.num_rows:
+    if not table.rows.num_rows:
         raise UserError(f"{given.file} has no rows below the names of its columns. Write a table with some.")
     if len(table.kinds) == 1 and (other := set(";\t|").intersection(*table.kinds)):
         raise UserError(
@@ -39,8 +37,7 @@ def find(given: Given) -> Found:
             "the file with commas between columns and points in numbers, or, named .tsv, with tabs."
         )
     target = target_among(given.target, names, given.file)
-    groups = [table.read_group(group, names, table.kinds) for group in range(len(table.group_sizes))]
-    rows = pyarrow.concat_tables(groups)
+    rows = table.rows.select(names)
     rows = rows.filter(compute.is_valid(rows[target]))
     if table.kinds[target] == FLOAT and _are_whole(rows[target].to_numpy()):
         rows = rows.set_column(rows.column_names.index(target), target, rows[target].cast(pyarrow.int64()))
@@ -100,7 +97,7 @@ def _columns(table: TableFile, training: Any, target: str) -> dict[str, Any]:
         elif table.kinds[name] == BOOLEAN or 2 * len(known) <= len(training):
             categories[name] = len(known) + OTHER_INDICES
     if not numbers and not categories:
-        raise UserError(f"{table.file.path} has no column besides {target!r} that could tell it.")
+        raise UserError(f"{table.path} has no column besides {target!r} that could tell it.")
     return {"numbers": numbers, "categories": categories}
 
 

@@ -1,17 +1,17 @@
 """How the values of a table's columns become tensors, and what of it is learned from the training rows.
 
 Invariant: what was fitted is a function of the fitted files and the rules alone, so that every split and every worker
-encodes alike.
+encodes alike, and an export does what training did: both call `Encoder`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.data.tables.table_files import FLOAT, STRING
 from tfdist.errors import UserError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 ERROR, MEAN, OWN_CATEGORY = "error", "mean", "category"
-Place = Callable[[int], str]
+FindPlace = Callable[[int], str]  # from the number of a row to where it is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,58 +79,132 @@ class Fitted:
     deviations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def fit(rules: Sequence[Rule], groups: Iterable[pyarrow.Table]) -> Fitted:
-    """Goes through rows in their order once, accumulating in float64 (Chan, Golub, LeVeque 1983, formulas 2.1)."""
-    vocabularies: dict[str, set[Any]] = {rule.name: set() for rule in rules if rule.needs_vocabulary}
-    moments = {rule.name: (0, 0.0, 0.0) for rule in rules if rule.needs_moments}
-    for group in groups:
-        for name, values in vocabularies.items():
-            values.update(_plain(group[name]).unique().drop_null().to_pylist())
-        for name, before in moments.items():
-            moments[name] = _with_rows(before, _numbers(group[name]))
-    empty = [name for name, values in vocabularies.items() if not values]
-    empty += [name for name, (count, _, _) in moments.items() if not count]
+def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> Fitted:
+    """Takes vocabularies, and means and standard deviations in float64, from the rows.
+
+    Raises:
+      UserError: a column has no value in any row.
+    """
+    values = {rule.name: _plain(rows[rule.name]).unique().drop_null() for rule in rules if rule.needs_vocabulary}
+    numbers = {rule.name: _numbers(rows[rule.name]) for rule in rules if rule.needs_moments}
+    numbers = {name: held[~np.isnan(held)] for name, held in numbers.items()}
+    empty = [name for name, held in (values | numbers).items() if not len(held)]
     if empty:
         raise UserError(f"Nothing can be fitted on the columns {empty}: no row has a value there.")
     return Fitted(
-        vocabularies={name: sorted(values) for name, values in vocabularies.items()},
-        means={name: mean for name, (_, mean, _) in moments.items()},
-        deviations={name: math.sqrt(squares / count) or 1.0 for name, (count, _, squares) in moments.items()},
+        vocabularies={name: sorted(held.to_pylist()) for name, held in values.items()},
+        means={name: float(held.mean()) for name, held in numbers.items()},
+        deviations={name: float(held.std()) or 1.0 for name, held in numbers.items()},
     )
 
 
-def _with_rows(before: tuple[int, float, float], values: np.ndarray) -> tuple[int, float, float]:
-    """Count, mean and sum of squared differences, with more values."""
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return before
-    count, mean, squares = before
-    new_mean = float(values.mean())
-    total, apart = count + len(values), new_mean - mean
-    squares += float(((values - new_mean) ** 2).sum()) + apart**2 * count * len(values) / total
-    return total, mean + apart * len(values) / total, squares
-
-
-def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, place: Place) -> np.ndarray:
-    """[n] values of a column; `place` says where a row is.
+def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place: FindPlace) -> np.ndarray:
+    """[n] values of a column, as `Encoder` gives them to a program; `find_place` names a row.
 
     Raises:
       UserError: a value is missing, unseen or out of range and the rule gives it no place.
     """
-    if rule.is_category:
-        values = _indices(rule, column, fitted, place)
-    elif rule.is_text:
-        values = _texts(rule, column, place)
-    else:
-        values = _filled(rule, column, fitted, place)
+    is_missing = column.is_null().to_numpy()
+    if not rule.is_category and not rule.is_text and rule.dtype != "int64":
+        is_missing = is_missing | np.isnan(_numbers(column))
+    raw = raw_values(rule, column)
+    encoder = Encoder(rule, fitted, tf.Module())
+    values, is_refused = (t.numpy() for t in encoder.encode(tf.constant(raw), tf.constant(is_missing)))
+    if is_refused.any():
+        row = int(np.nonzero(is_refused)[0][0])
+        raise _missing(rule, find_place(row)) if is_missing[row] else _unseen(rule, fitted, raw[row], find_place(row))
     if rule.num_classes is not None:
         wrong = np.nonzero((values < 0) | (values >= rule.num_classes) | (values != np.floor(values)))[0]
         if len(wrong):
             raise UserError(
-                f"{place(int(wrong[0]))}: the label {rule.name!r} is {values[wrong[0]]}, but num_classes = "
+                f"{find_place(int(wrong[0]))}: the label {rule.name!r} is {values[wrong[0]]}, but num_classes = "
                 f"{rule.num_classes} allows 0 … {rule.num_classes - 1}."
             )
-    return values.astype(object if rule.is_text else rule.dtype)
+    return values
+
+
+def raw_spec(rule: Rule) -> tf.TensorSpec:
+    """How a program gives the column."""
+    if rule.is_text or (rule.is_category and rule.kind == STRING):
+        return tf.TensorSpec([None], tf.string, name=rule.name)
+    return tf.TensorSpec([None], tf.int64 if rule.is_category else rule.dtype, name=rule.name)
+
+
+def raw_values(rule: Rule, column: Any) -> np.ndarray:
+    """A column's values as a program gives them: a missing number is not-a-number, a missing text is empty."""
+    import pyarrow
+
+    spec = raw_spec(rule)
+    if spec.dtype == tf.string:
+        return np.array(_plain(column).fill_null("").to_pylist(), dtype=object)
+    if spec.dtype == tf.int64:
+        return column.cast(pyarrow.int64()).fill_null(0).to_numpy()
+    return _numbers(column)
+
+
+class Encoder:
+    """The encoding of one column in TensorFlow's operations, for training and for exports alike.
+
+    Args:
+      rule: of the column.
+      fitted: what the training rows say.
+      tables: gets the table that a category's values are looked up in, which an export has to keep.
+    """
+
+    def __init__(self, rule: Rule, fitted: Fitted, tables: tf.Module) -> None:
+        self._rule = rule
+        self._fitted = fitted
+        if rule.is_category:
+            known = list(vocabulary(rule, fitted))
+            is_text = rule.kind == STRING
+            keys = tf.constant(known if is_text else list(map(int, known)), tf.string if is_text else tf.int64)
+            entries = tf.lookup.KeyValueTensorInitializer(keys, tf.range(len(known), dtype=tf.int64))
+            self._table = tf.lookup.StaticHashTable(entries, default_value=-1)
+            setattr(tables, f"table_{rule.name}", self._table)
+
+    def __call__(self, values: tf.Tensor) -> tf.Tensor:
+        """Encodes what a program gives, [n]; raises InvalidArgumentError for a value that training refuses."""
+        is_missing = tf.zeros(tf.shape(values), tf.bool)
+        if values.dtype == tf.string:
+            is_missing = tf.equal(values, "")
+        elif values.dtype.is_floating:
+            is_missing = tf.math.is_nan(values)
+        encoded, is_refused = self.encode(values, is_missing)
+        words = [f"{self._rule.name!r} is missing, or has a value that training does not know:", values]
+        with tf.control_dependencies([tf.debugging.Assert(~tf.reduce_any(is_refused), words)]):
+            return tf.identity(encoded)
+
+    def encode(self, values: tf.Tensor, is_missing: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The encoded values, [n], and which of them the rule has no place for, bool [n]."""
+        rule = self._rule
+        if rule.is_category:
+            return self._encode_category(values, is_missing)
+        refused = is_missing if rule.missing == ERROR else tf.zeros_like(is_missing)
+        if rule.is_text:
+            return tf.where(is_missing, str(rule.missing), values), refused
+        fill = self._fitted.means[rule.name] if rule.missing == MEAN else rule.missing
+        fill = 0 if rule.missing == ERROR else fill
+        if rule.dtype == "int64":
+            return tf.where(is_missing, tf.constant(fill, tf.int64), values), refused
+        numbers = tf.cast(values, tf.float64)
+        numbers = tf.where(is_missing, tf.constant(fill, tf.float64), numbers)
+        if rule.is_standardized:
+            numbers = (numbers - self._fitted.means[rule.name]) / self._fitted.deviations[rule.name]
+        return tf.cast(numbers, rule.dtype), refused
+
+    def _encode_category(self, values: tf.Tensor, is_missing: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        rule = self._rule
+        known = list(vocabulary(rule, self._fitted))
+        own = len(known)  # the first index that no value has
+        unseen = rule.unseen if isinstance(rule.unseen, int) else own if rule.unseen == OWN_CATEGORY else -1
+        if rule.missing == OWN_CATEGORY:
+            missing = own + (rule.unseen == OWN_CATEGORY)
+        else:
+            missing = known.index(rule.missing) if rule.missing in known else -1
+        indices = self._table.lookup(values)
+        indices = tf.where(indices < 0, tf.constant(unseen, tf.int64), indices)
+        indices = tf.where(is_missing, tf.constant(missing, tf.int64), indices)
+        return tf.cast(indices, tf.int32), indices < 0
 
 
 def vocabulary(rule: Rule, fitted: Fitted) -> Sequence[Any]:
@@ -144,65 +218,23 @@ def num_indices(rule: Rule, fitted: Fitted) -> int:
     return max(known, rule.unseen + 1) if isinstance(rule.unseen, int) else known
 
 
-def _indices(rule: Rule, column: Any, fitted: Fitted, place: Place) -> np.ndarray:
-    import pyarrow
-    from pyarrow import compute
-
+def _unseen(rule: Rule, fitted: Fitted, value: Any, place: str) -> UserError:
     known = vocabulary(rule, fitted)
-    held = _plain(column)
-    is_missing = held.is_null().to_numpy(zero_copy_only=False)
-    found = compute.index_in(held, value_set=pyarrow.array(known, held.type))
-    indices = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    unseen = np.nonzero((indices < 0) & ~is_missing)[0]
-    if len(unseen) and rule.unseen == ERROR:
-        raise UserError(
-            f"{place(int(unseen[0]))}: {rule.name!r} is {held[int(unseen[0])].as_py()!r}, which is not among its "
-            f"{len(known)} values {_some(known)}. Write Table.unseen = 'category' for an index of its own, or an index."
-        )
-    indices[unseen] = len(known) if rule.unseen == OWN_CATEGORY or rule.unseen == ERROR else rule.unseen
-    if is_missing.any():
-        if rule.missing == OWN_CATEGORY:
-            fill = len(known) + (rule.unseen == OWN_CATEGORY)
-        elif rule.missing in known:
-            fill = list(known).index(rule.missing)
-        else:
-            raise _missing(rule, is_missing, place, "'category' for an index of its own, or one of its values")
-        indices[is_missing] = fill
-    return indices
-
-
-def _texts(rule: Rule, column: Any, place: Place) -> np.ndarray:
-    held = _plain(column)
-    is_missing = held.is_null().to_numpy(zero_copy_only=False)
-    if is_missing.any() and rule.missing == ERROR:
-        raise _missing(rule, is_missing, place, "the text to fill in")
-    return np.array(held.fill_null(str(rule.missing)).to_pylist(), dtype=object)
-
-
-def _filled(rule: Rule, column: Any, fitted: Fitted, place: Place) -> np.ndarray:
-    import pyarrow
-
-    if rule.dtype == "int64":
-        is_missing = column.is_null().combine_chunks().to_numpy(zero_copy_only=False)
-        if is_missing.any() and rule.missing == ERROR:
-            raise _missing(rule, is_missing, place, "'mean', or the number to fill in")
-        whole = column.cast(pyarrow.int64()).combine_chunks()
-        return (whole.fill_null(rule.missing) if is_missing.any() else whole).to_numpy(zero_copy_only=False)
-    values = _numbers(column)
-    is_missing = np.isnan(values)
-    if is_missing.any():
-        if rule.missing == ERROR:
-            raise _missing(rule, is_missing, place, "'mean', or the number to fill in")
-        values = np.where(is_missing, fitted.means[rule.name] if rule.missing == MEAN else rule.missing, values)
-    if rule.is_standardized:
-        values = (values - fitted.means[rule.name]) / fitted.deviations[rule.name]
-    return values
-
-
-def _missing(rule: Rule, is_missing: np.ndarray, place: Place, instead: str) -> UserError:
     return UserError(
-        f"{place(int(np.nonzero(is_missing)[0][0]))}: {rule.name!r} is missing. Write Table.missing = "
-        f"{{{rule.name!r}: …}} with {instead}, or leave the row out of the file."
+        f"{place}: {rule.name!r} is {value!r}, which is not among its {len(known)} values {_some(known)}. Write "
+        "Table.unseen = 'category' for an index of its own, or an index."
+    )
+
+
+def _missing(rule: Rule, place: str) -> UserError:
+    instead = "'mean', or the number to fill in"
+    if rule.is_category:
+        instead = "'category' for an index of its own, or one of its values"
+    elif rule.is_text:
+        instead = "the text to fill in"
+    return UserError(
+        f"{place}: {rule.name!r} is missing. Write Table.missing = {{{rule.name!r}: …}} with {instead}, or leave the "
+        "row out of the file."
     )
 
 

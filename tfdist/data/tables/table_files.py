@@ -1,16 +1,20 @@
-"""What every format of tables offers: files of rows in groups, of which any can be read by itself.
+"""Reads Parquet and CSV files whole, by pyarrow, and says what their columns hold.
 
-Invariant: a group is the smallest part that is read. Groups are numbered through the file, and no group is empty.
-`parquet_files.py` and `csv_files.py` implement it for `tables.py`.
+Invariant: every byte comes through `read_exactly`; what is wrong with a file is a UserError that names it.
 """
 
 from __future__ import annotations
 
-import abc
+import csv
+import dataclasses
+import io
+import os
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfdist.data.formats.byte_ranges import FileVersion
+from tfdist.data.formats.input_files import RangeReader, read_exactly
 from tfdist.errors import UserError, missing_extra
 
 if TYPE_CHECKING:
@@ -18,37 +22,67 @@ if TYPE_CHECKING:
 
 INTEGER, FLOAT, STRING, BOOLEAN, NOTHING = "whole numbers", "numbers", "strings", "true or false", "nothing"
 NUMERIC = (INTEGER, FLOAT, BOOLEAN)
+PARQUET_SUFFIXES = (".parquet", ".pq")
+CSV_SUFFIXES = (".csv", ".tsv", ".txt")
+NULL_VALUES = ("", "NA", "NaN", "nan", "null")
+CSV_BLOCK_BYTES = 1 << 30  # types are found in the first block; Arrow's limit is twice this
 
 
-class TableFile(abc.ABC):
-    """One file of a table.
+@dataclasses.dataclass(frozen=True)
+class TableFile:
+    """A file of a table, read.
 
     Attributes:
-      file: where it lies.
-      kinds: what each column holds, by name; NOTHING where all its values are missing.
-      missing: how many values each column lacks; None where the file does not say.
-      group_sizes: rows of each group.
+      path: where it lies.
+      kinds: what each column of the file holds, by name; NOTHING where all its values are missing.
+      rows: the columns that were asked for.
     """
 
-    file: FileVersion
+    path: str
     kinds: Mapping[str, str]
-    missing: Mapping[str, int | None]
-    group_sizes: Sequence[int]
-
-    @abc.abstractmethod
-    def read_group(self, group: int, names: Sequence[str], kinds: Mapping[str, str]) -> pyarrow.Table:
-        """Columns of one group, as the kinds of the whole table; called by several threads at once."""
-
-    @abc.abstractmethod
-    def place(self, group: int, row: int) -> str:
-        """Where a row of a group is, as the user would look for it."""
-
-    @property
-    def num_rows(self) -> int:
-        return sum(self.group_sizes)
+    rows: pyarrow.Table
 
 
-def common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict[str, str]:
+def read_table(
+    file: FileVersion,
+    names: Sequence[str] | None = None,
+    *,
+    delimiter: str | None = None,
+    null_values: Sequence[str] = NULL_VALUES,
+) -> TableFile:
+    """Reads a file, by its ending.
+
+    Args:
+      file: Parquet, or CSV with a first row of names.
+      names: the columns to keep; None keeps all. A file without columns has no rows.
+      delimiter, null_values: as in `Table`.
+
+    Raises:
+      UserError: it cannot be read, or lacks a column.
+    """
+    check_arrow()
+    suffix = os.path.splitext(file.path)[1].lower()
+    if suffix in PARQUET_SUFFIXES:
+        return _read_parquet(file, names)
+    if suffix not in CSV_SUFFIXES:
+        raise UserError(
+            f"{file.path} is no table that can be read: files end in {', '.join((*PARQUET_SUFFIXES, *CSV_SUFFIXES))}, "
+            "and CSV files are not compressed."
+        )
+    rows = _read_csv(file, delimiter or ("\t" if suffix == ".tsv" else ","), null_values)
+    kinds = {field.name: _find_kind(field.type) for field in rows.schema}
+    return TableFile(file.path, kinds, rows.select([name for name in names or kinds if name in kinds]))
+
+
+def check_arrow() -> None:
+    """Raises UserError where pyarrow is missing."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise missing_extra("pyarrow", "tables", "Reading Parquet and CSV tables") from error
+
+
+def find_common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict[str, str]:
     """What the columns hold in all files.
 
     Raises:
@@ -62,7 +96,7 @@ def common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict[str,
             if before != kind and NOTHING not in (before, kind):
                 if {before, kind} != {INTEGER, FLOAT}:
                     raise UserError(
-                        f"The column {name!r} holds {kind} in {table.file.path}, but {before} in {where.file.path}. "
+                        f"The column {name!r} holds {kind} in {table.path}, but {before} in {where.path}. "
                         "Write the same type in every file."
                     )
                 kind = FLOAT
@@ -70,9 +104,95 @@ def common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict[str,
     return {name: kind for name, (kind, _) in found.items()}
 
 
-def arrow() -> None:
-    """Raises UserError where pyarrow is missing."""
+def _read_parquet(file: FileVersion, names: Sequence[str] | None) -> TableFile:
+    import pyarrow
+    from pyarrow import parquet
+
     try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise missing_extra("pyarrow", "tables", "Reading Parquet and CSV tables") from error
+        with parquet.ParquetFile(RangeReader(file)) as opened:
+            kinds = {field.name: _find_kind(field.type) for field in opened.schema_arrow}
+            columns = None if names is None else [name for name in names if name in kinds]
+            return TableFile(file.path, kinds, opened.read(columns=columns))
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{file.path} is no readable Parquet file: {reason}") from error
+
+
+def _read_csv(file: FileVersion, delimiter: str, null_values: Sequence[str]) -> pyarrow.Table:
+    import pyarrow
+
+    data = read_exactly(file, 0, file.num_bytes)
+    if not data.strip():
+        return pyarrow.table({})
+    _check_header(data, delimiter, file.path)
+    if data.count(b'"') % 2:
+        raise UserError(f"{file.path}: a quote is not closed.")
+    rows = _parse_csv(data, delimiter, null_values, file.path, {})
+    strange = [field.name for field in rows.schema if _find_kind(field.type) == str(field.type)]
+    if strange:  # dates and times stay the texts that they are in the file
+        rows = _parse_csv(data, delimiter, null_values, file.path, dict.fromkeys(strange, pyarrow.string()))
+    return rows
+
+
+def _parse_csv(
+    data: bytes, delimiter: str, null_values: Sequence[str], path: str, types: Mapping[str, Any]
+) -> pyarrow.Table:
+    import pyarrow
+    from pyarrow import csv as arrow_csv
+
+    block_bytes = min(len(data), CSV_BLOCK_BYTES)
+    try:
+        return arrow_csv.read_csv(
+            io.BytesIO(data),
+            read_options=arrow_csv.ReadOptions(use_threads=False, block_size=block_bytes),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=types,
+                null_values=list(null_values),
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                timestamp_parsers=[],
+            ),
+        )
+    except pyarrow.ArrowInvalid as error:
+        text = str(error).split("\n")[0]
+        ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text)
+        if ragged is None:
+            raise UserError(f"{path}: {text}") from error
+        raise UserError(
+            f"{path}, row {int(ragged[1]) - 1}: this row has {ragged[3]} values, but the first line names {ragged[2]} "
+            "columns. Rows count from 1 below the names, without empty lines."
+        ) from error
+
+
+def _check_header(data: bytes, delimiter: str, path: str) -> None:
+    try:
+        names = next(csv.reader(io.StringIO(data.decode("utf-8-sig").lstrip("\r\n")), delimiter=delimiter))
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text (byte {error.start}). Is it compressed, or of another encoding? Write it as "
+            "plain text in UTF-8."
+        ) from error
+    repeated = sorted({name for name in names if names.count(name) > 1 or not name})
+    if repeated:
+        raise UserError(
+            f"{path}: the first line names the columns; received {names}, with {repeated} empty or repeated. (pandas "
+            "leaves the name of its index empty, which to_csv(index=False) leaves out.)"
+        )
+
+
+def _find_kind(kind: Any) -> str:
+    """What a column of an Arrow type holds; an unusable type by its own name."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _find_kind(kind.value_type)
+    if types.is_integer(kind):
+        return INTEGER
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return FLOAT
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return STRING
+    if types.is_boolean(kind):
+        return BOOLEAN
+    return NOTHING if types.is_null(kind) else str(kind)
