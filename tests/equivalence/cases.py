@@ -42,7 +42,6 @@ from tfdist.strategies.pipelined import Pipelined
 from tfdist.tasks.adversarial import Adversarial
 from tfdist.tasks.contrastive import Contrastive
 from tfdist.tasks.distillation import Distillation
-from tfdist.tasks.gan import GenerativeAdversarial
 from tfdist.tasks.language import LanguageModel
 from tfdist.tasks.multi_task import UncertaintyWeighted
 from tfdist.tasks.supervised import Supervised
@@ -517,19 +516,6 @@ def adversarial() -> Adversarial:
     return Adversarial(epsilon=0.05, steps=2, bounds=(0.0, 1.0), loss=sparse_loss(), metrics=["accuracy"])
 
 
-def with_noise() -> drawn.WithNoise:
-    return drawn.WithNoise(lambda: digits(453)[0], size=8, draws=3)
-
-
-def gan_model() -> keras.Model:
-    dense = keras.layers.Dense
-    generator = keras.Sequential([keras.Input((8,)), dense(32, "tanh"), dense(64, "sigmoid")], name="generator")
-    discriminator = keras.Sequential([keras.Input((64,)), dense(32, "tanh"), dense(1)], name="discriminator")
-    examples, noise = keras.Input((64,), name="examples"), keras.Input((8,), name="noise")
-    scores = [discriminator(examples), discriminator(generator(noise))]
-    return keras.Model({"examples": examples, "noise": noise}, scores)
-
-
 def tokens() -> np.ndarray:
     return (digits()[0].ravel() * 16).astype(np.int32)
 
@@ -717,14 +703,6 @@ CASES: dict[str, dict[str, Any]] = {
         "train_data": two_outputs,
         "eval_data": two_outputs,
     },
-    "gan": {
-        "train_data": with_noise,
-        "eval_data": None,
-        "epochs": 1,
-        "model": gan_model,
-        "optimizer": clipped_adam,
-        "task": lambda: GenerativeAdversarial(discriminator_updates=2),
-    },
     "reduced_bfloat16": {"reduce_precision": "bfloat16", "train_data": lambda: digits(501)},
     "reduced_float16": {"reduce_precision": "float16", "optimizer": clipped_adam, "num_microbatches": 2},
     **{
@@ -780,7 +758,7 @@ SHARDED_CASES = {
     ),
     "optimizer": (
         *("adam_clipped", "accumulation", "batch_norm", "ema", "overflow", "optimizer_lamb", *PLAIN),
-        *("groups", "gan", "optimizer_muon", "optimizer_nadam", "large_embedding", "ema_overwriting"),
+        *("groups", "optimizer_muon", "optimizer_nadam", "large_embedding", "ema_overwriting"),
         *("reduced_float16", "reduced_rows_bfloat16"),
     ),
     "host": ("accumulation", "optimizer_lamb", "ema_overwriting"),

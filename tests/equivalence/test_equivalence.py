@@ -24,7 +24,7 @@ WITH_FOUR_REPLICAS = (
 WITH_BOTH_KINDS_OF_PROCESSES = (
     *WITH_FOUR_REPLICAS,
     *("float64", "two_optimizers", "optimizers", "sam_overflow", "rolled_back", "spiking", "renewed_statistics"),
-    *("contrastive", "gan", "reduced_overflow"),
+    *("contrastive", "reduced_overflow"),
 )
 OF_TWO_PROCESSES = of_two_processes(CASES, WITH_BOTH_KINDS_OF_PROCESSES)
 pytestmark = pytest.mark.slow

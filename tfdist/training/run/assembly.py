@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import keras
@@ -22,7 +22,6 @@ from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
-from tfdist.tasks.in_turns import InTurns, OneTurn, Turn
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import check_keep_best
 from tfdist.training.loop.boundaries import Boundaries
@@ -52,7 +51,7 @@ from tfdist.training.step.layers.normalization import microbatch_note, synchroni
 from tfdist.training.step.layers.recurrent import weights_read_once
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.norms import Norms
-from tfdist.training.step.optimizer import bind_schedules, check_turns, parts
+from tfdist.training.step.optimizer import bind_schedules, parts
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
 from tfdist.training.step.step import TrainStep
@@ -306,42 +305,25 @@ def step_of(training: Training, xla: str) -> TrainStep:
 
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:
-        check_canonical(learner.model, task, run.strategy, settings.canonical_replicas)
-
-    def one_pass(turn: Turn | None) -> LocalGradients:
-        own: dict[str, Any] = {"task": task}
-        if isinstance(task, InTurns) and turn is not None:
-            variables = task.variables_of(turn, learner.model)
-            own = {"task": OneTurn(task, turn), "name": turn.name, "variables": variables}
-
-        return LocalGradients(
-            strategy=run.strategy,
-            model=learner.model,
-            metrics=learner.train_metrics,
-            batch_size=plan.global_batch_size,
-            num_microbatches=plan.num_microbatches,
-            loss_scale=learner.loss_scale,
-            scale_factor=learner.scale_factor,
-            jit_compile=compiles_pass,
-            in_order=in_order,
-            shards=learner.shards,
-            **own,
-        )
-
-    turns: Sequence[Turn | None] = [None]
-    if isinstance(task, InTurns):
-        if learner.shards is not None and learner.shards.scatters:
-            raise UserError(
-                "train.sharding = 'gradients' is for one objective, and the task has several. Write 'optimizer'."
-            )
-        turns = task.turns
-        updated = {turn.name: task.variables_of(turn, learner.model) for turn in task.turns}
-        check_turns(updated, learner.optimizer, precision=settings.precision, sam=settings.sam_radius is not None)
+        check_canonical(learner.model, run.strategy, settings.canonical_replicas)
+    local = LocalGradients(
+        strategy=run.strategy,
+        model=learner.model,
+        task=task,
+        metrics=learner.train_metrics,
+        batch_size=plan.global_batch_size,
+        num_microbatches=plan.num_microbatches,
+        loss_scale=learner.loss_scale,
+        scale_factor=learner.scale_factor,
+        jit_compile=compiles_pass,
+        in_order=in_order,
+        shards=learner.shards,
+    )
     return TrainStep(
         strategy=run.strategy,
         model=learner.model,
         optimizer=learner.optimizer,
-        passes=[one_pass(turn) for turn in turns],
+        local=local,
         metrics=learner.train_metrics,
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,
@@ -360,7 +342,7 @@ def step_of(training: Training, xla: str) -> TrainStep:
 def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) -> XlaTrial | None:
     """What settles `train.xla = "auto"` while the run goes on; None where nothing is open."""
     run, settings, learner = training.run, training.settings, training.learner
-    if settings.xla != AUTO_XLA or step.compiles_update or any(each.is_compiled for each in step.passes):
+    if settings.xla != AUTO_XLA or step.compiles_update or step.local.is_compiled:
         return None
     if settings.splits:  # a batch would be cut for want of memory that a variant has taken
         return None
@@ -387,9 +369,6 @@ def _norms(training: Training) -> Norms | None:
     spread = GRADIENT_SUMMARIES in training.settings.summaries
     if groups is None and not spread:
         return None
-    if isinstance(training.task, InTurns):
-        which = "train.summaries with 'gradients'" if groups is None else "train.log_norms"
-        raise UserError(f"{which} is for one objective, and the task has several, in turn. Leave it out.")
     clipnorm = getattr(learner.optimizer, "global_clipnorm", None)
     return Norms(training.run.strategy, learner.model.trainable_variables, groups, clipnorm, spread=spread)
 

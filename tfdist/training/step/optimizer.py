@@ -5,7 +5,7 @@ Invariant: what an optimizer's settings mean does not depend on the number of re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -116,37 +116,6 @@ def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength, variab
         placed = getattr(one, GROUPS, None)
         if placed is not None:
             placed.bind(run, variables)
-
-
-def check_turns(
-    updated: Mapping[str, Sequence[keras.Variable]],
-    optimizer: keras.optimizers.Optimizer,
-    *,
-    precision: str,
-    sam: bool,
-) -> None:
-    """Raises UserError where a training of several objectives in turn asks for what only one can have.
-
-    Args:
-      updated: the variables that each turn updates, by its name.
-      optimizer: built.
-      precision: of the training.
-      sam: whether sharpness-aware minimization is wanted.
-    """
-    idle = [name for name, variables in updated.items() if not variables]
-    if idle:
-        raise UserError(f"The turn {idle[0]!r} has no trainable variables to update.")
-    if precision == "float16" or sam:
-        setting = "train.sam_radius" if sam else "train.precision = 'float16'"
-        raise UserError(f"{setting} is for one objective; the task has {len(updated)}, in turn. Leave it out.")
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return
-    for name in ("gradient_accumulation_steps", "use_ema"):
-        if getattr(optimizer, name):
-            raise UserError(
-                f"{type(optimizer).__name__}.{name} counts updates, and one optimizer for all turns counts those of "
-                "each. Give every part its own, by keras.optimizers.MultiOptimizer."
-            )
 
 
 def keeps_average(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -97,14 +97,13 @@ class TrainStep:
       strategy: connected.
       model: built inside the strategy's scope.
       optimizer: from `build_optimizer`.
-      passes: one replica's forward and backward pass; several for a task that is trained in turns, each followed by
-        its update. The last one's metrics count.
+      local: one replica's forward and backward pass.
       metrics: the training metrics, read at the end of each call.
       term_names: the loss terms to report beside the total.
       loss_scale: with float16; a step that overflows is then skipped and training continues. Without it nothing waits
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
-      scale_factor: what `passes` multiply the loss with besides.
+      scale_factor: what `local` multiplies the loss with besides.
       sam_radius: takes the gradient where the loss is highest within this distance of the weights, to first order
         (Foret et al., "Sharpness-Aware Minimization", 2021); two passes and two reductions a step.
       spike: ends a call after a step whose loss is a spike; None looks for none.
@@ -113,7 +112,7 @@ class TrainStep:
       compiles_update: has XLA compile the update where it can, which is not with `shards`.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
-      in_order: sums over the replicas as `ordered_sum` does; as `passes` do over microbatches.
+      in_order: sums over the replicas as `ordered_sum` does; as `local` does over microbatches.
       reduce_precision: sums gradients over several replicas as `reduced_precision` does; None: in their own type.
     """
 
@@ -123,7 +122,7 @@ class TrainStep:
         strategy: Strategy,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        passes: Sequence[LocalGradients],
+        local: LocalGradients,
         metrics: MetricGroup,
         term_names: Sequence[str],
         loss_scale: LossScale | None,
@@ -148,7 +147,7 @@ class TrainStep:
             else ShardedUpdate(strategy, optimizer, shards)
         )
         self._scatters = shards if shards is not None and shards.scatters else None
-        self.passes = tuple(passes)
+        self.local = local
         self._metrics = metrics
         self.term_names = tuple(term_names)
         self._loss_scale = loss_scale
@@ -214,30 +213,23 @@ class TrainStep:
           norms: those of the last look.
         """
         if self._strategy.is_one_program and self._loss_scale is None and self._sam_radius is None:
-            return self._strategy.first_local(self._strategy.run(self._turns, args=(batch, looks, norms)))
-        return self._turns(batch, looks, norms)
+            return self._strategy.first_local(self._strategy.run(self._step, args=(batch, looks, norms)))
+        return self._step(batch, looks, norms)
 
-    def _turns(self, batch: Any, looks: tf.Tensor | None, norms: dict[str, tf.Tensor] | None) -> GlobalSums:
-        """A step's updates, one after the other; the losses of all."""
-        self.unused = []
-        *before, last = self.passes
-        seen = {each.name: self._step(batch, each, None, counts=False) for each in before}
-        looked = None if looks is None or self._norms is None else (looks, norms or {})
-        seen[last.name] = self._step(batch, last, looked, counts=True)
-        return _of_turns([*seen.values()])
-
-    def _step_at_once(self, batch: Any, local: LocalGradients, looked: Looked, *, counts: bool) -> GlobalSums:
+    def _step_at_once(self, batch: Any, looks: tf.Tensor | None, norms: dict[str, tf.Tensor] | None) -> GlobalSums:
         """One update that waits for nothing but its gradients."""
-        sums = self._sums(batch, local, counts=counts)
+        looked = None if looks is None or self._norms is None else (looks, norms or {})
+        sums = self._sums(batch)
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         before = self._weights_before(looked)
         self._update_by(sums, seen.weight)
         return self._looked_at(looked, before, sums, seen)
 
-    def _step_or_skip(self, batch: Any, local: LocalGradients, looked: Looked, *, counts: bool) -> GlobalSums:
+    def _step_or_skip(self, batch: Any, looks: tf.Tensor | None, norms: dict[str, tf.Tensor] | None) -> GlobalSums:
         """One update, or none on all replicas alike, if a gradient is not finite."""
+        looked = None if looks is None or self._norms is None else (looks, norms or {})
         moving = self._read(self._moving)
-        sums = self._sums(batch, local, counts=counts)
+        sums = self._sums(batch)
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         before = self._weights_before(looked)
         tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, moving))
@@ -255,10 +247,10 @@ class TrainStep:
         gradients = [self._strategy.first_local(gradient) for gradient in sums.gradients]
         return seen._replace(norms=self._norms.after(looked[0], before, gradients, self._learning, looked[1]))
 
-    def _sums(self, batch: Any, local: LocalGradients, *, counts: bool) -> GlobalSums:
+    def _sums(self, batch: Any) -> GlobalSums:
         """One step up to the update, by replica; in cross-replica context."""
         radius = self._sam_radius
-        sums = functools.partial(self.global_sums, local=local, counts=counts)
+        sums = self._global_sums
         if radius is None:
             return self._strategy.run(sums, args=(batch,))
         touched = self._read(self._touched)
@@ -278,18 +270,18 @@ class TrainStep:
 
         return self._strategy.run(both, args=(here, there))
 
-    def global_sums(self, batch: dict[str, Any], local: LocalGradients, *, counts: bool = True) -> GlobalSums:
+    def _global_sums(self, batch: dict[str, Any], *, counts: bool = True) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch. `counts`: metrics count it."""
-        sums = local(batch, counts=counts)
+        variables = self.local.variables
+        sums = self.local(batch, counts=counts)
         own = [(name, i, g) for name, some in sums.gradients.items() for i, g in enumerate(some) if g is not None]
         used = {i for _, i, _ in own}
-        self._learning = [v for i, v in enumerate(local.variables) if i in used]
-        unused = [v.path for i, v in enumerate(local.variables) if i not in used]
-        self.unused = list(dict.fromkeys([*self.unused, *unused]))
+        self._learning = [v for i, v in enumerate(variables) if i in used]
+        self.unused = [v.path for i, v in enumerate(variables) if i not in used]
         beside = sums._replace(gradients={})
         scalars = tf.nest.flatten(beside)
         reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
-        summed, scalars, total = self._summed([g for _, _, g in own], [local.variables[i] for _, i, _ in own], scalars)
+        summed, scalars, total = self._summed([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
         peer_seconds = reduction.seconds_until([*summed, *scalars])
         if not self.update.takes_repeats:
             summed = [without_repeats(gradient) for gradient in summed]
@@ -372,18 +364,6 @@ class TrainStep:
         by_name = dict(zip(self.term_names, terms, strict=True))
         norms = {} if self._norms is None else self._norms.nothing()
         return Totals(loss_sum, weight, by_name, none, none, none, none, recent, norms, seconds, seconds)
-
-
-def _of_turns(seen: Sequence[GlobalSums]) -> GlobalSums:
-    """What a step of several updates comes to: the sum of their losses."""
-    if len(seen) == 1:
-        return seen[0]
-    return seen[-1]._replace(
-        loss=tf.add_n([each.loss for each in seen]),
-        terms={name: value for each in seen for name, value in each.terms.items()},
-        finite=tf.reduce_all([each.finite for each in seen]),
-        peer_seconds=tf.add_n([each.peer_seconds for each in seen]),
-    )
 
 
 def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike | None) -> Totals:
