@@ -48,8 +48,7 @@ schedules.CosineDecay.alpha = 0.0
 """
 SWA = """
 keras.optimizers.Adam.use_ema = True
-train.follow = {'optimizer.ema_momentum': @schedules.EqualAverage()}
-schedules.EqualAverage.start = '0.75 of run'
+train.swa_start = '0.75 of run'
 """
 MIXUP = """
 TRAIN_DATA = @train/mixing.MixUp

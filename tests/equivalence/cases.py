@@ -677,7 +677,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model": convnet_model,
         "num_microbatches": 2,
         "optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True),
-        "follow": {"optimizer.ema_momentum": schedules.EqualAverage("0.5 of run")},
+        "swa_start": "0.5 of run",
         "renew_batch_statistics": True,
     },
     "recomputed": SHORT
@@ -716,15 +716,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "reduced_overflow": OVERFLOW | {"train_data": overflowing_digits, "reduce_precision": "float16"},
     "groups": SHORT | {"optimizer": grouped_adamw},
-    "followed": SHORT
-    | {
-        "optimizer": lambda: keras.optimizers.SGD(0.2, momentum=0.9, weight_decay=0.1, use_ema=True),
-        "follow": {
-            "optimizer.momentum": schedules.WarmupStableDecay(0.9, "3 steps", "2 steps"),
-            "optimizer.weight_decay": schedules.CosineDecay(0.1, "1 of run"),
-            "optimizer.ema_momentum": schedules.EqualAverage("0.5 of run"),
-        },
-    },
 }
 
 # Compared with themselves on the same strategy, with the optimizer's state at one replica and at all.

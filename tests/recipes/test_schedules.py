@@ -135,7 +135,6 @@ def cosine(done: float) -> float:
             schedules.ForBatch(schedules.CosineDecay(0.1, "1 of run"), 128, rule="square root"),
             lambda t: 0.1 * 0.5 * cosine(t / 100),
         ),
-        (schedules.EqualAverage("50 steps"), lambda t: max(t - 50, 0) / (max(t - 50, 0) + 1)),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, schedules.Schedule) else "",
 )

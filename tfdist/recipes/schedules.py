@@ -1,8 +1,7 @@
 """Learning-rate schedules whose lengths are counted by the run: `decay_steps = '12 epochs'`, `length = '0.06 of run'`.
 
 Keras's own classes stand here under their names and with their arguments; those that count steps also take any length
-of `tfdist.recipes.lengths`. What Keras lacks reads like them. Any may stand wherever Keras takes a schedule, and in
-`train.follow`.
+of `tfdist.recipes.lengths`. What Keras lacks reads like them. Any may stand wherever Keras takes a schedule.
 
 Invariant: a schedule is a function of the step alone once the run is known, which `bind` tells it; all workers and
 every start of a run compute the same numbers.
@@ -314,30 +313,6 @@ class ForBatch(Schedule):
 
     def _value(self, step: Any) -> Any:
         return self._factor * _at(self.rate, step)
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
-class EqualAverage(Schedule):
-    """The momentum with which a moving average is the mean of all weights since `start`: stochastic weight averaging
-    (Izmailov et al., 2018) by the optimizer's own `use_ema`. Before, the average is the weights themselves.
-
-        train.follow = {'optimizer.ema_momentum': @schedules.EqualAverage()}
-        keras.optimizers.SGD.use_ema = True
-
-    Args:
-      start: the length after which averaging begins.
-    """
-
-    def __init__(self, start: str | int = "0.75 of run") -> None:
-        self.start = start
-        self._length = length_of("EqualAverage.start", start)
-
-    def _bound(self, run: RunLength) -> None:
-        self._steps = self._length.steps(run)
-
-    def _value(self, step: Any) -> Any:
-        averaged = ops.maximum(step - self._steps, 0.0)
-        return averaged / (averaged + 1.0)
 
 
 def _at(schedule: Rate, step: Any) -> Any:

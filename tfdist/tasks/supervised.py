@@ -252,10 +252,6 @@ class Supervised(Task):
             return {name: None if weight is None else _column(weight) for name, weight in by_name.items()}
         return dict.fromkeys(self._names, None if given is None else _column(given))
 
-    @property
-    def loss_weights(self) -> dict[str, float]:
-        return self._loss_weights
-
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)
 

@@ -16,7 +16,6 @@ from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline
 from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
-from tfdist.recipes.followed import Holders, followed
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.agreement import check_agreement
@@ -51,7 +50,7 @@ from tfdist.training.step.layers.normalization import microbatch_note, synchroni
 from tfdist.training.step.layers.recurrent import weights_read_once
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.norms import Norms
-from tfdist.training.step.optimizer import bind_schedules, parts
+from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
 from tfdist.training.step.step import TrainStep
@@ -137,15 +136,12 @@ def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
 
 @contextlib.contextmanager
 def in_place(training: Training) -> Iterator[None]:
-    """While it lasts, layers and optimizer are as the training needs them traced; afterwards as the user made them."""
+    """While it lasts, layers are as the training needs them traced; afterwards as the user made them."""
     settings, learner = training.settings, training.learner
-    length = length_of(settings, training.plan)
-    holders = Holders(parts(learner.optimizer), learner.model, training.task.loss_weights)
     in_order = settings.canonical_replicas is not None
     statistics = {"wanted": settings.synchronize_batch_norm, "pads": settings.pads, "in_parts": in_order}
     with (
         synchronized(learner.model, training.run.strategy, **statistics),
-        followed(settings.follow or {}, holders, length),
         recomputed(learner.model, settings.recompute),
         weights_read_once(learner.model),
         sums_as_written(in_order),
@@ -333,6 +329,7 @@ def step_of(training: Training, xla: str) -> TrainStep:
         spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
         shards=learner.shards,
         compiles_update=compiles_update,
+        swa_start=steps_before_swa(learner.optimizer, settings.swa_start, length_of(settings, plan)),
         in_order=in_order,
         reduce_precision=settings.reduce_precision,
         deterministic=settings.deterministic,

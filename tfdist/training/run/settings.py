@@ -16,6 +16,7 @@ from tfdist.checkpoint.policy import AUTO, CHECKPOINT, CheckpointPolicy, policy_
 from tfdist.data.order.batches import AUTO as BATCHES_AUTO
 from tfdist.data.order.batches import BatchPlan, BatchSettings
 from tfdist.errors import UserError, is_whole_number
+from tfdist.recipes.lengths import is_length
 from tfdist.recipes.recompute import AUTO as RECOMPUTE_AUTO
 from tfdist.settings.checks import (
     COUNT,
@@ -61,13 +62,7 @@ PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
 
 
-FOLLOW = Check(
-    "{'optimizer.weight_decay': @schedules.CosineDecay()}",
-    lambda value: (
-        isinstance(value, Mapping)
-        and all(isinstance(each, keras.optimizers.schedules.LearningRateSchedule) for each in value.values())
-    ),
-)
+LENGTH = Check("a length, '0.75 of run'", is_length)
 RECOMPUTE = Check(
     "a list of patterns, ['block_*'], or 'auto'",
     lambda value: (
@@ -117,10 +112,10 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         checked_later("@keras.optimizers.Adam, or a name, 'adam'"),
         None,
     )
-    follow: Mapping[str, Any] | None = setting(
-        "schedules of other numbers than the learning rate, by name: 'optimizer.weight_decay', 'layers.dropout*.rate', "
-        "'loss_weights.OUTPUT'",
-        or_none(FOLLOW),
+    swa_start: str | int | None = setting(
+        "stochastic weight averaging: a length, '0.75 of run', from which on the average that an optimizer keeps by "
+        "use_ema = True is the plain mean of the weights since",
+        or_none(LENGTH),
         None,
     )
     sam_radius: float | None = setting(

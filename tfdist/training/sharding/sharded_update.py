@@ -30,10 +30,18 @@ class ShardedUpdate(Update):
       strategy: connected.
       optimizer: from `build_optimizer`, for what is owned here.
       shards: of the model's variables.
+      swa_start: as in `Update`.
     """
 
-    def __init__(self, strategy: Strategy, optimizer: keras.optimizers.Optimizer, shards: Shards) -> None:
-        super().__init__(strategy, optimizer)
+    def __init__(
+        self,
+        strategy: Strategy,
+        optimizer: keras.optimizers.Optimizer,
+        shards: Shards,
+        *,
+        swa_start: int | None = None,
+    ) -> None:
+        super().__init__(strategy, optimizer, swa_start=swa_start)
         self._shards = shards
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:

@@ -12,7 +12,7 @@ import keras
 
 from tfdist.errors import UserError, suggest
 from tfdist.recipes.groups import GROUPS
-from tfdist.recipes.lengths import RunLength
+from tfdist.recipes.lengths import RunLength, length_of
 from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, shown
 
@@ -116,6 +116,22 @@ def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength, variab
         placed = getattr(one, GROUPS, None)
         if placed is not None:
             placed.bind(run, variables)
+
+
+def steps_before_swa(optimizer: keras.optimizers.Optimizer, start: str | int | None, run: RunLength) -> int | None:
+    """The steps before `train.swa_start`; None without it.
+
+    Raises:
+      UserError: the optimizer keeps no average.
+    """
+    if start is None:
+        return None
+    if not keeps_average(optimizer):
+        raise UserError(
+            f"train.swa_start is {start!r}, and {type(optimizer).__name__} keeps no average of the weights. Write "
+            f"keras.optimizers.{type(optimizer).__name__}.use_ema = True, or leave train.swa_start out."
+        )
+    return length_of("train.swa_start", start).steps(run)
 
 
 def keeps_average(optimizer: keras.optimizers.Optimizer) -> bool:

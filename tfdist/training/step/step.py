@@ -110,6 +110,7 @@ class TrainStep:
       norms: looks at the last step of each call.
       shards: who keeps the optimizer's state; None: every replica all of it.
       compiles_update: has XLA compile the update where it can, which is not with `shards`.
+      swa_start: as `Update` takes it.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
       in_order: sums over the replicas as `ordered_sum` does; as `local` does over microbatches.
@@ -132,6 +133,7 @@ class TrainStep:
         norms: Norms | None = None,
         shards: Shards | None = None,
         compiles_update: bool = False,
+        swa_start: int | None = None,
         deterministic: bool = False,
         in_order: bool = False,
         reduce_precision: str | None = None,
@@ -142,9 +144,9 @@ class TrainStep:
         self._in_order = in_order
         self.compiles_update = compiles_update and shards is None
         self.update = (
-            Update(strategy, optimizer, jit_compile=compiles_update)
+            Update(strategy, optimizer, jit_compile=compiles_update, swa_start=swa_start)
             if shards is None
-            else ShardedUpdate(strategy, optimizer, shards)
+            else ShardedUpdate(strategy, optimizer, shards, swa_start=swa_start)
         )
         self._scatters = shards if shards is not None and shards.scatters else None
         self.local = local

@@ -29,11 +29,21 @@ class Update:
       optimizer: from `build_optimizer`.
       jit_compile: whether XLA compiles what one replica does at each step. Without effect where a process has several,
         as Keras updates the variables of all of them at once.
+      swa_start: the step from which on averages are plain means (Izmailov et al., "Averaging weights leads to wider
+        optima and better generalization", 2018); None leaves them exponential.
     """
 
-    def __init__(self, strategy: Strategy, optimizer: keras.optimizers.Optimizer, *, jit_compile: bool = False) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        optimizer: keras.optimizers.Optimizer,
+        *,
+        jit_compile: bool = False,
+        swa_start: int | None = None,
+    ) -> None:
         self._strategy = strategy
         self._optimizer = optimizer
+        self._swa_start = swa_start
         self._is_compiled = jit_compile and strategy.topology.num_local_replicas == 1
 
     @property
@@ -59,7 +69,7 @@ class Update:
         self, optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]
     ) -> None:
         done = tf.convert_to_tensor(self._strategy.first_local(optimizer._iterations.value))
-        with _one_rate(optimizer, done):
+        with _one_rate(optimizer, done), _equal_average(optimizer, done, self._swa_start):
             self._by_one_at(done, optimizer, gradients, variables)
 
     def _by_one_at(
@@ -170,6 +180,17 @@ def _one_rate(optimizer: keras.optimizers.Optimizer, step: tf.Tensor) -> Iterato
         with changed(optimizer, _learning_rate=lambda: rate):
             yield
     else:
+        yield
+
+
+@contextlib.contextmanager
+def _equal_average(optimizer: keras.optimizers.Optimizer, step: tf.Tensor, start: int | None) -> Iterator[None]:
+    """The optimizer with the momentum by which its average is the mean of all weights since `start`."""
+    if start is None:
+        yield
+        return
+    averaged = tf.maximum(tf.cast(step, tf.float32) - start, 0.0)
+    with changed(optimizer, ema_momentum=averaged / (averaged + 1.0)):
         yield
 
 

@@ -18,7 +18,6 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline
 from tfdist.data.sources.source import Source
-from tfdist.recipes.followed import Holders, followed
 from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
@@ -33,7 +32,7 @@ from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, Trai
 from tfdist.training.step.gradients import explained
 from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts
+from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.tracing import traced
 from tfdist.user_code import said
@@ -84,8 +83,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         tell(f"computed again in the backward pass: {', '.join(_names(chosen_layers(built, settings.recompute)))}")
     run_length = assembly.length_of(settings, training)
     bind_schedules(made, run_length, built.trainable_variables)
-    with followed(settings.follow or {}, Holders(parts(made), built, task.loss_weights), run_length):
-        pass  # every name is that of something
+    steps_before_swa(made, settings.swa_start, run_length)
     for one in parts(made):
         _tell_schedule(tell, one._learning_rate, run_length.total_steps)
 
