@@ -72,7 +72,6 @@ RECIPES = {
     "warm-up and cosine": WARMUP,
     "EMA": "keras.optimizers.Adam.use_ema = True\nkeras.optimizers.Adam.ema_momentum = 0.98\n",
     "SWA": SWA,
-    "SAM": "train.sam_radius = 0.05\n",
     "mixup": MIXUP,
     "distillation": DISTILLATION,
 }

@@ -665,9 +665,6 @@ CASES: dict[str, dict[str, Any]] = {
     "overflow_left_out": OVERFLOW | {"train_data": lambda: digits(128)},
     "weight_decay": {"optimizer": lambda: keras.optimizers.AdamW(3e-3, weight_decay=0.05)},
     "optimizers": SHORT | {"model": model_of_optimizers, "optimizer": each_optimizer},
-    "sam": {"model": convnet_model, "train_data": lambda: digits(501), "sam_radius": 0.05, "optimizer": clipped_adam},
-    "sam_microbatches": SHORT | {"sam_radius": 0.1, "num_microbatches": 2, "precision": "float32"},
-    "sam_overflow": OVERFLOW | {"train_data": overflowing_digits, "sam_radius": 0.05},
     "rolled_back": POISONED | {"on_divergence": Rollback()},
     "rolled_back_slowly": POISONED | {"optimizer": clipped_adam, "on_divergence": Rollback(skip_steps=2, rate=0.1)},
     "spiking": POISONED

@@ -142,7 +142,6 @@ def test_each_replica_holds_its_share() -> None:
             {"sharding": "weight"},
             "train.sharding is 'weight'; write one of 'optimizer', 'host', 'gradients', 'weights', or None",
         ),
-        ({"sharding": "gradients", "sam_radius": 0.1}, "train.sam_radius needs all gradients on every replica"),
         ({"sharding": "weights", "recompute": "auto"}, "Leave train.recompute and train.xla out"),
         ({"canonical_replicas": 6}, "train.canonical_replicas is 6; write a power of two"),
         ({"canonical_replicas": 4}, "write train.deterministic = True"),

@@ -324,7 +324,6 @@ def step_of(training: Training, xla: str) -> TrainStep:
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,
         scale_factor=learner.scale_factor,
-        sam_radius=settings.sam_radius,
         norms=_norms(training),
         spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
         shards=learner.shards,

@@ -21,7 +21,6 @@ from tfdist.recipes.recompute import AUTO as RECOMPUTE_AUTO
 from tfdist.settings.checks import (
     COUNT,
     FUNCTION,
-    POSITIVE,
     SEED,
     SWITCH,
     Check,
@@ -116,11 +115,6 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         "stochastic weight averaging: a length, '0.75 of run', from which on the average that an optimizer keeps by "
         "use_ema = True is the plain mean of the weights since",
         or_none(LENGTH),
-        None,
-    )
-    sam_radius: float | None = setting(
-        "of sharpness-aware minimization: the gradient is that of the highest loss within it; two passes a step",
-        or_none(POSITIVE),
         None,
     )
     recompute: Sequence[str] | str | None = setting(
@@ -277,7 +271,6 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         if self.on_divergence is not None and policy is None:
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
         beside = {
-            "sam_radius": self.sam_radius is not None,
             "log_norms": self.log_norms is not None,
             "summaries with 'gradients'": GRADIENT_SUMMARIES in self.summaries,
         }
@@ -288,7 +281,7 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                     "keeps from them. Write train.sharding = 'optimizer', or leave one out."
                 )
         if self.strategy.stages:
-            for name in ("sharding", "canonical_replicas", "recompute", "sam_radius", "xla"):
+            for name in ("sharding", "canonical_replicas", "recompute", "xla"):
                 if self.compiles if name == "xla" else getattr(self, name) is not None:
                     raise UserError(
                         f"train.{name} = {getattr(self, name)!r} is not for the strategy {self.strategy.name}, whose "

@@ -7,7 +7,6 @@ every replica holds the same bits, so all of them decide and update alike.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -104,8 +103,6 @@ class TrainStep:
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
       scale_factor: what `local` multiplies the loss with besides.
-      sam_radius: takes the gradient where the loss is highest within this distance of the weights, to first order
-        (Foret et al., "Sharpness-Aware Minimization", 2021); two passes and two reductions a step.
       spike: ends a call after a step whose loss is a spike; None looks for none.
       norms: looks at the last step of each call.
       shards: who keeps the optimizer's state; None: every replica all of it.
@@ -128,7 +125,6 @@ class TrainStep:
         term_names: Sequence[str],
         loss_scale: LossScale | None,
         scale_factor: float = 1.0,
-        sam_radius: float | None = None,
         spike: Spike | None = None,
         norms: Norms | None = None,
         shards: Shards | None = None,
@@ -154,13 +150,11 @@ class TrainStep:
         self.term_names = tuple(term_names)
         self._loss_scale = loss_scale
         self._scale_factor = scale_factor
-        self._sam_radius = sam_radius
         self._spike = spike
         self._norms = norms
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
-        self._touched = moving_variables(model)  # what a forward pass changes
         # What a skipped step must not change; without a loss scale the run ends with it.
-        self._moving = [] if loss_scale is None else [*self._touched, *metrics.variables]
+        self._moving = [] if loss_scale is None else [*moving_variables(model), *metrics.variables]
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
         self.graph: tf.Graph | None = None  # of a call, once it is traced
@@ -214,14 +208,14 @@ class TrainStep:
           looks: bool scalar, whether norms are wanted; None for no.
           norms: those of the last look.
         """
-        if self._strategy.is_one_program and self._loss_scale is None and self._sam_radius is None:
+        if self._strategy.is_one_program and self._loss_scale is None:
             return self._strategy.first_local(self._strategy.run(self._step, args=(batch, looks, norms)))
         return self._step(batch, looks, norms)
 
     def _step_at_once(self, batch: Any, looks: tf.Tensor | None, norms: dict[str, tf.Tensor] | None) -> GlobalSums:
         """One update that waits for nothing but its gradients."""
         looked = None if looks is None or self._norms is None else (looks, norms or {})
-        sums = self._sums(batch)
+        sums = self._strategy.run(self._global_sums, args=(batch,))
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         before = self._weights_before(looked)
         self._update_by(sums, seen.weight)
@@ -231,7 +225,7 @@ class TrainStep:
         """One update, or none on all replicas alike, if a gradient is not finite."""
         looked = None if looks is None or self._norms is None else (looks, norms or {})
         moving = self._read(self._moving)
-        sums = self._sums(batch)
+        sums = self._strategy.run(self._global_sums, args=(batch,))
         seen = self._strategy.first_local(sums._replace(gradients=[]))
         before = self._weights_before(looked)
         tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, moving))
@@ -249,33 +243,10 @@ class TrainStep:
         gradients = [self._strategy.first_local(gradient) for gradient in sums.gradients]
         return seen._replace(norms=self._norms.after(looked[0], before, gradients, self._learning, looked[1]))
 
-    def _sums(self, batch: Any) -> GlobalSums:
-        """One step up to the update, by replica; in cross-replica context."""
-        radius = self._sam_radius
-        sums = self._global_sums
-        if radius is None:
-            return self._strategy.run(sums, args=(batch,))
-        touched = self._read(self._touched)
-        here = self._strategy.run(sums, args=(batch,))
-        touched_once = self._read(self._touched)
-        weights = self._read(self._learning)
-        ascent = self._strategy.run(lambda sums: _ascent(sums.gradients, radius), args=(here,))
-        self._assign(self._learning, ascent, add=True)
-        self._assign(self._touched, touched)  # both passes see the same dropout
-        there = self._strategy.run(functools.partial(sums, counts=False), args=(batch,))
-        self._assign(self._learning, weights)
-        self._assign(self._touched, touched_once)  # and batch statistics move along once, at the weights themselves
-
-        def both(here: GlobalSums, there: GlobalSums) -> GlobalSums:
-            waited = here.peer_seconds + there.peer_seconds
-            return here._replace(gradients=there.gradients, finite=here.finite & there.finite, peer_seconds=waited)
-
-        return self._strategy.run(both, args=(here, there))
-
-    def _global_sums(self, batch: dict[str, Any], *, counts: bool = True) -> GlobalSums:
-        """One step up to the update; in replica context, on a local batch. `counts`: metrics count it."""
+    def _global_sums(self, batch: dict[str, Any]) -> GlobalSums:
+        """One step up to the update; in replica context, on a local batch."""
         variables = self.local.variables
-        sums = self.local(batch, counts=counts)
+        sums = self.local(batch)
         own = [(name, i, g) for name, some in sums.gradients.items() for i, g in enumerate(some) if g is not None]
         used = {i for _, i, _ in own}
         self._learning = [v for i, v in enumerate(variables) if i in used]
@@ -349,11 +320,10 @@ class TrainStep:
         """The variables' values, by replica, which assignments leave alone."""
         return self._strategy.run(lambda: [tf.identity(variable.value) for variable in variables])
 
-    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[Any], *, add: bool = False) -> None:
-        """Assigns each replica its own values, or adds them."""
+    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
+        """Assigns each replica its own values."""
         for variable, value in zip(variables, values, strict=True):
-            put = (lambda v, more: v.assign_add(more)) if add else (lambda v, new: v.assign(new))
-            self._strategy.distribution.extended.update(variable.value, put, args=(value,))
+            self._strategy.distribution.extended.update(variable.value, lambda v, new: v.assign(new), args=(value,))
 
     def _totals_from(self, sums: tf.Tensor) -> Totals:
         """Totals before a call's first step; `sums` as in `_run`."""
@@ -394,13 +364,6 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike 
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
     )
-
-
-def _ascent(gradients: Sequence[Gradient], radius: float) -> list[tf.Tensor]:
-    """The way of this length along the gradient; none where that is zero."""
-    dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-    factor = tf.math.divide_no_nan(tf.cast(radius, tf.float32), tf.linalg.global_norm(dense))
-    return [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
 
 
 def _of_shapes(gradients: Sequence[Any], variables: Sequence[keras.Variable], *, rows: bool) -> list[Any]:
