@@ -37,7 +37,6 @@ OF_MODULES = {
         "xla_replica_id": "the replica's index in such a program",
     },
     "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2": {"CoordinatedJob": "for the next but one"},
-    "tensorflow.tsl.profiler.protobuf.xplane_pb2": {"XSpace": "a profile in words"},
     "tensorflow.python.distribute.multi_worker_util": {"coordination_leader": "for the next"},
     "tensorflow.python.eager.context": {
         "context": "a heartbeat timeout; whether a worker's process died; whether this process has computed"
