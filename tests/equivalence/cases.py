@@ -660,7 +660,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "counts": {"model": counting_model, "train_data": lambda: digits(453), "shuffle": False},
     "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
-    "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05), "log_norms": "layers"},
+    "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05), "log_gradient_norm": True},
     "overflow": OVERFLOW | {"train_data": overflowing_digits},
     "overflow_left_out": OVERFLOW | {"train_data": lambda: digits(128)},
     "weight_decay": {"optimizer": lambda: keras.optimizers.AdamW(3e-3, weight_decay=0.05)},

@@ -175,8 +175,7 @@ def test_each_replica_holds_its_share() -> None:
         ),
         ({"tensor_parallel": ["dense"]}, "train.tensor_parallel is for train.sharding = 'gradients'"),
         ({"tensor_parallel": "dense"}, "train.tensor_parallel is 'dense'; write a list of patterns"),
-        ({"sharding": "gradients", "log_norms": "all"}, "train.log_norms needs all gradients on every replica"),
-        ({"sharding": "gradients", "summaries": ["gradients"]}, "train.summaries with 'gradients' needs all gradients"),
+        ({"sharding": "weights", "log_gradient_norm": True}, "train.log_gradient_norm needs all gradients"),
     ],
 )
 def test_a_mistake_is_one_message(tmp_path: pathlib.Path, settings: dict[str, object], words: str) -> None:

@@ -26,7 +26,6 @@ from tfdist.training.loop.best import check_keep_best
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_fit, check_stateful
-from tfdist.training.loop.model_summaries import GRADIENTS as GRADIENT_SUMMARIES
 from tfdist.training.loop.monitors import check_monitors
 from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by
 from tfdist.training.run.canonical import check_canonical, sums_as_written
@@ -49,7 +48,6 @@ from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layers.normalization import microbatch_note, synchronized
 from tfdist.training.step.layers.recurrent import weights_read_once
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.norms import Norms
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
@@ -324,7 +322,7 @@ def step_of(training: Training, xla: str) -> TrainStep:
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,
         scale_factor=learner.scale_factor,
-        norms=_norms(training),
+        log_gradient_norm=settings.log_gradient_norm,
         spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
         shards=learner.shards,
         compiles_update=compiles_update,
@@ -357,16 +355,6 @@ def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) ->
         training.boundaries.last_step,
         functools.partial(store_xla, run.strategy, run.directory.tuned, tell=run.events.info),
     )
-
-
-def _norms(training: Training) -> Norms | None:
-    """What looks at the steps, if the settings ask for it."""
-    groups, learner = training.settings.log_norms, training.learner
-    spread = GRADIENT_SUMMARIES in training.settings.summaries
-    if groups is None and not spread:
-        return None
-    clipnorm = getattr(learner.optimizer, "global_clipnorm", None)
-    return Norms(training.run.strategy, learner.model.trainable_variables, groups, clipnorm, spread=spread)
 
 
 def build_evaluator(training: Training) -> Evaluator | None:

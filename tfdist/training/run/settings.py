@@ -39,9 +39,6 @@ from tfdist.training.loop.backup import Backup, find_backup
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
-from tfdist.training.loop.model_summaries import GRADIENTS as GRADIENT_SUMMARIES
-from tfdist.training.loop.model_summaries import KINDS as SUMMARY_KINDS
-from tfdist.training.loop.model_summaries import WEIGHTS as WEIGHT_SUMMARIES
 from tfdist.training.recovery.renaming import are_names
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.canonical import in_parts
@@ -49,8 +46,6 @@ from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
 from tfdist.training.sharding.shards import GRADIENTS, SCATTERING, SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
-from tfdist.training.step.norms import ALL as ALL_NORMS
-from tfdist.training.step.norms import LAYERS as LAYER_NORMS
 from tfdist.training.step.optimizer import check_optimizer_builder
 from tfdist.training.step.precision import POLICIES
 
@@ -73,18 +68,6 @@ RECOMPUTE = Check(
 LAYERS = Check(
     "a list of patterns, ['mlp_*']",
     lambda value: isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value),
-)
-NORMS = Check(
-    "'all', 'layers' or a list of patterns, ['kernel$']",
-    lambda value: (
-        value in (ALL_NORMS, LAYER_NORMS)
-        if isinstance(value, str)
-        else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
-    ),
-)
-SUMMARIES = Check(
-    "a list of 'graph', 'weights' and 'gradients'",
-    lambda value: isinstance(value, (list, tuple)) and all(each in SUMMARY_KINDS for each in value),
 )
 NAMES = Check("a dict of regular expressions and what stands there, {'encoder/(.*)': 'backbone/\\\\1'}", are_names)
 START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
@@ -233,18 +216,10 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         False,
         may_change=True,
     )
-    log_norms: Sequence[str] | str | None = setting(
-        "norms of gradients and updates, and update ÷ weight, of the last step of a call, in metrics.jsonl: 'all' for "
-        "those of all variables, 'layers' for each layer's too, or a list of patterns of variables' paths",
-        or_none(NORMS),
-        None,
-        may_change=True,
-    )
-    summaries: Sequence[str] = setting(
-        "what TensorBoard shows beside the figures: 'graph', that of the training step; after each epoch 'weights', "
-        "histograms of all weights, and 'gradients', those of the last step's gradients, before clipping",
-        SUMMARIES,
-        (),
+    log_gradient_norm: bool = setting(
+        "adds `gradient_norm`, that of all gradients of the last step, before clipping, to each logged point",
+        SWITCH,
+        False,
         may_change=True,
     )
     fast_check: bool = setting(
@@ -270,16 +245,11 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         policy = self.policy
         if self.on_divergence is not None and policy is None:
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
-        beside = {
-            "log_norms": self.log_norms is not None,
-            "summaries with 'gradients'": GRADIENT_SUMMARIES in self.summaries,
-        }
-        for name, is_set in beside.items():
-            if self.sharding in SCATTERING and is_set:
-                raise UserError(
-                    f"train.{name} needs all gradients on every replica, which train.sharding = {self.sharding!r} "
-                    "keeps from them. Write train.sharding = 'optimizer', or leave one out."
-                )
+        if self.log_gradient_norm and self.sharding in SCATTERING:
+            raise UserError(
+                "train.log_gradient_norm needs all gradients on every replica, which train.sharding = "
+                f"{self.sharding!r} keeps from them. Write train.sharding = 'optimizer', or leave one out."
+            )
         if self.strategy.stages:
             for name in ("sharding", "canonical_replicas", "recompute", "xla"):
                 if self.compiles if name == "xla" else getattr(self, name) is not None:
@@ -300,11 +270,6 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                 "weights, which XLA cannot. Leave train.recompute and train.xla out."
             )
         if self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None:
-            if WEIGHT_SUMMARIES in self.summaries:
-                raise UserError(
-                    "train.summaries has 'weights', which train.sharding = 'weights' and train.tensor_parallel keep "
-                    "apart on several replicas. Leave one of the two out."
-                )
             for callback in self.callbacks:
                 if takes_weights(callback):
                     raise UserError(

@@ -7,8 +7,9 @@ every replica holds the same bits, so all of them decide and update alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -24,7 +25,6 @@ from tfdist.training.step.divergence import Spike
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
 from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.norms import Norms
 from tfdist.training.step.precision import LossScale, factor_of
 from tfdist.training.step.tracing import traced
 from tfdist.training.step.update import Update
@@ -43,7 +43,7 @@ class Totals(NamedTuple):
       overflowed: steps whose loss or gradients were not finite.
       weightless: steps whose examples weigh nothing in all, which changed nothing.
       spiked: 1 if the last step's loss is far above those before it, else 0.
-      norms: float32 scalars by name, of the call's last step; NaN where it ended before that.
+      gradient_norm: float32, of the last step's gradients, before clipping; NaN where it is not logged.
       recent: float64, the losses of the last steps, oldest first; as many as the step was told to compare with.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
@@ -57,7 +57,7 @@ class Totals(NamedTuple):
     weightless: tf.Tensor
     spiked: tf.Tensor
     recent: tf.Tensor
-    norms: dict[str, tf.Tensor]
+    gradient_norm: tf.Tensor
     input_seconds: tf.Tensor
     peer_seconds: tf.Tensor
 
@@ -73,7 +73,7 @@ class GlobalSums(NamedTuple):
       weight: what they weigh; empty where each counts, whatever the batch.
       finite: whether all of this is.
       peer_seconds: float64, how long this worker waited until it was there.
-      norms: of the update, where it was looked at.
+      gradient_norm: float32, of all gradients; NaN where it is not logged.
     """
 
     gradients: list[tf.Tensor | tf.IndexedSlices]
@@ -83,10 +83,7 @@ class GlobalSums(NamedTuple):
     weight: tuple[tf.Tensor, ...]
     finite: tf.Tensor
     peer_seconds: tf.Tensor
-    norms: dict[str, tf.Tensor]
-
-
-Looked: TypeAlias = "tuple[tf.Tensor, dict[str, tf.Tensor]] | None"  # whether to look at a step, and the last figures
+    gradient_norm: tf.Tensor
 
 
 class TrainStep:
@@ -104,7 +101,7 @@ class TrainStep:
         ends the call after its update, which leaves the weights unusable.
       scale_factor: what `local` multiplies the loss with besides.
       spike: ends a call after a step whose loss is a spike; None looks for none.
-      norms: looks at the last step of each call.
+      log_gradient_norm: computes the norm of each step's gradients.
       shards: who keeps the optimizer's state; None: every replica all of it.
       compiles_update: has XLA compile the update where it can, which is not with `shards`.
       swa_start: as `Update` takes it.
@@ -126,7 +123,7 @@ class TrainStep:
         loss_scale: LossScale | None,
         scale_factor: float = 1.0,
         spike: Spike | None = None,
-        norms: Norms | None = None,
+        log_gradient_norm: bool = False,
         shards: Shards | None = None,
         compiles_update: bool = False,
         swa_start: int | None = None,
@@ -151,13 +148,12 @@ class TrainStep:
         self._loss_scale = loss_scale
         self._scale_factor = scale_factor
         self._spike = spike
-        self._norms = norms
+        self._log_gradient_norm = log_gradient_norm
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
         # What a skipped step must not change; without a loss scale the run ends with it.
         self._moving = [] if loss_scale is None else [*moving_variables(model), *metrics.variables]
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
-        self.graph: tf.Graph | None = None  # of a call, once it is traced
         # Keras's fit traces without autograph too, so a model behaves alike under both.
         self.run = traced(self._run, reduce_retracing=True)
         self.reset_metrics = traced(lambda: strategy.run(metrics.reset))
@@ -179,16 +175,13 @@ class TrainStep:
           The totals, the training metrics so far, and the sum of all replicas' votes.
         """
 
-        self.graph = tf.compat.v1.get_default_graph()
-
         def proceed(totals: Totals) -> tf.Tensor:
             going = (totals.steps < num_steps) & tf.equal(totals.spiked, 0)
             return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = timed_next(self._strategy, iterator)
-            looks = tf.equal(totals.steps + 1, num_steps)
-            return (_advanced(totals, self.on_batch(batch, looks, totals.norms), waited, self._spike),)
+            return (_advanced(totals, self.on_batch(batch), waited, self._spike),)
 
         (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(self._read_metrics, args=(votes,)))
@@ -198,50 +191,33 @@ class TrainStep:
         metrics, (votes,) = self._metrics.read(self._strategy, [votes])
         return metrics, votes
 
-    def on_batch(
-        self, batch: Any, looks: tf.Tensor | None = None, norms: dict[str, tf.Tensor] | None = None
-    ) -> GlobalSums:
-        """One step on local batches; what it came to, without the gradients. In cross-replica context.
-
-        Args:
-          batch: of each replica.
-          looks: bool scalar, whether norms are wanted; None for no.
-          norms: those of the last look.
-        """
+    def on_batch(self, batch: Any) -> GlobalSums:
+        """One step on local batches; what it came to, without the gradients. In cross-replica context."""
         if self._strategy.is_one_program and self._loss_scale is None:
-            return self._strategy.first_local(self._strategy.run(self._step, args=(batch, looks, norms)))
-        return self._step(batch, looks, norms)
+            return self._strategy.first_local(self._strategy.run(self._step, args=(batch,)))
+        return self._step(batch)
 
-    def _step_at_once(self, batch: Any, looks: tf.Tensor | None, norms: dict[str, tf.Tensor] | None) -> GlobalSums:
+    def _step_at_once(self, batch: Any) -> GlobalSums:
         """One update that waits for nothing but its gradients."""
-        looked = None if looks is None or self._norms is None else (looks, norms or {})
         sums = self._strategy.run(self._global_sums, args=(batch,))
-        seen = self._strategy.first_local(sums._replace(gradients=[]))
-        before = self._weights_before(looked)
+        seen = self._without_gradients(sums)
         self._update_by(sums, seen.weight)
-        return self._looked_at(looked, before, sums, seen)
+        return seen
 
-    def _step_or_skip(self, batch: Any, looks: tf.Tensor | None, norms: dict[str, tf.Tensor] | None) -> GlobalSums:
+    def _step_or_skip(self, batch: Any) -> GlobalSums:
         """One update, or none on all replicas alike, if a gradient is not finite."""
-        looked = None if looks is None or self._norms is None else (looks, norms or {})
         moving = self._read(self._moving)
         sums = self._strategy.run(self._global_sums, args=(batch,))
-        seen = self._strategy.first_local(sums._replace(gradients=[]))
-        before = self._weights_before(looked)
+        seen = self._without_gradients(sums)
         tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, moving))
-        return self._looked_at(looked, before, sums, seen)
+        return seen
 
-    def _weights_before(self, looked: Looked) -> list[tf.Tensor]:
-        if looked is None or self._norms is None:
-            return []
-        return self._norms.before(looked[0], self._learning)
-
-    def _looked_at(self, looked: Looked, before: list[tf.Tensor], sums: GlobalSums, seen: GlobalSums) -> GlobalSums:
-        """What a step came to, with the norms of its update."""
-        if looked is None or self._norms is None:
+    def _without_gradients(self, sums: GlobalSums) -> GlobalSums:
+        """What a step came to on this process, with the norm of its gradients where that is logged."""
+        seen = self._strategy.first_local(sums._replace(gradients=[]))
+        if not self._log_gradient_norm:
             return seen
-        gradients = [self._strategy.first_local(gradient) for gradient in sums.gradients]
-        return seen._replace(norms=self._norms.after(looked[0], before, gradients, self._learning, looked[1]))
+        return seen._replace(gradient_norm=_norm([self._strategy.first_local(each) for each in sums.gradients]))
 
     def _global_sums(self, batch: dict[str, Any]) -> GlobalSums:
         """One step up to the update; in replica context, on a local batch."""
@@ -268,7 +244,8 @@ class TrainStep:
         loss, terms = quotients(beside)
         terms = {name: terms[name] for name in self.term_names if name in terms}
         finite = _all_finite(in_order if total is None else [total], loss)
-        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds, {})
+        not_logged = tf.constant(math.nan)
+        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds, not_logged)
 
     def _summed(
         self, gradients: list[Any], variables: list[keras.Variable], scalars: list[tf.Tensor]
@@ -334,8 +311,8 @@ class TrainStep:
         loss_sum, weight, *terms = tf.unstack(sums, num=2 + num_terms)
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         by_name = dict(zip(self.term_names, terms, strict=True))
-        norms = {} if self._norms is None else self._norms.nothing()
-        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, norms, seconds, seconds)
+        norm = tf.constant(math.nan)
+        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, norm, seconds, seconds)
 
 
 def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike | None) -> Totals:
@@ -360,7 +337,7 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike 
         totals.weightless + tf.cast(weightless, tf.int32),
         spiked,
         recent,
-        seen.norms,
+        seen.gradient_norm,
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
     )
@@ -389,6 +366,13 @@ def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tens
         with beside(gradient):
             return gradient * tf.cast(factor, gradient.dtype)
     return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
+
+
+def _norm(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
+    """The norm of all gradients' numbers, those of a row once."""
+    whole = [without_repeats(each) for each in gradients]
+    values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g in whole]
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(each)) for each in values]))
 
 
 def _all_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
