@@ -290,13 +290,8 @@ def overwriting_sgd() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3)
 
 
-def accumulating_adam() -> keras.optimizers.Optimizer:
-    """Updates every third step, and what is left of an epoch goes into the next one."""
-    return keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=0.3)
-
-
 def two_optimizers() -> keras.optimizers.Optimizer:
-    momentum = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2, use_ema=True)
+    momentum = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)
     of_paths = keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.01, clipnorm=0.1), {".*bias": momentum})
     return keras.optimizers.MultiOptimizer(of_paths, loss_scale_factor=8.0)
 
@@ -648,7 +643,6 @@ CASES: dict[str, dict[str, Any]] = {
     "counting_metrics": {"task": counting, "train_data": lambda: digits(501)},
     "float64": {"model": float64_model, "train_data": lambda: digits(501), "task": counting},
     "ema_overwriting": {"optimizer": overwriting_sgd},
-    "accumulating_optimizer": {"optimizer": accumulating_adam, "train_data": lambda: digits(501)},
     "two_optimizers": {"optimizer": two_optimizers},
     "loss_scale_factor": {"optimizer": lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0)},
     "added_losses": {"model": adding_model, "train_data": weighted_in_part, "shuffle": False},
@@ -725,8 +719,6 @@ DEEP_CONVNET: dict[str, Any] = {
 UNSHARDED: dict[str, dict[str, Any]] = {
     **{f"optimizer_{name}": SHORT | {"optimizer": OPTIMIZERS[name]} for name in ("lamb", "muon", "nadam")},
     "dropout": SHORT | {"model": dropout_model, "optimizer": clipped_adam},
-    "plainly_accumulating_optimizer": SHORT
-    | {"optimizer": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, clipnorm=0.3)},
     "blocks": SHORT | {"model": blocks_model, "optimizer": clipped_adam, "num_microbatches": 2},
     "attention": SHORT | {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
     "attention_bfloat16": SHORT | {"model": attentive_model, "optimizer": clipped_adam, "precision": "bfloat16"},
@@ -737,7 +729,7 @@ UNSHARDED: dict[str, dict[str, Any]] = {
     "bfloat16": SHORT | {"precision": "bfloat16", "optimizer": clipped_adam},
     "deep_convnet": SHORT | DEEP_CONVNET,
 }
-PLAIN = ("dropout", "plainly_accumulating_optimizer", "bfloat16")
+PLAIN = ("dropout", "bfloat16")
 SHARDED_CASES = {
     "weights": ("blocks", "attention", "attention_bfloat16", "attention_averaged", "attention_clipped"),
     "gradients": (

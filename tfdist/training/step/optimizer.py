@@ -70,6 +70,14 @@ def build_optimizer(
             "train.optimizer gave a LossScaleOptimizer. Give the optimizer inside of it: train.precision = 'float16' "
             "scales by itself; elsewhere write its loss_scale_factor."
         )
+    for one in parts(optimizer):
+        steps = one.gradient_accumulation_steps
+        if steps:
+            raise UserError(
+                f"{type(one).__name__}.gradient_accumulation_steps is {steps!r}; a step updates once. For the mean of "
+                f"{steps} batches in the memory of one, leave it out, multiply train.global_batch_size by {steps}, and "
+                f"write train.num_microbatches = {steps}; in tfdist.fit these are batch_size and num_microbatches."
+            )
     if build is None:
         optimizer.build(model.trainable_variables)
     else:
