@@ -335,14 +335,12 @@ def softmax_model() -> keras.Model:
 
 @keras.saving.register_keras_serializable()
 class OwnMethods(keras.Model):
-    """A loss and metrics of the model's own, on top of Keras's and beside them."""
+    """A loss of the model's own, on top of Keras's."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.inner = keras.layers.Dense(16, activation="tanh", kernel_regularizer="l2")
         self.outer = keras.layers.Dense(10)
-        self.hits = keras.metrics.SparseCategoricalAccuracy(name="hits")
-        self.entropy = keras.metrics.Mean(name="entropy")
 
     def call(self, x: Any) -> Any:
         return self.outer(self.inner(x))
@@ -353,12 +351,6 @@ class OwnMethods(keras.Model):
         own = keras.losses.MeanSquaredError()(keras.ops.zeros_like(y_pred), y_pred)  # which Keras divides by replicas
         small = 0.01 * keras.ops.mean(keras.ops.abs(y_pred))
         return super().compute_loss(x, y, y_pred, sample_weight) + 0.01 * own + small
-
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        self.hits.update_state(y, y_pred, sample_weight)
-        of_row = -keras.ops.sum(keras.ops.softmax(y_pred) * keras.ops.log_softmax(y_pred), axis=-1)
-        self.entropy.update_state(of_row, sample_weight)
-        return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
 def own_methods_model() -> keras.Model:
