@@ -724,10 +724,6 @@ UNSHARDED: dict[str, dict[str, Any]] = {
 PLAIN = ("dropout", "bfloat16")
 SHARDED_CASES = {
     "weights": ("blocks", "attention", "attention_bfloat16", "attention_averaged", "attention_clipped"),
-    "gradients": (
-        *("adam_clipped", "accumulation", "batch_norm", "ema", "overflow", "optimizer_lamb", *PLAIN),
-        *("reduced_bfloat16", "reduced_overflow"),
-    ),
     "optimizer": (
         *("adam_clipped", "accumulation", "batch_norm", "ema", "overflow", "optimizer_lamb", *PLAIN),
         *("groups", "optimizer_muon", "optimizer_nadam", "large_embedding", "ema_overwriting"),
@@ -748,8 +744,7 @@ SPLIT_LAYERS = {
     "large_embedding": ["embedding*"],
 }
 SHARDED |= {
-    f"tensors_{case}": {**(CASES | UNSHARDED)[case], "sharding": "gradients", "tensor_parallel": layers}
-    for case, layers in SPLIT_LAYERS.items()
+    f"tensors_{case}": {**(CASES | UNSHARDED)[case], "tensor_parallel": layers} for case, layers in SPLIT_LAYERS.items()
 }
 
 # The same steps in one stage and in several.

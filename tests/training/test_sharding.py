@@ -54,7 +54,7 @@ MOVES = {
         ("mirrored4", "optimizer"),
         ("multi_worker", "weights"),
         ("one_device", "none"),
-        ("mirrored3", "gradients"),
+        ("mirrored3", "optimizer"),
     ],
     "slices": [("mirrored4", "tensors"), ("multi_worker", "tensors"), ("one_device", "host"), ("mirrored2", "tensors")],
 }
@@ -140,7 +140,7 @@ def test_each_replica_holds_its_share() -> None:
     [
         (
             {"sharding": "weight"},
-            "train.sharding is 'weight'; write one of 'optimizer', 'host', 'gradients', 'weights', or None",
+            "train.sharding is 'weight'; write one of 'optimizer', 'host', 'weights', or None",
         ),
         ({"sharding": "weights", "recompute": "auto"}, "Leave train.recompute and train.xla out"),
         ({"canonical_replicas": 6}, "train.canonical_replicas is 6; write a power of two"),
@@ -173,7 +173,11 @@ def test_each_replica_holds_its_share() -> None:
             },
             "train.callbacks has EarlyStopping, which copies all weights",
         ),
-        ({"tensor_parallel": ["dense"]}, "train.tensor_parallel is for train.sharding = 'gradients'"),
+        ({"sharding": "gradients"}, "write one of 'optimizer', 'host', 'weights', or None"),
+        (
+            {"sharding": "optimizer", "tensor_parallel": ["dense"]},
+            "leave train.sharding, train.recompute and train.xla out",
+        ),
         ({"tensor_parallel": "dense"}, "train.tensor_parallel is 'dense'; write a list of patterns"),
         ({"sharding": "weights", "log_gradient_norm": True}, "train.log_gradient_norm needs all gradients"),
     ],
@@ -218,7 +222,7 @@ def test_what_looks_at_whole_variables_is_refused(name: str, clipnorm: float | N
     strategy.connect()
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
-    shards = Shards(strategy, model.trainable_variables, "gradients", split={id(model.layers[-1].kernel): 1})
+    shards = Shards(strategy, model.trainable_variables, None, split={id(model.layers[-1].kernel): 1})
     with pytest.raises(UserError, match="looks at whole ones"):
         build_sharded(getattr(keras.optimizers, name)(clipnorm=clipnorm), model.trainable_variables, shards)
 

@@ -44,7 +44,7 @@ from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.canonical import in_parts
 from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
-from tfdist.training.sharding.shards import GRADIENTS, SCATTERING, SHARDINGS
+from tfdist.training.sharding.shards import SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
 from tfdist.training.step.optimizer import check_optimizer_builder
 from tfdist.training.step.precision import POLICIES
@@ -109,15 +109,13 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     )
     sharding: str | None = setting(
         "who keeps the optimizer's state: None every replica all of it; 'optimizer' each its share; 'host' a share in "
-        "the host's memory; with 'gradients' these go to their share's replica alone, and with 'weights' also the "
-        "weights of blocks",
+        "the host's memory; with 'weights' gradients go to their share's replica alone, and so do weights of blocks",
         or_none(one_of(*SHARDINGS)),
         None,
         may_change=True,
     )
     tensor_parallel: Sequence[str] | None = setting(
-        "layers of which each replica has some columns and computes them for all rows, by patterns of their names; "
-        "with sharding = 'gradients'",
+        "layers of which each replica has some columns and computes them for all rows, by patterns of their names",
         or_none(LAYERS),
         None,
         may_change=True,
@@ -245,31 +243,32 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         policy = self.policy
         if self.on_divergence is not None and policy is None:
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
-        if self.log_gradient_norm and self.sharding in SCATTERING:
+        if self.log_gradient_norm and self.scatters:
             raise UserError(
-                "train.log_gradient_norm needs all gradients on every replica, which train.sharding = "
-                f"{self.sharding!r} keeps from them. Write train.sharding = 'optimizer', or leave one out."
+                "train.log_gradient_norm needs all gradients on every replica, which train.sharding = 'weights' and "
+                "train.tensor_parallel keep from them. Write train.sharding = 'optimizer', or leave one out."
             )
         if self.strategy.stages:
-            for name in ("sharding", "canonical_replicas", "recompute", "xla"):
+            for name in ("sharding", "tensor_parallel", "canonical_replicas", "recompute", "xla"):
                 if self.compiles if name == "xla" else getattr(self, name) is not None:
                     raise UserError(
                         f"train.{name} = {getattr(self, name)!r} is not for the strategy {self.strategy.name}, whose "
                         "layers lie on several devices and are computed again by themselves. Leave it out."
                     )
         if self.tensor_parallel is not None and (
-            self.sharding != GRADIENTS or self.recompute is not None or self.compiles
+            self.sharding is not None or self.recompute is not None or self.compiles
         ):
             raise UserError(
-                "train.tensor_parallel is for train.sharding = 'gradients', without train.recompute and train.xla; "
-                f"received sharding = {self.sharding!r}, recompute = {self.recompute!r}, xla = {self.xla!r}."
+                "train.tensor_parallel shares slots and gradients by itself; leave train.sharding, train.recompute and "
+                f"train.xla out. Received sharding = {self.sharding!r}, recompute = {self.recompute!r}, "
+                f"xla = {self.xla!r}."
             )
         if self.sharding == SHARDED_WEIGHTS and (self.recompute is not None or self.compiles):
             raise UserError(
                 "train.sharding = 'weights' computes blocks again in the backward pass by itself, and gathers their "
                 "weights, which XLA cannot. Leave train.recompute and train.xla out."
             )
-        if self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None:
+        if self.scatters:
             for callback in self.callbacks:
                 if takes_weights(callback):
                     raise UserError(
@@ -278,11 +277,10 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                         "Leave it out (of EarlyStopping: restore_best_weights), or set train.sharding = 'optimizer'."
                     )
         if self.reduce_precision is not None:
-            own = self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
             beside = {
                 f"the strategy {self.strategy.name}, whose replicas are one program": self.strategy.is_one_program,
                 "train.canonical_replicas, which is about bits": self.canonical_replicas is not None,
-                "train.sharding = 'weights' and train.tensor_parallel, whose layers send what they need": own,
+                "train.sharding = 'weights' and train.tensor_parallel, whose layers send what they need": self.scatters,
             }
             for what, is_set in beside.items():
                 if is_set:
@@ -301,10 +299,10 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                     "train.canonical_replicas takes batch statistics over whole batches; leave "
                     "train.synchronize_batch_norm and train.renew_batch_statistics out."
                 )
-            if self.sharding in SCATTERING:
+            if self.scatters:
                 raise UserError(
-                    f"train.sharding = {self.sharding!r} adds up in an order of its own; with train.canonical_replicas "
-                    "write 'optimizer', or leave it out."
+                    "train.sharding = 'weights' and train.tensor_parallel add up in an order of their own; with "
+                    "train.canonical_replicas write train.sharding = 'optimizer', or leave them out."
                 )
         if self.splits and policy is None:
             raise UserError(
@@ -315,6 +313,11 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
             raise UserError(
                 "train.stop_after_epochs saves the run to be resumed later, and train.checkpoint is 'off'. Remove one."
             )
+
+    @property
+    def scatters(self) -> bool:
+        """Whether gradients go to their variable's owner alone."""
+        return self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
 
     @property
     def compiles(self) -> bool:

@@ -254,7 +254,7 @@ class TrainStep:
         if self._in_order:
             tensors = ordered_sum(self._strategy, [*_of_shapes(gradients, variables, rows=False), *scalars])
             return tensors[: len(gradients)], tensors[len(gradients) :], None
-        if self._scatters is None and self._reduce_precision is not None:
+        if self._reduce_precision is not None:
             sent = _of_shapes(gradients, variables, rows=self._strategy.gathers_rows)
             return *reduced_precision.sum_gradients(self._strategy, sent, scalars, self._reduce_precision), None
         if self._scatters is None:
@@ -262,9 +262,7 @@ class TrainStep:
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         total = tf.add_n([tf.cast(tf.reduce_sum(gradient), tf.float32) for gradient in dense])
         left = [i for i, variable in enumerate(variables) if not self._scatters.is_apart(variable)]
-        found, received = self._scatters.reduced(
-            [dense[i] for i in left], [variables[i] for i in left], name="step", precision=self._reduce_precision
-        )
+        found, received = self._scatters.reduced([dense[i] for i in left], [variables[i] for i in left], name="step")
         placed = dict(zip(left, found, strict=True))
         summed = [placed.get(i, gradient) for i, gradient in enumerate(dense)]
         *scalars, total = self._strategy.sum_over_replicas([*scalars, total])
