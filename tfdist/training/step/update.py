@@ -68,25 +68,18 @@ class Update:
         self, optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]
     ) -> None:
         done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
-        with _one_rate(optimizer, done), _equal_average(optimizer, done, self._swa_start):
-            self._by_one_at(done, optimizer, gradients, variables)
-
-    def _by_one_at(
-        self,
-        done: tf.Tensor,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: Gradients,
-        variables: Sequence[keras.Variable],
-    ) -> None:
-        with changed(optimizer, ema_overwrite_frequency=None):
-            run = self._run_compiled if self._is_compiled else self._run
+        run = self._run_compiled if self._is_compiled else self._run
+        averages = _equal_average(optimizer, done, self._swa_start)
+        with _one_rate(optimizer, done), averages, changed(optimizer, ema_overwrite_frequency=None):
             run(lambda own: _apply(optimizer, own, variables), gradients)
         if optimizer.use_ema and optimizer.ema_overwrite_frequency:
-            self._where(
-                tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0),
-                lambda: self._everywhere(lambda: _overwrite(optimizer)),
-                lambda: None,
-            )
+
+            def overwrite() -> tf.Tensor:
+                self._everywhere(lambda: _overwrite(optimizer))
+                return tf.constant(True)
+
+            is_time = tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0)
+            tf.cond(is_time, overwrite, lambda: tf.constant(True))
 
     def _run(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
         self._strategy.run(function, args=(list(gradients),))
@@ -116,16 +109,6 @@ class Update:
 
     def _everywhere(self, function: Callable[[], None]) -> None:
         self._strategy.run(function)
-
-    def _where(self, condition: tf.Tensor, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
-        def branch(function: Callable[[], None]) -> Callable[[], tf.Tensor]:
-            def run() -> tf.Tensor:
-                function()
-                return tf.constant(True)
-
-            return run
-
-        tf.cond(condition, branch(then), branch(otherwise))
 
 
 def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
