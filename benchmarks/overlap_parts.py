@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 from measuring import Figure, choose_size, ratio
@@ -12,9 +13,9 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from trainings import Train, tfdist_training
 
 from tfdist.strategies.multi_worker import DEFAULT_PACKING, MultiWorker
-from tfdist.training.watch.profile_operations import Span, merged, overlap
 
 STEPS, ROUNDS = 4, choose_size(5, 1)
+Span = tuple[int, int]  # picoseconds
 
 
 def multi_worker() -> list[Figure]:
@@ -54,6 +55,22 @@ def _overlap(train: Train) -> tuple[float, float]:
                     computes.append((begin, begin + event.duration_ps))
     reduces, computes = merged(reduces), merged(computes)
     return overlap(reduces, computes) / 1e12 / STEPS, sum(end - begin for begin, end in reduces) / 1e12 / STEPS
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The same time in order, each moment once."""
+    merged: list[Span] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def overlap(some: Sequence[Span], others: Sequence[Span]) -> int:
+    """The time that lies in both; each is in order, with no moment twice."""
+    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in some for b in others)
 
 
 def _untraced(train: Train) -> tuple[float, float]:

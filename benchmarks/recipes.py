@@ -1,4 +1,4 @@
-"""What recipes cost: gradient checkpointing, sharpness-aware minimization, norms that are logged.
+"""What recipes cost: gradient checkpointing, a norm that is logged.
 
 Each is divided by the same step without it. Memory is what a process's peak grows by in its first steps, in processes
 of their own, in turn. Takes about three minutes.

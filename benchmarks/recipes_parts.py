@@ -43,8 +43,7 @@ def times() -> list[Figure]:
     blocks, wide = transformer(choose_size(4, 1)), mlp("10 ms", 512, (512, 512), batch=1024, num_examples=1024 * 8)
     pairs: list[tuple[str, Callable[..., object], Workload, dict[str, object], int, float]] = [
         ("recompute: step time", tfdist_training, blocks, {"recompute": BLOCKS}, 3, 1.35),
-        ("SAM: step time", tfdist_training, wide, {"sam_radius": 0.05}, 10, 2.1),
-        ("norms: step time", tfdist_training, wide, {"log_norms": "layers"}, 20, 1.01),
+        ("gradient_norm: step time", tfdist_training, wide, {"log_gradient_norm": True}, 20, 1.03),
     ]
     figures = []
     for name, make, workload, settings, steps, goal in pairs:

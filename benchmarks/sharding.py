@@ -42,7 +42,7 @@ def times_horovod() -> list[Figure]:
 
 def peaks() -> list[Figure]:
     figures = []
-    ways = choose_size(("none", "optimizer", "gradients", "weights"), ("none", "weights"))
+    ways = choose_size(("none", "optimizer", "weights"), ("none", "weights"))
     for workers in sorted({2, MOST_WORKERS}):
         found: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(PEAK_ROUNDS):

@@ -33,7 +33,7 @@ from tfdist.training.run.settings import TrainSettings
 LAYERS, LENGTH, BATCH = choose_size((12, 32, 16), (1, 8, 8))
 MOST_FILE_BYTES = 8 * 2**20  # a fourteenth of the checkpoint, as 256 MiB, the default, are of 3.5 GiB
 ROUNDS, STEPS = 9, 3
-FSDP2 = ("fsdp2", "fsdp2_recomputed")
+FSDP2 = "fsdp2_recomputed"
 PARTS = 4
 BLOCKS = ["block_*"]
 
@@ -65,17 +65,16 @@ def times(name: str) -> list[Figure]:
     ways: dict[str, dict[str, Any]] = {
         "without": {},
         "optimizer": {"sharding": "optimizer"},
-        "gradients": {"sharding": "gradients"},
         "recomputed": {"recompute": BLOCKS},
         "weights": {"sharding": "weights"},
         "microbatches": {"num_microbatches": own},
         "canonical": {"num_microbatches": own, "in_order": True},
     }
-    fsdp2 = {way: fsdp2_peer(way) for way in FSDP2} if strategy.topology.is_chief and PYTHON.exists() else {}
+    fsdp2 = {FSDP2: fsdp2_peer(FSDP2)} if strategy.topology.is_chief and PYTHON.exists() else {}
     pairs: list[tuple[str, str, float]] = [
         ("optimizer", "without", 1.05),
         ("canonical", "microbatches", 1.1),
-        *choose_size([("gradients", "without", 1.05), ("weights", "recomputed", 1.1)], []),
+        *choose_size([("weights", "recomputed", 1.1)], []),
     ]
     ways = {way: each for way, each in ways.items() if any(way in pair for pair in pairs)}
     made = {way: tfdist_learner_and_training(strategy, encoder(), **each) for way, each in ways.items()}
@@ -92,13 +91,13 @@ def times(name: str) -> list[Figure]:
 
         return train
 
-    peers = FSDP2 if with_peers else ()
+    peers = (FSDP2,) if with_peers else ()
     contenders += [sampled(peer(way), STEPS) for way in peers]
     rates = dict(zip([*made, *peers], interleaved(contenders, ROUNDS), strict=True))
     for each in fsdp2.values():
         each.close()
     seconds = {way: [1e3 / rate for rate in found] for way, found in rates.items()}
-    pairs += [("gradients", "fsdp2", 1.0), ("weights", "fsdp2_recomputed", 1.0)]
+    pairs += [("weights", FSDP2, 1.0)]
     figures = [
         ratio(f"{name}, {way}: step time ÷ {peer}", seconds[way], seconds[peer], goal, unit="ms", at_most=True)
         for way, peer, goal in pairs
@@ -145,7 +144,7 @@ def checkpoint(writers: str) -> list[Figure]:
 
 def peak_of_fsdp2() -> list[Figure]:
     """The same of PyTorch's first process."""
-    peer = fsdp2_peer("fsdp2_recomputed")
+    peer = fsdp2_peer(FSDP2)
     peer.close()
     grown = float(peer.told)
     return [Figure("fsdp2", grown, None, (grown, grown), grown, grown, "MB")]

@@ -30,7 +30,6 @@ from tfdist.training.run.canonical import sums_as_written
 from tfdist.training.run.tuned import COMPILED, xla_variants
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layers.recurrent import weights_read_once
-from tfdist.training.step.norms import Norms
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.pace import Pace
 from tfdist.training.watch.xla_trial import UNCOMPILED, Call, XlaTrial
@@ -47,7 +46,6 @@ def tfdist_training(
     share: int = 1,
     tell: Callable[[str], None] = lambda message: None,
     recompute: Sequence[str] | None = None,
-    log_norms: str | None = None,
     **step_settings: Any,
 ) -> Train:
     """tfdist as `experiment.train` puts it together.
@@ -57,10 +55,10 @@ def tfdist_training(
       workload: what to train.
       share: takes one part of so many of the global batch.
       tell: is told what was left to "auto".
-      recompute, log_norms: as the settings of these names.
+      recompute: as the setting of this name.
       **step_settings: of `TrainStep`.
     """
-    recipes = {"recompute": recompute, "log_norms": log_norms, **step_settings}
+    recipes = {"recompute": recompute, **step_settings}
     return tfdist_learner_and_training(strategy, workload, share=share, tell=tell, **recipes)[1]
 
 
@@ -71,7 +69,6 @@ def tfdist_learner_and_training(
     share: int = 1,
     tell: Callable[[str], None] = lambda message: None,
     recompute: Sequence[str] | None = None,
-    log_norms: str | None = None,
     sharding: str | None = None,
     num_microbatches: int = 1,
     in_order: bool = False,
@@ -104,8 +101,6 @@ def tfdist_learner_and_training(
         batch_size=plan.global_batch_size,
         sharding=sharding,
     )
-    if log_norms is not None:
-        step_settings["norms"] = Norms(strategy, learner.model.trainable_variables, log_norms)
 
     def step_of(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]
@@ -113,19 +108,17 @@ def tfdist_learner_and_training(
             strategy=strategy,
             model=learner.model,
             optimizer=learner.optimizer,
-            passes=[
-                LocalGradients(
-                    strategy=strategy,
-                    model=learner.model,
-                    task=task,
-                    metrics=learner.train_metrics,
-                    batch_size=plan.global_batch_size,
-                    num_microbatches=num_microbatches,
-                    jit_compile=compiles_pass,
-                    in_order=in_order,
-                    shards=learner.shards,
-                )
-            ],
+            local=LocalGradients(
+                strategy=strategy,
+                model=learner.model,
+                task=task,
+                metrics=learner.train_metrics,
+                batch_size=plan.global_batch_size,
+                num_microbatches=num_microbatches,
+                jit_compile=compiles_pass,
+                in_order=in_order,
+                shards=learner.shards,
+            ),
             shards=learner.shards,
             compiles_update=compiles_update,
             in_order=in_order,

@@ -98,7 +98,6 @@ def run(directory: str | pathlib.Path, **changes: Any) -> list[np.ndarray] | Non
         "epochs": 3,
         "seed": 3,
         "xla": "off",
-        "summaries": (),
         "checkpoint": CheckpointPolicy(every_epochs=1, keep_last=2),
     }
     result = train(TrainSettings(**given | changes), Request(run_dir=str(directory), keeps=True))

@@ -69,9 +69,7 @@ flags.DEFINE_string("mode", "train", "what to do", flag_values=FLAGS)
 flags.DEFINE_enum(
     "log", "text", ["text", "json"], "what is printed: for people, or a JSON object a line", flag_values=FLAGS
 )
-flags.DEFINE_string(
-    "profile", None, "of a training: profile 'steps 100-110', and say where the time went", flag_values=FLAGS
-)
+flags.DEFINE_string("profile", None, "of a training: profile 'steps 100-110', for TensorBoard", flag_values=FLAGS)
 flags.DEFINE_multi_string(
     "devices", [], "--mode=plan: what to choose from, such as a100_40:8,v5e:16; all by default", flag_values=FLAGS
 )

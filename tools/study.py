@@ -48,8 +48,7 @@ schedules.CosineDecay.alpha = 0.0
 """
 SWA = """
 keras.optimizers.Adam.use_ema = True
-train.follow = {'optimizer.ema_momentum': @schedules.EqualAverage()}
-schedules.EqualAverage.start = '0.75 of run'
+train.swa_start = '0.75 of run'
 """
 MIXUP = """
 TRAIN_DATA = @train/mixing.MixUp
@@ -73,7 +72,6 @@ RECIPES = {
     "warm-up and cosine": WARMUP,
     "EMA": "keras.optimizers.Adam.use_ema = True\nkeras.optimizers.Adam.ema_momentum = 0.98\n",
     "SWA": SWA,
-    "SAM": "train.sam_radius = 0.05\n",
     "mixup": MIXUP,
     "distillation": DISTILLATION,
 }

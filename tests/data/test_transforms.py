@@ -14,7 +14,7 @@ from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.source import Source
 from tfdist.data.text.token_windows import TokenWindows
-from tfdist.data.transforms.drawn import MaskedTokens, TwoViews, WithNoise
+from tfdist.data.transforms.drawn import MaskedTokens, TwoViews
 from tfdist.data.transforms.mixing import CutMix, MixUp
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
@@ -47,7 +47,6 @@ SOURCES = {
     "cutmix": lambda: CutMix(images, num_classes=4, alpha=1.0),
     "views": lambda: TwoViews(images, augmentation=[lambda: keras.layers.RandomTranslation(0.3, 0.3)]),
     "masked": lambda: MaskedTokens(lambda: TOKENS, mask_token=1, vocabulary_size=30),
-    "noise": lambda: WithNoise(images, size=5, draws=3),
 }
 
 
@@ -173,7 +172,6 @@ def counted() -> tuple[np.ndarray, np.ndarray]:
         (lambda: TwoViews(images, augmentation=[]), "TwoViews.augmentation is empty"),
         (lambda: MaskedTokens(lambda: TOKENS, mask_token=1, vocabulary_size=30, rate=1.5), "MaskedTokens.rate is 1.5"),
         (lambda: MaskedTokens(images, mask_token=1, vocabulary_size=9).structure, "takes whole numbers [n, length]"),
-        (lambda: WithNoise(images, size=0), "WithNoise.size is 0"),
         (lambda: TokenWindows(lambda: np.arange(4), length=4), "fewer than length + 1"),
         (lambda: TokenWindows(lambda: TOKENS, length=4), "one row of whole numbers"),
     ],

@@ -42,7 +42,6 @@ from tfdist.strategies.pipelined import Pipelined
 from tfdist.tasks.adversarial import Adversarial
 from tfdist.tasks.contrastive import Contrastive
 from tfdist.tasks.distillation import Distillation
-from tfdist.tasks.gan import GenerativeAdversarial
 from tfdist.tasks.language import LanguageModel
 from tfdist.tasks.multi_task import UncertaintyWeighted
 from tfdist.tasks.supervised import Supervised
@@ -291,13 +290,8 @@ def overwriting_sgd() -> keras.optimizers.Optimizer:
     return keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3)
 
 
-def accumulating_adam() -> keras.optimizers.Optimizer:
-    """Updates every third step, and what is left of an epoch goes into the next one."""
-    return keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=0.3)
-
-
 def two_optimizers() -> keras.optimizers.Optimizer:
-    momentum = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2, use_ema=True)
+    momentum = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True)
     of_paths = keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.01, clipnorm=0.1), {".*bias": momentum})
     return keras.optimizers.MultiOptimizer(of_paths, loss_scale_factor=8.0)
 
@@ -341,14 +335,12 @@ def softmax_model() -> keras.Model:
 
 @keras.saving.register_keras_serializable()
 class OwnMethods(keras.Model):
-    """A loss and metrics of the model's own, on top of Keras's and beside them."""
+    """A loss of the model's own, on top of Keras's."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.inner = keras.layers.Dense(16, activation="tanh", kernel_regularizer="l2")
         self.outer = keras.layers.Dense(10)
-        self.hits = keras.metrics.SparseCategoricalAccuracy(name="hits")
-        self.entropy = keras.metrics.Mean(name="entropy")
 
     def call(self, x: Any) -> Any:
         return self.outer(self.inner(x))
@@ -359,12 +351,6 @@ class OwnMethods(keras.Model):
         own = keras.losses.MeanSquaredError()(keras.ops.zeros_like(y_pred), y_pred)  # which Keras divides by replicas
         small = 0.01 * keras.ops.mean(keras.ops.abs(y_pred))
         return super().compute_loss(x, y, y_pred, sample_weight) + 0.01 * own + small
-
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        self.hits.update_state(y, y_pred, sample_weight)
-        of_row = -keras.ops.sum(keras.ops.softmax(y_pred) * keras.ops.log_softmax(y_pred), axis=-1)
-        self.entropy.update_state(of_row, sample_weight)
-        return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
 def own_methods_model() -> keras.Model:
@@ -517,19 +503,6 @@ def adversarial() -> Adversarial:
     return Adversarial(epsilon=0.05, steps=2, bounds=(0.0, 1.0), loss=sparse_loss(), metrics=["accuracy"])
 
 
-def with_noise() -> drawn.WithNoise:
-    return drawn.WithNoise(lambda: digits(453)[0], size=8, draws=3)
-
-
-def gan_model() -> keras.Model:
-    dense = keras.layers.Dense
-    generator = keras.Sequential([keras.Input((8,)), dense(32, "tanh"), dense(64, "sigmoid")], name="generator")
-    discriminator = keras.Sequential([keras.Input((64,)), dense(32, "tanh"), dense(1)], name="discriminator")
-    examples, noise = keras.Input((64,), name="examples"), keras.Input((8,), name="noise")
-    scores = [discriminator(examples), discriminator(generator(noise))]
-    return keras.Model({"examples": examples, "noise": noise}, scores)
-
-
 def tokens() -> np.ndarray:
     return (digits()[0].ravel() * 16).astype(np.int32)
 
@@ -662,7 +635,6 @@ CASES: dict[str, dict[str, Any]] = {
     "counting_metrics": {"task": counting, "train_data": lambda: digits(501)},
     "float64": {"model": float64_model, "train_data": lambda: digits(501), "task": counting},
     "ema_overwriting": {"optimizer": overwriting_sgd},
-    "accumulating_optimizer": {"optimizer": accumulating_adam, "train_data": lambda: digits(501)},
     "two_optimizers": {"optimizer": two_optimizers},
     "loss_scale_factor": {"optimizer": lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0)},
     "added_losses": {"model": adding_model, "train_data": weighted_in_part, "shuffle": False},
@@ -674,14 +646,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "counts": {"model": counting_model, "train_data": lambda: digits(453), "shuffle": False},
     "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
-    "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05), "log_norms": "layers"},
+    "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05), "log_gradient_norm": True},
     "overflow": OVERFLOW | {"train_data": overflowing_digits},
     "overflow_left_out": OVERFLOW | {"train_data": lambda: digits(128)},
     "weight_decay": {"optimizer": lambda: keras.optimizers.AdamW(3e-3, weight_decay=0.05)},
     "optimizers": SHORT | {"model": model_of_optimizers, "optimizer": each_optimizer},
-    "sam": {"model": convnet_model, "train_data": lambda: digits(501), "sam_radius": 0.05, "optimizer": clipped_adam},
-    "sam_microbatches": SHORT | {"sam_radius": 0.1, "num_microbatches": 2, "precision": "float32"},
-    "sam_overflow": OVERFLOW | {"train_data": overflowing_digits, "sam_radius": 0.05},
     "rolled_back": POISONED | {"on_divergence": Rollback()},
     "rolled_back_slowly": POISONED | {"optimizer": clipped_adam, "on_divergence": Rollback(skip_steps=2, rate=0.1)},
     "spiking": POISONED
@@ -691,7 +660,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model": convnet_model,
         "num_microbatches": 2,
         "optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True),
-        "follow": {"optimizer.ema_momentum": schedules.EqualAverage("0.5 of run")},
+        "swa_start": "0.5 of run",
         "renew_batch_statistics": True,
     },
     "recomputed": SHORT
@@ -717,14 +686,6 @@ CASES: dict[str, dict[str, Any]] = {
         "train_data": two_outputs,
         "eval_data": two_outputs,
     },
-    "gan": {
-        "train_data": with_noise,
-        "eval_data": None,
-        "epochs": 1,
-        "model": gan_model,
-        "optimizer": clipped_adam,
-        "task": lambda: GenerativeAdversarial(discriminator_updates=2),
-    },
     "reduced_bfloat16": {"reduce_precision": "bfloat16", "train_data": lambda: digits(501)},
     "reduced_float16": {"reduce_precision": "float16", "optimizer": clipped_adam, "num_microbatches": 2},
     **{
@@ -738,15 +699,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "reduced_overflow": OVERFLOW | {"train_data": overflowing_digits, "reduce_precision": "float16"},
     "groups": SHORT | {"optimizer": grouped_adamw},
-    "followed": SHORT
-    | {
-        "optimizer": lambda: keras.optimizers.SGD(0.2, momentum=0.9, weight_decay=0.1, use_ema=True),
-        "follow": {
-            "optimizer.momentum": schedules.WarmupStableDecay(0.9, "3 steps", "2 steps"),
-            "optimizer.weight_decay": schedules.CosineDecay(0.1, "1 of run"),
-            "optimizer.ema_momentum": schedules.EqualAverage("0.5 of run"),
-        },
-    },
 }
 
 # Compared with themselves on the same strategy, with the optimizer's state at one replica and at all.
@@ -759,8 +711,6 @@ DEEP_CONVNET: dict[str, Any] = {
 UNSHARDED: dict[str, dict[str, Any]] = {
     **{f"optimizer_{name}": SHORT | {"optimizer": OPTIMIZERS[name]} for name in ("lamb", "muon", "nadam")},
     "dropout": SHORT | {"model": dropout_model, "optimizer": clipped_adam},
-    "plainly_accumulating_optimizer": SHORT
-    | {"optimizer": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, clipnorm=0.3)},
     "blocks": SHORT | {"model": blocks_model, "optimizer": clipped_adam, "num_microbatches": 2},
     "attention": SHORT | {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
     "attention_bfloat16": SHORT | {"model": attentive_model, "optimizer": clipped_adam, "precision": "bfloat16"},
@@ -771,16 +721,12 @@ UNSHARDED: dict[str, dict[str, Any]] = {
     "bfloat16": SHORT | {"precision": "bfloat16", "optimizer": clipped_adam},
     "deep_convnet": SHORT | DEEP_CONVNET,
 }
-PLAIN = ("dropout", "plainly_accumulating_optimizer", "bfloat16")
+PLAIN = ("dropout", "bfloat16")
 SHARDED_CASES = {
     "weights": ("blocks", "attention", "attention_bfloat16", "attention_averaged", "attention_clipped"),
-    "gradients": (
-        *("adam_clipped", "accumulation", "batch_norm", "ema", "overflow", "optimizer_lamb", *PLAIN),
-        *("reduced_bfloat16", "reduced_overflow"),
-    ),
     "optimizer": (
         *("adam_clipped", "accumulation", "batch_norm", "ema", "overflow", "optimizer_lamb", *PLAIN),
-        *("groups", "gan", "optimizer_muon", "optimizer_nadam", "large_embedding", "ema_overwriting"),
+        *("groups", "optimizer_muon", "optimizer_nadam", "large_embedding", "ema_overwriting"),
         *("reduced_float16", "reduced_rows_bfloat16"),
     ),
     "host": ("accumulation", "optimizer_lamb", "ema_overwriting"),
@@ -798,8 +744,7 @@ SPLIT_LAYERS = {
     "large_embedding": ["embedding*"],
 }
 SHARDED |= {
-    f"tensors_{case}": {**(CASES | UNSHARDED)[case], "sharding": "gradients", "tensor_parallel": layers}
-    for case, layers in SPLIT_LAYERS.items()
+    f"tensors_{case}": {**(CASES | UNSHARDED)[case], "tensor_parallel": layers} for case, layers in SPLIT_LAYERS.items()
 }
 
 # The same steps in one stage and in several.

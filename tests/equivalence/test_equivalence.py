@@ -13,7 +13,7 @@ from equivalence.runs import HOROVOD, PADDED_CASES, Run, Runs, of_two_processes,
 
 TOLERANCE = 1e-5
 HALF_PRECISION_TOLERANCE = 2e-3
-HALF_PRECISION = ("overflow", "overflow_left_out", "sam_overflow", "reduced_overflow")
+HALF_PRECISION = ("overflow", "overflow_left_out", "reduced_overflow")
 REDUCED_TOLERANCE = 5e-4  # of gradients that travel in 16 bits, of which one device has none
 # What is built on top of the step is shown with two replicas; four add nothing but time.
 WITH_FOUR_REPLICAS = (
@@ -23,8 +23,8 @@ WITH_FOUR_REPLICAS = (
 )
 WITH_BOTH_KINDS_OF_PROCESSES = (
     *WITH_FOUR_REPLICAS,
-    *("float64", "two_optimizers", "optimizers", "sam_overflow", "rolled_back", "spiking", "renewed_statistics"),
-    *("contrastive", "gan", "reduced_overflow"),
+    *("float64", "two_optimizers", "optimizers", "rolled_back", "spiking", "renewed_statistics"),
+    *("contrastive", "reduced_overflow"),
 )
 OF_TWO_PROCESSES = of_two_processes(CASES, WITH_BOTH_KINDS_OF_PROCESSES)
 pytestmark = pytest.mark.slow

@@ -172,6 +172,13 @@ def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() 
         tfdist.fit(classifier(), batches(4), epochs=2, steps_per_epoch=3, verbose=0)
 
 
+def test_accumulated_gradients_are_refused_with_what_to_write() -> None:
+    model = classifier()
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match=r"num_microbatches = 2; in tfdist.fit these are batch_size and"):
+        fit(model)
+
+
 @pytest.mark.slow
 def test_no_optimizer_is_left_without_its_own_reduction() -> None:
     by_path = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {".*bias": keras.optimizers.Adam()})

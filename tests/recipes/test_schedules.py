@@ -115,10 +115,6 @@ def cosine(done: float) -> float:
         ),
         (schedules.InverseSquareRoot(0.1, "1 epochs"), lambda t: 0.1 * math.sqrt(20 / max(t, 20))),
         (
-            schedules.OneCycle(0.5, rise=0.3, start=0.1, end=0.01),
-            lambda t: 0.5 * (1 - 0.9 * cosine(t / 30)) if t < 30 else 0.5 * (0.01 + 0.99 * cosine((t - 30) / 70)),
-        ),
-        (
             schedules.WarmupStableDecay(0.2, "0.1 of run", "0.4 of run", end=0.1),
             lambda t: 0.2 * min(t / 10, 1) * (0.1 + 0.9 * (1 - min(max((t - 60) / 40, 0), 1))),
         ),
@@ -126,16 +122,11 @@ def cosine(done: float) -> float:
             schedules.WarmupStableDecay(0.2, 0, "0.4 of run", shape="square root"),
             lambda t: 0.2 * (1 - math.sqrt(min(max((t - 60) / 40, 0), 1))),
         ),
-        (
-            schedules.InTurn([(0.3, "1 epochs"), (schedules.CosineDecay(0.2, "2 epochs"), "2 epochs"), (0.1, 0)]),
-            lambda t: 0.3 if t < 20 else 0.2 * cosine((t - 20) / 40) if t < 60 else 0.1,
-        ),
         (schedules.ForBatch(0.1, 256), lambda t: 0.1 * 32 / 256),
         (
             schedules.ForBatch(schedules.CosineDecay(0.1, "1 of run"), 128, rule="square root"),
             lambda t: 0.1 * 0.5 * cosine(t / 100),
         ),
-        (schedules.EqualAverage("50 steps"), lambda t: max(t - 50, 0) / (max(t - 50, 0) + 1)),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, schedules.Schedule) else "",
 )
@@ -154,8 +145,7 @@ def test_a_schedule_is_its_formula(schedule: Any, formula: Callable[[int], float
             "Warmup.shape is 'lineal'; write one of 'linear', 'exponential'.",
         ),
         (lambda: schedules.Warmup(0.1, shape="exponential"), "from where nothing rises exponentially"),
-        (lambda: schedules.OneCycle(0.1, rise=2.0), "OneCycle.rise is 2.0; write a number from 0 to 1."),
-        (lambda: schedules.InTurn([0.1]), "write pairs of a schedule or a rate and a length"),
+        (lambda: schedules.WarmupStableDecay(0.1, end=2), "WarmupStableDecay.end is 2; write a number from 0 to 1."),
         (lambda: schedules.ForBatch(0.1, 0), "ForBatch.base_batch_size is 0; write a number from 1."),
     ],
 )

@@ -100,7 +100,7 @@ def test_sums_are_those_by_hand(tmp_path: pathlib.Path, strategy: str) -> None:
         ({"strategy": TPU()}, "is not for the strategy tpu, whose replicas are one program. Leave one of the two out"),
         ({"canonical_replicas": 4, "deterministic": True}, "is not for train.canonical_replicas, which is about bits"),
         ({"sharding": "weights"}, "is not for train.sharding = 'weights' and train.tensor_parallel"),
-        ({"sharding": "gradients", "tensor_parallel": ["dense"]}, "is not for train.sharding = 'weights' and"),
+        ({"tensor_parallel": ["dense"]}, "is not for train.sharding = 'weights' and"),
     ],
 )
 def test_a_mistake_is_one_message(tmp_path: pathlib.Path, settings: dict[str, object], words: str) -> None:

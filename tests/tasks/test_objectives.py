@@ -10,18 +10,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from equivalence.cases import gan_model, sparse_loss, two_output_model, two_outputs, with_noise
+from equivalence.cases import sparse_loss, two_output_model, two_outputs
 from training.trainings import run
 
 from tfdist.data.sources.arrays import ArraySource
-from tfdist.data.sources.source import Order
 from tfdist.errors import UserError
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.adversarial import Adversarial
 from tfdist.tasks.base import Task
 from tfdist.tasks.contrastive import Contrastive
 from tfdist.tasks.distillation import Distillation
-from tfdist.tasks.gan import GenerativeAdversarial
 from tfdist.tasks.language import LanguageModel
 from tfdist.tasks.multi_task import UncertaintyWeighted
 from tfdist.training.loop.learner import build_model, check_fit
@@ -202,55 +200,6 @@ def test_perplexity_is_e_to_the_mean_cross_entropy_of_what_counts() -> None:
     assert found["perplexity"] == pytest.approx(np.exp(mean), rel=1e-4)
 
 
-def gan_by_hand(start: list[np.ndarray], steps: int) -> list[np.ndarray]:
-    """Weights after steps of two updates of the discriminator and one of the generator, without tfdist."""
-    model = gan_model()
-    model.set_weights(start)
-    generator, discriminator = model.get_layer("generator"), model.get_layer("discriminator")
-    source = with_noise()
-    read = source.reader(Order(batch_size=64, seed=None))
-    for step in range(steps):
-        batch = read(tf.range(64 * step, 64 * step + 64, dtype=tf.int64), tf.constant(0, tf.int64))
-        for turn in range(3):
-            part = discriminator if turn < 2 else generator
-            values = [v.value for v in part.trainable_variables]
-            with tf.GradientTape() as tape:
-                made = generator(batch["noise"][:, turn])
-                if part is discriminator:
-                    loss = tf.nn.softplus(-discriminator(batch["examples"])) + tf.nn.softplus(discriminator(made))
-                else:
-                    loss = tf.nn.softplus(-discriminator(made))
-                loss = tf.reduce_mean(loss)
-            for value, gradient in zip(values, tape.gradient(loss, values), strict=True):
-                value.assign_sub(0.2 * gradient)
-    return model.get_weights()
-
-
-@pytest.mark.slow
-def test_turns_update_their_part_one_after_the_other(tmp_path: pathlib.Path) -> None:
-    start = gan_model().get_weights()
-
-    def model() -> keras.Model:
-        made = gan_model()
-        made.set_weights(start)
-        return made
-
-    trained = run(
-        tmp_path / "run",
-        model=model,
-        train_data=with_noise,
-        eval_data=None,
-        shuffle=False,
-        drop_remainder=True,
-        epochs=1,
-        task=lambda: GenerativeAdversarial(discriminator_updates=2),
-    )
-    for ours, theirs in zip(trained.weights(), gan_by_hand(start, 7), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    point = trained.points("train")[0]
-    assert point["loss"] == pytest.approx(point["discriminator_loss"] + point["generator_loss"], rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -274,29 +223,9 @@ def test_turns_update_their_part_one_after_the_other(tmp_path: pathlib.Path) -> 
         (lambda _: Adversarial(epsilon=1, bounds=(1, 0), loss="mse"), "Adversarial.bounds is (1, 0)"),
         (lambda _: Adversarial(epsilon=1, share=1.5, loss="mse"), "Adversarial.share is 1.5"),
         (lambda _: UncertaintyWeighted(loss="mse"), "for one output use Supervised"),
-        (lambda _: GenerativeAdversarial(loss="wasserstein"), "one of logistic, hinge, least_squares"),
-        (lambda _: GenerativeAdversarial(discriminator_updates=0), "discriminator_updates is 0"),
-        (lambda _: computed(GenerativeAdversarial(), scores(), (ROWS, LABELS)), "Write @drawn.WithNoise"),
     ],
 )
 def test_what_does_not_fit_is_one_message(teacher: tuple[keras.Model, str], make: Any, words: str) -> None:
     with pytest.raises(UserError) as caught:
         make(teacher[1])
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"precision": "float16"}, "is for one objective"),
-        ({"sam_radius": 0.1}, "is for one objective"),
-        ({"optimizer": lambda: keras.optimizers.SGD(0.1, use_ema=True)}, "Give every part its own"),
-        ({"task": lambda: GenerativeAdversarial(discriminator_updates=5)}, "Write drawn.WithNoise.draws = 6"),
-    ],
-)
-def test_turns_refuse_what_only_one_objective_can_have(
-    tmp_path: pathlib.Path, changes: dict[str, Any], words: str
-) -> None:
-    settings = {"model": gan_model, "train_data": with_noise, "task": GenerativeAdversarial, "eval_data": None}
-    trained = run(tmp_path / "run", may_fail=True, **settings | changes)
-    assert isinstance(trained.error, UserError) and words in str(trained.error)

@@ -42,7 +42,6 @@ from tfdist.telemetry.sinks import wandb
 
 train.sinks = [@mlflow.MLflow(), @wandb.Wandb()]
 train.callbacks = [@breaks.Breaks()]
-train.summaries = ['graph', 'weights', 'gradients']
 """
 
 
@@ -160,11 +159,6 @@ def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_wandb_and_ten
     assert artifacts == {"config.gin", "result.json", "events.jsonl", "export"}
     assert len(list((run / "wandb").glob("offline-run-*/*.wandb"))) == 2
 
-    shown = EventAccumulator(str(run / "tensorboard" / "train")).Reload()
-    histograms = make_ndarray(shown.Tensors("dense/kernel")[-1].tensor_proto)
-    assert histograms.shape == (30, 3) and histograms[:, 2].sum() == 640
-    assert {event.step for event in shown.Tensors("dense/bias")} == losses.keys()
-    assert shown.Graph().node and shown.Graph().library.function
     (text,) = EventAccumulator(str(run / "tensorboard")).Reload().Tensors("config.gin")
     assert "    train.epochs = 4" in make_ndarray(text.tensor_proto).item().decode()
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import (
-    accumulating_adam,
     classification_by,
     dense_model,
     digits,
@@ -99,22 +98,15 @@ def constrained_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(0.4))(inputs))
 
 
-def averaged_and_accumulated() -> keras.optimizers.Optimizer:
-    settings = {"gradient_accumulation_steps": 2, "use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}
-    return keras.optimizers.Adam(0.01, weight_decay=0.01, **settings)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [
         (overwriting_sgd, constrained_model),
-        (accumulating_adam, dense_model),
-        (averaged_and_accumulated, dense_model),
         (two_optimizers, dense_model),
         (lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0, clipvalue=0.01), dense_model),
     ],
-    ids=["ema_overwriting", "accumulating", "averaged_and_accumulated", "two_optimizers", "loss_scale_factor"],
+    ids=["ema_overwriting", "two_optimizers", "loss_scale_factor"],
 )
 def test_settings_of_the_optimizer(tmp_path: pathlib.Path, optimizer: Any, model: Any) -> None:
     data = digits(300)

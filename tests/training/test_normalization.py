@@ -11,12 +11,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from equivalence.cases import dense_model
+from equivalence.cases import BASE, dense_model
 from training.checks import differ, moments_data, normalization_layer
 from training.trainings import activity_model, constrained_model, run
 
+from tfdist.experiment import validate
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
+from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.layers.layer_state import moving_variables, separate_losses
 from tfdist.training.step.layers.normalization import batch_norm_layers, global_moments, is_synchronized, synchronized
 
@@ -30,6 +32,14 @@ def replicas(count: int) -> OneDevice:
     strategy = OneDevice()
     strategy._topology = Topology(worker_index=0, num_workers=1, num_local_replicas=count)
     return strategy
+
+
+def test_validate_says_what_microbatches_change() -> None:
+    told: list[str] = []
+    settings = BASE | {"model": normalized, "task": BASE["task"]()}
+    validate(TrainSettings(strategy=OneDevice(), num_microbatches=2, **settings), told.append)
+    (note,) = [line for line in told if line.startswith("note: ")]
+    assert "takes the statistics of each of the 2 microbatches, not of the whole batch of 64" in note
 
 
 @pytest.mark.slow

@@ -78,6 +78,10 @@ def test_a_schedule_is_traced_once_for_all_variables(tmp_path: pathlib.Path) -> 
         (keras.losses.MeanSquaredError(), "train.optimizer is .*MeanSquaredError; write @keras.optimizers.Adam"),
         (lambda: "adam", "train.optimizer gave a str"),
         (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "train.precision = 'float16'"),
+        (
+            lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3),
+            "SGD.gradient_accumulation_steps is 3.*train.num_microbatches = 3",
+        ),
     ],
 )
 def test_what_is_no_builder_of_an_optimizer_gives_a_message(builder: Any, message: str) -> None:

@@ -54,7 +54,7 @@ MOVES = {
         ("mirrored4", "optimizer"),
         ("multi_worker", "weights"),
         ("one_device", "none"),
-        ("mirrored3", "gradients"),
+        ("mirrored3", "optimizer"),
     ],
     "slices": [("mirrored4", "tensors"), ("multi_worker", "tensors"), ("one_device", "host"), ("mirrored2", "tensors")],
 }
@@ -140,9 +140,8 @@ def test_each_replica_holds_its_share() -> None:
     [
         (
             {"sharding": "weight"},
-            "train.sharding is 'weight'; write one of 'optimizer', 'host', 'gradients', 'weights', or None",
+            "train.sharding is 'weight'; write one of 'optimizer', 'host', 'weights', or None",
         ),
-        ({"sharding": "gradients", "sam_radius": 0.1}, "train.sam_radius needs all gradients on every replica"),
         ({"sharding": "weights", "recompute": "auto"}, "Leave train.recompute and train.xla out"),
         ({"canonical_replicas": 6}, "train.canonical_replicas is 6; write a power of two"),
         ({"canonical_replicas": 4}, "write train.deterministic = True"),
@@ -174,10 +173,13 @@ def test_each_replica_holds_its_share() -> None:
             },
             "train.callbacks has EarlyStopping, which copies all weights",
         ),
-        ({"tensor_parallel": ["dense"]}, "train.tensor_parallel is for train.sharding = 'gradients'"),
+        ({"sharding": "gradients"}, "write one of 'optimizer', 'host', 'weights', or None"),
+        (
+            {"sharding": "optimizer", "tensor_parallel": ["dense"]},
+            "leave train.sharding, train.recompute and train.xla out",
+        ),
         ({"tensor_parallel": "dense"}, "train.tensor_parallel is 'dense'; write a list of patterns"),
-        ({"sharding": "gradients", "log_norms": "all"}, "train.log_norms needs all gradients on every replica"),
-        ({"sharding": "gradients", "summaries": ["gradients"]}, "train.summaries with 'gradients' needs all gradients"),
+        ({"sharding": "weights", "log_gradient_norm": True}, "train.log_gradient_norm needs all gradients"),
     ],
 )
 def test_a_mistake_is_one_message(tmp_path: pathlib.Path, settings: dict[str, object], words: str) -> None:
@@ -220,7 +222,7 @@ def test_what_looks_at_whole_variables_is_refused(name: str, clipnorm: float | N
     strategy.connect()
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
-    shards = Shards(strategy, model.trainable_variables, "gradients", split={id(model.layers[-1].kernel): 1})
+    shards = Shards(strategy, model.trainable_variables, None, split={id(model.layers[-1].kernel): 1})
     with pytest.raises(UserError, match="looks at whole ones"):
         build_sharded(getattr(keras.optimizers, name)(clipnorm=clipnorm), model.trainable_variables, shards)
 

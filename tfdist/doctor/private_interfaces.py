@@ -37,7 +37,6 @@ OF_MODULES = {
         "xla_replica_id": "the replica's index in such a program",
     },
     "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2": {"CoordinatedJob": "for the next but one"},
-    "tensorflow.tsl.profiler.protobuf.xplane_pb2": {"XSpace": "a profile in words"},
     "tensorflow.python.distribute.multi_worker_util": {"coordination_leader": "for the next"},
     "tensorflow.python.eager.context": {
         "context": "a heartbeat timeout; whether a worker's process died; whether this process has computed"
@@ -78,14 +77,10 @@ OF_OBJECTS = {
     "compiled loss": {"_user_loss": "as it was given", "_user_loss_weights": "as they were given"},
     "compiled metrics": {"_user_metrics": "as they were given", "_user_weighted_metrics": "as they were given"},
     "optimizer": {
-        "_accumulated_gradients": "gradients accumulated outside of apply, where a collective is allowed",
         "_all_reduce_sum_gradients": "gradients are summed once, before",
-        "_apply_weight_decay": "the update of accumulated gradients, and decay by groups",
-        "_backend_apply_gradients": "the update of accumulated gradients",
-        "_backend_update_step": "the update of accumulated gradients",
-        "_clip_gradients": "the update of accumulated gradients",
-        "_get_variable_index": "the accumulator of a variable, and its group",
-        "_iterations": "steps, not updates",
+        "_apply_weight_decay": "decay by groups",
+        "_clip_gradients": "clipping of all gradients before each replica updates its own",
+        "_get_variable_index": "the group of a variable",
         "_learning_rate": "whether a schedule sets it, whose rate is computed once for all variables",
         "_model_variables_moving_average": "the averages of use_ema",
         "_trainable_variables": "the variables of those averages",
@@ -167,7 +162,7 @@ def _model() -> keras.Model:
 
 
 def _optimizer() -> keras.optimizers.Optimizer:
-    optimizer = keras.optimizers.SGD(use_ema=True, gradient_accumulation_steps=2)
+    optimizer = keras.optimizers.SGD(use_ema=True)
     optimizer.build([keras.Variable(0.0)])
     return optimizer
 

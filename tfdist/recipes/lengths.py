@@ -55,6 +55,15 @@ class Length:
         return max(round(self.amount * steps_each), 1 if self.amount > 0 else 0)
 
 
+def is_length(value: object) -> bool:
+    """Whether a setting's value says a length."""
+    try:
+        length_of("", value)
+    except UserError:
+        return False
+    return True
+
+
 def length_of(setting: str, value: object) -> Length:
     """The length that a setting's value says.
 

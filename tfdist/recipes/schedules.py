@@ -1,8 +1,7 @@
 """Learning-rate schedules whose lengths are counted by the run: `decay_steps = '12 epochs'`, `length = '0.06 of run'`.
 
 Keras's own classes stand here under their names and with their arguments; those that count steps also take any length
-of `tfdist.recipes.lengths`. What Keras lacks reads like them. Any may stand wherever Keras takes a schedule, and in
-`train.follow`.
+of `tfdist.recipes.lengths`. What Keras lacks reads like them. Any may stand wherever Keras takes a schedule.
 
 Invariant: a schedule is a function of the step alone once the run is known, which `bind` tells it; all workers and
 every start of a run compute the same numbers.
@@ -37,12 +36,9 @@ class Schedule(LearningRateSchedule):
     def bind(self, run: RunLength) -> None:
         """Tells the schedule, and those inside of it, how long the run is; again for another run."""
         self._run = run
-        for inner in self._inner():
+        for inner in vars(self).values():
             bind(inner, run)
         self._bound(run)
-
-    def _inner(self) -> Sequence[Any]:
-        return [value for value in vars(self).values() if isinstance(value, LearningRateSchedule)]
 
     def _bound(self, run: RunLength) -> None:
         """Counts what depends on the run."""
@@ -176,43 +172,6 @@ class InverseSquareRoot(Schedule):
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class OneCycle(Schedule):
-    """Up to `peak` and down to almost nothing, both along a cosine (Smith and Topin, 2018).
-
-    Args:
-      peak: the highest rate.
-      length: of the cycle; the last rate stays afterwards.
-      rise: the share of it that rises.
-      start: the first rate ÷ peak.
-      end: the last rate ÷ peak.
-    """
-
-    def __init__(
-        self, peak: float, length: str | int = "1 of run", rise: float = 0.3, start: float = 0.04, end: float = 4e-6
-    ) -> None:
-        for name, value, least, most in (
-            ("peak", peak, 0.0, None),
-            ("rise", rise, 0.0, 1.0),
-            ("start", start, 0.0, 1.0),
-            ("end", end, 0.0, 1.0),
-        ):
-            _check_number(f"OneCycle.{name}", value, least=least, most=most)
-        self.peak, self.length, self.rise, self.start, self.end = peak, length, rise, start, end
-        self._length = length_of("OneCycle.length", length)
-
-    def _bound(self, run: RunLength) -> None:
-        self._steps = max(self._length.steps(run), 1)
-
-    def _value(self, step: Any) -> Any:
-        top = self.rise * self._steps
-        up = _cosine(step / max(top, 1e-9))  # 1 → 0
-        down = _cosine((step - top) / max(self._steps - top, 1e-9))
-        rising = 1.0 + (self.start - 1.0) * up
-        falling = self.end + (1.0 - self.end) * down
-        return self.peak * ops.where(step < top, rising, falling)
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
 class WarmupStableDecay(Schedule):
     """Rises, stays, and falls at the end of the run (Hu et al., "MiniCPM", 2024).
 
@@ -258,39 +217,6 @@ class WarmupStableDecay(Schedule):
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
-class InTurn(Schedule):
-    """Schedules one after the other, each from its own step 0.
-
-    Args:
-      parts: pairs (schedule or rate, length); the last one stays, whatever its length.
-    """
-
-    def __init__(self, parts: Sequence[tuple[Rate, str | int]]) -> None:
-        if not isinstance(parts, list | tuple) or not parts or not all(_is_pair(part) for part in parts):
-            raise UserError(
-                f"InTurn.parts is {shown(parts)}; write pairs of a schedule or a rate and a length: "
-                "[(0.1, '5 epochs'), (@schedules.CosineDecay(), '10 epochs')]."
-            )
-        for schedule, _ in parts:
-            _check_rate("InTurn.parts", schedule)
-        self.parts = parts
-        self._lengths = [length_of("InTurn.parts", length) for _, length in parts]
-
-    def _inner(self) -> Sequence[Any]:
-        return [schedule for schedule, _ in self.parts]
-
-    def _bound(self, run: RunLength) -> None:
-        self._steps = [length.steps(run) for length in self._lengths]
-
-    def _value(self, step: Any) -> Any:
-        value, begin = _at(self.parts[0][0], step), 0
-        for (schedule, _), steps in zip(self.parts[1:], self._steps, strict=False):
-            begin += steps
-            value = ops.where(step < begin, value, _at(schedule, ops.maximum(step - begin, 0.0)))
-        return value
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
 class ForBatch(Schedule):
     """A rate that was found for another batch size, for the one of this run.
 
@@ -316,30 +242,6 @@ class ForBatch(Schedule):
         return self._factor * _at(self.rate, step)
 
 
-@keras.saving.register_keras_serializable(PACKAGE)
-class EqualAverage(Schedule):
-    """The momentum with which a moving average is the mean of all weights since `start`: stochastic weight averaging
-    (Izmailov et al., 2018) by the optimizer's own `use_ema`. Before, the average is the weights themselves.
-
-        train.follow = {'optimizer.ema_momentum': @schedules.EqualAverage()}
-        keras.optimizers.SGD.use_ema = True
-
-    Args:
-      start: the length after which averaging begins.
-    """
-
-    def __init__(self, start: str | int = "0.75 of run") -> None:
-        self.start = start
-        self._length = length_of("EqualAverage.start", start)
-
-    def _bound(self, run: RunLength) -> None:
-        self._steps = self._length.steps(run)
-
-    def _value(self, step: Any) -> Any:
-        averaged = ops.maximum(step - self._steps, 0.0)
-        return averaged / (averaged + 1.0)
-
-
 def _at(schedule: Rate, step: Any) -> Any:
     return ops.cast(schedule(step), "float32") if callable(schedule) else ops.convert_to_tensor(schedule, "float32")
 
@@ -347,10 +249,6 @@ def _at(schedule: Rate, step: Any) -> Any:
 def _cosine(done: Any) -> Any:
     """From 1 to 0 while `done` goes from 0 to 1."""
     return 0.5 * (1.0 + ops.cos(math.pi * ops.clip(done, 0.0, 1.0)))
-
-
-def _is_pair(part: object) -> bool:
-    return isinstance(part, list | tuple) and len(part) == 2
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -146,7 +146,7 @@ class Run:
 
 def is_metric(name: str) -> bool:
     """Whether a curve is about what is learned, and not about how."""
-    return name != "learning_rate" and name != "clipped" and not re.match("(gradient|update)_(norm|ratio)", name)
+    return name not in ("learning_rate", "gradient_norm")
 
 
 def read_run(run_dir: str) -> Run:

@@ -31,12 +31,6 @@ MOST_MARKS, MOST_EVENTS = 300, 500  # of a kind; in the table
 EVENT_NAMES = 130  # pixels
 UNSHOWN_EVENTS = ("input_wait",)  # which comes every epoch
 LEVEL_COLORS = {"info": "#4c8dd6", "warning": "#e08a1e", "error": "#d6453d"}
-NORMS = {
-    "gradient_norm": "Norm of the gradient, before clipping",
-    "update_norm": "Norm of the update",
-    "update_ratio": "Norm of the update ÷ norm of the weights",
-    "clipped": "Share of the steps looked at whose gradient was clipped",
-}
 
 
 def sections_of(run: Run) -> list[Section]:
@@ -45,7 +39,6 @@ def sections_of(run: Run) -> list[Section]:
     begins = [milliseconds(event.time) for event in run.events if event.name == BEGIN][1:]
     found = [
         _learning(run, steps),
-        _norms(run, steps),
         _story(run, Axis(TIME, lines=begins, left=EVENT_NAMES)),
         account(run),
         resources(run, Axis(TIME, lines=begins)),
@@ -65,22 +58,11 @@ def _learning(run: Run, axis: Axis) -> Section:
             by_metric.setdefault(metric, {})[split] = curve
     rates = [run.curves[key] for key in ((LEARNING_RATE, "train"), (LEARNING_RATE, "eval")) if key in run.curves]
     by_metric |= {"learning rate": {"learning rate": rates[0]}} if rates else {}
+    norm = run.curves.get(("gradient_norm", TRAIN))
+    by_metric |= {"norm of the gradient, before clipping": {TRAIN: norm}} if norm else {}
     plots = [curves_plot(metric, axis, curves, len(run.curves)) for metric, curves in by_metric.items()]
     again = "Dashed: where a start resumed." if len(run.starts) > 1 else ""
     return Section(title="Curves", text=again, plots=plots)
-
-
-def _norms(run: Run, axis: Axis) -> Section:
-    plots = []
-    for kind, title in NORMS.items():
-        of_kind = {
-            metric.partition("/")[2] or "all": curve
-            for (metric, split), curve in run.curves.items()
-            if split == "train" and metric.partition("/")[0] == kind
-        }
-        if of_kind:
-            plots.append(curves_plot(title, axis, of_kind, len(run.curves)))
-    return Section(title="Gradients and updates", plots=plots)
 
 
 # What happened

@@ -57,13 +57,6 @@ def sum_gradients(
     return [found[i] for i in range(len(gradients))], scalars
 
 
-def reduce_scatter(strategy: Strategy, rows: tf.Tensor, precision: str | None, *, name: str) -> tf.Tensor:
-    """As `Strategy.reduce_scatter`; with a precision, what `sum_gradients` gives for float32, at its owner alone."""
-    if precision is None or rows.dtype != tf.float32:
-        return strategy.reduce_scatter(rows, name=name)
-    return unpacked(_summed_words(strategy, rows, precision, name=name), precision)[0]
-
-
 def packed(rows: tf.Tensor, precision: str) -> tf.Tensor:
     """What float32 rows [n, m] travel as, [n, m + 0 or 2]: float16, which every collective takes, whatever it means."""
     if precision == BFLOAT16:

@@ -79,14 +79,9 @@ class Task(abc.ABC):
 
     Attributes:
       includes_layer_losses: whether the terms hold regularizers and what layers add already.
-      loss_weights: by output, what its loss is multiplied with; `train.follow` may change them.
     """
 
     includes_layer_losses = False
-
-    @property
-    def loss_weights(self) -> dict[str, float]:
-        return {}
 
     def bind(self, model: keras.Model, structure: Any) -> None:
         """Learns what it will be used with, before metrics are made; in the strategy's scope.

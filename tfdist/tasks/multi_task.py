@@ -32,7 +32,7 @@ class UncertaintyWeighted(Supervised):
 
     The loss is Σ c · exp(-s) · loss + s ÷ 2 with s = log σ², where c is 1 ÷ 2 for a squared error and 1 for others.
     The s are variables of the training, part of its checkpoints; the exported model is without them. Weights that stay
-    or follow a schedule are `Supervised.loss_weights` and `train.follow`; given here, they multiply c.
+    are `Supervised.loss_weights`; given here, they multiply c.
 
     Args:
       **supervised: as `Supervised` takes them; the loss is a dict by output name.

@@ -1,9 +1,10 @@
 """What a subclassed model computes in methods of its own, where Keras's trainer would have called them.
 
-`compute_loss` and `compute_metrics` fit sums over replicas; `train_step` and `test_step`, which reduce and update by
-themselves, do not and are refused. Invariant: a method that a model overrides is called, or refused. Two private names
-of Keras are used here: that by which `compute_loss` finds the loss of `compile`, and that of the function by which
-Keras divides losses by the number of replicas. The case `own_methods` of tests/equivalence fails when they change.
+`compute_loss` fits sums over replicas; `train_step` and `test_step`, which reduce and update by themselves, and
+`compute_metrics`, whose results no other replica knows, do not and are refused. Invariant: a method that a model
+overrides is called, or refused. Two private names of Keras are used here: that by which `compute_loss` finds the loss
+of `compile`, and that of the function by which Keras divides losses by the number of replicas. The case `own_methods`
+of tests/equivalence fails when they change.
 """
 
 from __future__ import annotations
@@ -38,15 +39,21 @@ def overrides(model: keras.Model, method: str) -> bool:
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
-def refuse_own_steps(model: keras.Model) -> None:
-    """Raises UserError where the model has a training or evaluation step of its own."""
+def refuse_own_methods(model: keras.Model) -> None:
+    """Raises UserError where the model has a training or evaluation step, or a way to its metrics, of its own."""
     own = [name for name in ("train_step", "test_step") if overrides(model, name)]
     if own:
         method = getattr(type(model), own[0])
         raise UserError(
             f"{type(model).__name__} has a {own[0]} of its own{where_defined(method)}, which differentiates, updates "
             "or averages by itself and so cannot be computed in parts. Take it out; write what it computes as its "
-            f"compute_loss and compute_metrics, or as a task, and name it as train.task:\n{TASK_EXAMPLE}"
+            f"compute_loss, or as a task, and name it as train.task:\n{TASK_EXAMPLE}"
+        )
+    if overrides(model, "compute_metrics"):
+        method = type(model).compute_metrics
+        raise UserError(
+            f"{type(model).__name__} has a compute_metrics of its own{where_defined(method)}, which is not called. "
+            "Take it out, and name its metrics in supervised.Supervised.metrics, or in compile(metrics=…)."
         )
 
 
@@ -101,78 +108,6 @@ def _undivided() -> Iterator[None]:
         yield
     finally:
         _here.is_computing = False
-
-
-class OwnMetrics(keras.metrics.Metric):
-    """A model's own `compute_metrics`, with a state apart from the model's metrics, which train and evaluate alike.
-
-    Its results are those of `model.metrics`, by their names; what the method returns is their names' check only.
-
-    Args:
-      model: has it.
-
-    Raises:
-      UserError: the model has no metrics, so that there is nothing to add up over replicas.
-    """
-
-    def __init__(self, model: keras.Model) -> None:
-        super().__init__(name="compute_metrics")
-        self._held = _Untracked(model, [v for metric in model.metrics for v in metric.variables])
-        if not self._held.variables:
-            raise UserError(
-                f"{type(model).__name__}.compute_metrics{where_defined(type(model).compute_metrics)} has no metrics to "
-                "update. Make them in the model's __init__, self.accuracy = keras.metrics.SparseCategoricalAccuracy(), "
-                "so that they can be added up over replicas and batches."
-            )
-        self._copies = [
-            self.add_variable(v.shape, "zeros", dtype=v.dtype, aggregation=v.aggregation, name=f"copy_{i}")
-            for i, v in enumerate(self._held.variables)
-        ]
-        self.reset_state()
-
-    def update_state(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        with self._scope() as scope:
-            returned = self._held.model.compute_metrics(x, y, y_pred, sample_weight)
-            values = [scope.get_current_value(v) for v in self._held.variables]
-            unknown = set(returned or ()) - set(self._results())
-        if unknown:
-            raise UserError(
-                f"{type(self._held.model).__name__}.compute_metrics returns {sorted(unknown)}, which no metric of the "
-                f"model is called; its metrics are {sorted(self._results())}. Only these add up over replicas: make "
-                "each number a metric with that name."
-            )
-        for copy, value in zip(self._copies, values, strict=True):
-            copy.assign(value)
-
-    def result(self) -> dict[str, Any]:
-        with self._scope():
-            return self._results()
-
-    def reset_state(self) -> None:
-        with keras.StatelessScope() as scope:
-            self._held.model.reset_metrics()
-            values = [scope.get_current_value(v) for v in self._held.variables]
-        for copy, value in zip(self._copies, values, strict=True):
-            copy.assign(tf.zeros(copy.shape, copy.dtype) if value is None else value)
-
-    def _scope(self) -> keras.StatelessScope:
-        values = [tf.convert_to_tensor(copy.value) for copy in self._copies]
-        return keras.StatelessScope(state_mapping=list(zip(self._held.variables, values, strict=True)))
-
-    def _results(self) -> dict[str, Any]:
-        results: dict[str, Any] = {}
-        for metric in self._held.model.metrics:
-            result = metric.result()
-            results |= result if isinstance(result, dict) else {metric.name: result}
-        return {n: tf.identity(r.value) if isinstance(r, keras.Variable) else r for n, r in results.items()}
-
-
-class _Untracked:
-    """Keeps Keras from counting the model's variables among the metric's."""
-
-    def __init__(self, model: keras.Model, variables: list[keras.Variable]) -> None:
-        self.model = model
-        self.variables = variables
 
 
 def _num_rows(x: Any) -> tf.Tensor:

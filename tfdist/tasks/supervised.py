@@ -16,7 +16,7 @@ from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, symbol
 from tfdist.tasks.class_weight import checked_class_weight, weights_of
 from tfdist.tasks.losses import Loss, as_given, as_loss, keras_mask, needs_whole_batch, unreduced
 from tfdist.tasks.names import check_metric_name, named_loss, named_metric
-from tfdist.tasks.own_methods import OwnLoss, OwnMetrics, overrides, refuse_own_steps
+from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
 ONLY_OUTPUT = "output"
@@ -27,13 +27,6 @@ class Prediction(NamedTuple):
 
     values: Any
     mask: tf.Tensor | None
-
-
-class Seen(NamedTuple):
-    """What one call of the model gave: predictions by output, and all as it was for the model's own metrics."""
-
-    predictions: dict[str, Prediction]
-    given: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +79,6 @@ class Supervised(Task):
             raise UserError("class_weight is for one output. Give examples of several outputs a sample_weight.")
         self._model: keras.Model | None = None
         self._own_loss: OwnLoss | None = None
-        self._has_own_metrics = False
         self._specs: dict[str, tuple[Any, Any]] = {}
         metrics_by_output = dict(metrics) if isinstance(metrics, Mapping) else {ONLY_OUTPUT: metrics}
         if not self._single and not isinstance(metrics, Mapping):
@@ -107,11 +99,10 @@ class Supervised(Task):
         ]
 
     def bind(self, model: keras.Model, structure: Any) -> None:
-        refuse_own_steps(model)
+        refuse_own_methods(model)
         self._model = model
         self._own_loss = OwnLoss(model, self._mean_of) if overrides(model, "compute_loss") else None
         self.includes_layer_losses = self._own_loss is not None
-        self._has_own_metrics = overrides(model, "compute_metrics")
         if not self._losses and self._own_loss is None:
             raise UserError(
                 "Supervised.loss is not given, and the model has no compute_loss of its own. Write a loss: "
@@ -163,13 +154,12 @@ class Supervised(Task):
             terms[name] = _term(loss, parts, self._coefficient(name))
         return terms
 
-    def _seen(self, given: Any, model: keras.Model) -> Seen:
-        """What metrics are computed from."""
-        predictions = {}
-        if self._metrics:
-            named = self._named(given, "The model's outputs", model)
-            predictions = {name: Prediction(named[name], keras_mask(named[name])) for name, _ in self._metrics}
-        return Seen(predictions, given if self._has_own_metrics else None)
+    def _seen(self, given: Any, model: keras.Model) -> dict[str, Prediction]:
+        """What metrics are computed from: predictions by output."""
+        if not self._metrics:
+            return {}
+        named = self._named(given, "The model's outputs", model)
+        return {name: Prediction(named[name], keras_mask(named[name])) for name, _ in self._metrics}
 
     def _mean_of(self, y: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
         """The loss of these examples alone, for a model's own `compute_loss` that asks Keras's for it."""
@@ -197,12 +187,10 @@ class Supervised(Task):
         return () if len(self._losses) == 1 else tuple(self._losses)
 
     def metric_specs(self) -> Sequence[MetricSpec]:
-        specs = [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
-        return [*specs, MetricSpec(lambda: OwnMetrics(self._model))] if self._has_own_metrics else specs
+        return [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
 
     def compile_arguments(self, metrics: Sequence[keras.metrics.Metric]) -> dict[str, Any]:
-        specs = zip(metrics, self._metrics, strict=False)  # the model's own metrics come last, and are not compiled
-        given = [(metric, output, build) for metric, (output, build) in specs]
+        given = [(metric, output, build) for metric, (output, build) in zip(metrics, self._metrics, strict=False)]
 
         def by_output(unweighted: bool) -> Any:
             some = [(metric, name) for metric, name, build in given if isinstance(build, Unweighted) == unweighted]
@@ -219,13 +207,9 @@ class Supervised(Task):
         }
 
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
-        if self._has_own_metrics:
-            *metrics, own = metrics
-            x, y, weight = _parts(examples)
-            own.update_state(x, y, outputs.given, _shared_out(weight, shares))
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, build) in zip(metrics, self._metrics, strict=True):
-            prediction = outputs.predictions[output]
+            prediction = outputs[output]
             counts_once = isinstance(build, Unweighted)
             weight = None if counts_once else weights[output]
             if prediction.mask is not None and not counts_once:
@@ -251,10 +235,6 @@ class Supervised(Task):
             by_name = dict(zip(self._losses, given, strict=True))
             return {name: None if weight is None else _column(weight) for name, weight in by_name.items()}
         return dict.fromkeys(self._names, None if given is None else _column(given))
-
-    @property
-    def loss_weights(self) -> dict[str, float]:
-        return self._loss_weights
 
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)

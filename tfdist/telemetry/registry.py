@@ -119,7 +119,6 @@ _EVENTS = (
     EventKind("weightless_step", "warning", "all weights of a batch's examples are 0"),
     EventKind("weightless_steps", "warning", "how many such batches there were"),
     EventKind("variables_unused", "warning", "the loss does not depend on some variables"),
-    EventKind("gradient_is_zero", "warning", "no gradient has reached a group of variables for a while"),
     EventKind("workers_round_differently", "warning", "weights of workers differ in their last digits"),
     EventKind("microbatch_statistics", "warning", "batch normalization sees microbatches"),
     # Speed.

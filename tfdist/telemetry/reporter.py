@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tfdist.telemetry.console.base import Console
@@ -40,10 +40,7 @@ class WorkerTimes(Protocol):
 
 
 class Reporter:
-    """Passes on what the loop says; rates come as steps a second and go out as examples a second.
-
-    `summarize` is called with the step of each epoch's end, and the newest gradients' histograms.
-    """
+    """Passes on what the loop says; rates come as steps a second and go out as examples a second."""
 
     def __init__(
         self,
@@ -52,13 +49,11 @@ class Reporter:
         metrics: Metrics,
         events: EventLog,
         examples_per_step: float,
-        summarize: Callable[[int, Mapping[str, Any]], None] = lambda step, gradients: None,
     ) -> None:
         self._console = console
         self._metrics = metrics
         self._events = events
         self._examples_per_step = examples_per_step
-        self._summarize = summarize
 
     def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: Mapping[str, Any], rate: float) -> None:
         self._console.update(
@@ -83,9 +78,7 @@ class Reporter:
         evaluation: Mapping[str, Any],
         seconds: float,
         rate: float,
-        gradients: Mapping[str, Any],
     ) -> None:
-        self._summarize(step, gradients)
         self._console.end_epoch(
             EpochSummary(
                 step=step,
@@ -118,15 +111,6 @@ class Reporter:
             step=step,
             message=f"The loss does not depend on {len(variables)} trainable variables; they stay as they are: {shown}",
             variables=variables,
-        )
-
-    def dead(self, *, step: int, group: str) -> None:
-        self._events.warning(
-            "gradient_is_zero",
-            step=step,
-            message=f"The gradient of {group} was zero each time that it was looked at lately: nothing reaches it, or "
-            "it is saturated (a ReLU that is never above 0).",
-            group=group,
         )
 
     def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None:

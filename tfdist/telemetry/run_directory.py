@@ -129,10 +129,6 @@ class RunDirectory:
         """A worker's profile, where TensorBoard's plugin looks for it: one of several files of the run `name`."""
         return files.join(self.tensorboard, "plugins", "profile", name, f"worker-{worker}.xplane.pb")
 
-    def profile_summary(self, name: str, worker: int) -> str:
-        """The same in words; the chief's bears no index."""
-        return files.join(self.path, "profile", f"{name}.txt" if worker == 0 else f"{name}-worker-{worker}.txt")
-
     @property
     def checkpoints(self) -> str:
         return self.checkpoint_dir or files.join(self.path, "checkpoints")

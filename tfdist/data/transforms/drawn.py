@@ -1,4 +1,4 @@
-"""Examples with something random beside them: two views of an image, hidden tokens, noise."""
+"""Examples with something random beside them: two views of an image, hidden tokens."""
 
 from __future__ import annotations
 
@@ -103,37 +103,3 @@ class MaskedTokens(Mapped):
             return changed, tokens, tf.cast(chosen, tf.float32)
 
         return hidden
-
-
-class WithNoise(Mapped):
-    """Examples and normal noise of their own: {"examples": x, "noise": float32 [n, draws, size]}. Targets are left out.
-
-    Args:
-      data: a data function or source, x or (x, …).
-      size: numbers of one draw.
-      draws: how many draws each example has; `gan.GenerativeAdversarial` takes one for each update of a step.
-
-    Raises:
-      UserError: an argument is no whole number from 1.
-    """
-
-    def __init__(self, data: Callable[[], Any] | Source, *, size: int, draws: int = 2) -> None:
-        super().__init__(data)
-        for name, value in (("size", size), ("draws", draws)):
-            if not is_whole_number(value):
-                raise UserError(f"WithNoise.{name} is {value!r}; write a whole number from 1.")
-        self._shape = [draws, size]
-
-    def changed_structure(self, structure: Any) -> Any:
-        return {"examples": parts_of(structure)[0], "noise": tf.TensorSpec([None, *self._shape], tf.float32)}
-
-    def changed_reader(self, read: Reader, order: Order) -> Reader:
-        def with_noise(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
-            noise = tf.map_fn(
-                lambda seed: tf.random.stateless_normal(self._shape, seed),
-                seeds_of(order, positions, epoch),
-                fn_output_signature=tf.TensorSpec(self._shape, tf.float32),
-            )
-            return {"examples": parts_of(read(positions, epoch))[0], "noise": noise}
-
-        return with_noise

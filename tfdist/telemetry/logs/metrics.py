@@ -28,17 +28,6 @@ class Metrics(Protocol):
     ) -> None:
         """One point, `split` being "train", "eval" or the like. Metrics are numbers or arrays of them."""
 
-    def log_histograms(self, *, step: int, values: Mapping[str, Any], binned: bool = False) -> None:
-        """How the values of arrays are spread, for TensorBoard alone.
-
-        Args:
-          step: of the run.
-          values: arrays; where they are `binned`, `[bins, 3]`: left and right edge and count of each bin.
-        """
-
-    def log_graph(self, graph: Any) -> None:
-        """The graph of the training step, for TensorBoard alone."""
-
     def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         """Takes back the points behind `step`, where a resumed run starts again; the last one's step, if any is known.
 
@@ -94,14 +83,6 @@ class MetricsLog:
             rate = {} if learning_rate is None else {"learning_rate": learning_rate}
             self._summaries.scalars(split, int(step), {**metrics, **rate})
 
-    def log_histograms(self, *, step: int, values: Mapping[str, Any], binned: bool = False) -> None:
-        if self._summaries is not None:
-            self._summaries.histograms("train", int(step), values, binned=binned)
-
-    def log_graph(self, graph: Any) -> None:
-        if self._summaries is not None:
-            self._summaries.graph("train", graph)
-
     def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         path = self._run.metrics
         try:
@@ -145,12 +126,6 @@ class NullMetricsLog:
     def log(
         self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
     ) -> None:
-        pass
-
-    def log_histograms(self, *, step: int, values: Mapping[str, Any], binned: bool = False) -> None:
-        pass
-
-    def log_graph(self, graph: Any) -> None:
         pass
 
     def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: scalars, histograms, the graph of the step, the text of the configuration.
+"""What TensorBoard shows of a run: scalars, the text of the configuration.
 
 Invariant: one writer, and so one growing file, for each of TensorBoard's runs, which are `train`, `eval` or the like.
 `MetricsLog` makes one `Summaries` and closes it.
@@ -46,26 +46,6 @@ class Summaries:
                 added.metadata.data_class = 1  # DATA_CLASS_SCALAR
         with self._writer(split).as_default():
             tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=_as_array(step))
-
-    def histograms(self, split: str, step: int, values: Mapping[str, Any], *, binned: bool = False) -> None:
-        """How the values of some arrays are spread; `binned` ones are left and right edge and count of each bin."""
-        import tensorflow as tf
-        from tensorboard.plugins.histogram.metadata import create_summary_metadata
-
-        with self._writer(split).as_default():
-            for name, value in values.items():
-                if binned:
-                    metadata = create_summary_metadata(display_name=None, description=None)
-                    tf.summary.write(name, tf.cast(value, tf.float64), step=_as_array(step), metadata=metadata)
-                else:
-                    tf.summary.histogram(name, value, step=_as_array(step))
-
-    def graph(self, split: str, graph: Any) -> None:
-        """A `tf.Graph`."""
-        import tensorflow as tf
-
-        with self._writer(split).as_default():
-            tf.summary.graph(graph)
 
     def close(self) -> None:
         """Leaves all stored; a later summary begins other files."""

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.recipes.followed import Followed
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
@@ -35,31 +34,29 @@ def renew(
       steps: how many of them.
       batch_size: the most examples of a global batch.
     """
-    momentum: list[tf.Tensor] = []
 
     def on_replica(batch: dict[str, Any]) -> None:
         whole = {name: value for name, value in batch.items() if name != "splits"}
         forward(model, task, whole, training=True, num_parts=strategy.topology.num_replicas, batch_size=batch_size)
 
     def step(iterator: Iterator[Any], of_step: tf.Tensor) -> None:
-        momentum[:] = [of_step]
-        strategy.run(on_replica, args=(next(iterator),))
+        with _momentum_of(layers, of_step):
+            strategy.run(on_replica, args=(next(iterator),))
 
     layers = [layer for layer in batch_norm_layers(model) if layer.trainable]
-    with _momentum_of(layers, momentum):
-        take = traced(step)
-        for index in range(steps):
-            heartbeat.beat(heartbeat.EVALUATING)
-            take(iterator, tf.constant(index / (index + 1), tf.float32))
+    take = traced(step)
+    for index in range(steps):
+        heartbeat.beat(heartbeat.EVALUATING)
+        take(iterator, tf.constant(index / (index + 1), tf.float32))
     heartbeat.beat(heartbeat.BETWEEN)
 
 
 @contextlib.contextmanager
-def _momentum_of(layers: list[keras.layers.BatchNormalization], momentum: list[tf.Tensor]) -> Iterator[None]:
-    """While it lasts, the layers' momentum is the tensor in the list."""
+def _momentum_of(layers: list[keras.layers.BatchNormalization], momentum: tf.Tensor) -> Iterator[None]:
+    """While it lasts, the layers have this momentum."""
     before = [layer.momentum for layer in layers]
     for layer in layers:
-        layer.momentum = Followed(layer.momentum, lambda: momentum[0])
+        layer.momentum = momentum
     try:
         yield
     finally:

@@ -78,7 +78,7 @@ def build_learner(
       structure: nest of `tf.TensorSpec`s of a batch of examples.
       precision: "float16" adds a loss scale.
       batch_size: examples in a global batch.
-      sharding: as in `Shards`; None holds everything on every replica.
+      sharding: as in `Shards`; None holds everything on every replica, but for `tensor_parallel`.
       tensor_parallel: layers of which each replica has some columns, by patterns of their names.
 
     Raises:
@@ -118,15 +118,15 @@ def _build(
 
     Variables that lie nowhere as a whole have no values before that.
     """
-    if sharding is None and not strategy.stages:
+    if sharding is None and not tensor_parallel and not strategy.stages:
         return build(), None, lambda: None
-    if sharding is not None and sharding != WEIGHTS and not tensor_parallel:
+    if sharding not in (None, WEIGHTS):
         built = build()
         shards = Shards(strategy, built.trainable_variables, sharding)
         return built, shards, shards.place
     with LateValues() as values:
         built = build()
-    if sharding is None:
+    if strategy.stages:
         placed = layers_by_device(built, strategy.stages, strategy.devices)
         devices = devices_of(placed)
         values.give(device=lambda variable: devices.get(id(variable)))

@@ -34,7 +34,6 @@ from tfdist.training.loop.votes import NUM_VOTES, Vote
 from tfdist.training.recovery.recovery import Position, Recovery, other_version
 from tfdist.training.step import divergence
 from tfdist.training.step.divergence import Spike
-from tfdist.training.step.norms import Watch
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.precision import LossScale
 from tfdist.training.step.step import TrainStep
@@ -132,9 +131,7 @@ class Loop:
         self._wanted = Vote()
         self._stops_after_batch = False
         self._diverged: DivergedError | None = None
-        self._norms: dict[str, float] = {}
-        self._spread: dict[str, tf.Tensor] = {}
-        self._norm_watch = Watch()
+        self._gradient_norm: dict[str, float] = {}  # empty where it is not logged
         self._input_wait = InputWait(strategy, reporter, hint=input_hint)
         self._stragglers = Stragglers(strategy, reporter)
         self._epoch_started = time.perf_counter()
@@ -202,7 +199,7 @@ class Loop:
             self._agree_on_stop()
         stops = self._wanted.stop
         if boundaries.logs(outcome.step) and not stops:
-            self._point("train", outcome.train_metrics | self._norm_watch.figures(self._norms))
+            self._point("train", outcome.train_metrics | self._gradient_norm)
         is_best = self._is_best(self._logs(), ends_epoch=stops or boundaries.ends_epoch(outcome.step))
         if stops or boundaries.ends_epoch(outcome.step):
             self._end_epoch()
@@ -275,7 +272,6 @@ class Loop:
     def _begin_epoch(self) -> None:
         self._sums = EpochSums(recent=self._sums.recent)
         self._evaluation_seconds = 0.0
-        self._norm_watch.begin_epoch()
         self._step.reset_metrics()
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
         self._agree_on_stop()
@@ -342,7 +338,9 @@ class Loop:
         if self._step.unused and not self._told_unused:
             self._told_unused = True
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
-        self._observe_norms(totals.norms)
+        gradient_norm = float(totals.gradient_norm)
+        if not math.isnan(gradient_norm):
+            self._gradient_norm = {"gradient_norm": gradient_norm}
         self._pace.observe(steps, seconds)
         if self._xla_trial is not None and done == steps:
             self._step = self._xla_trial.after(Call(self._outcome.step, steps, seconds))
@@ -375,15 +373,6 @@ class Loop:
         else:
             account.move(seconds, "compute", "build")
         self._has_called = True
-
-    def _observe_norms(self, seen: Mapping[str, tf.Tensor]) -> None:
-        """Keeps what was seen of the call's last step, if it came to that."""
-        norms = {name: float(value) for name, value in seen.items() if value.shape.rank == 0}
-        self._spread = {name: value for name, value in seen.items() if value.shape.rank}
-        if norms and not any(map(math.isnan, norms.values())):
-            self._norms = norms
-            for group in self._norm_watch.observe(norms):
-                self._reporter.dead(step=self._outcome.step, group=group)
 
     def _count_weightless(self, steps: int) -> None:
         if steps and not self._outcome.weightless:
@@ -437,7 +426,7 @@ class Loop:
     def _end_epoch(self) -> None:
         outcome = self._outcome
         seconds = time.perf_counter() - self._epoch_started
-        self._point("train", outcome.train_metrics | self._norm_watch.figures(self._norms))
+        self._point("train", outcome.train_metrics | self._gradient_norm)
         self._reporter.epoch_end(
             step=outcome.step,
             epoch=self._epoch,
@@ -445,7 +434,6 @@ class Loop:
             evaluation=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
             seconds=seconds,
             rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
-            gradients={name: bins for name, each in self._spread.items() if (bins := each.numpy())[:, 2].any()},
         )
         heartbeat.beat(heartbeat.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)

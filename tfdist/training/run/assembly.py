@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import keras
@@ -16,19 +16,16 @@ from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline
 from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
-from tfdist.recipes.followed import Holders, followed
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
-from tfdist.tasks.in_turns import InTurns, OneTurn, Turn
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import check_keep_best
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_fit, check_stateful
-from tfdist.training.loop.model_summaries import GRADIENTS as GRADIENT_SUMMARIES
 from tfdist.training.loop.monitors import check_monitors
 from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by
 from tfdist.training.run.canonical import check_canonical, sums_as_written
@@ -51,8 +48,7 @@ from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layers.normalization import microbatch_note, synchronized
 from tfdist.training.step.layers.recurrent import weights_read_once
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.norms import Norms
-from tfdist.training.step.optimizer import bind_schedules, check_turns, parts
+from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
 from tfdist.training.step.step import TrainStep
@@ -138,15 +134,12 @@ def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
 
 @contextlib.contextmanager
 def in_place(training: Training) -> Iterator[None]:
-    """While it lasts, layers and optimizer are as the training needs them traced; afterwards as the user made them."""
+    """While it lasts, layers are as the training needs them traced; afterwards as the user made them."""
     settings, learner = training.settings, training.learner
-    length = length_of(settings, training.plan)
-    holders = Holders(parts(learner.optimizer), learner.model, training.task.loss_weights)
     in_order = settings.canonical_replicas is not None
     statistics = {"wanted": settings.synchronize_batch_norm, "pads": settings.pads, "in_parts": in_order}
     with (
         synchronized(learner.model, training.run.strategy, **statistics),
-        followed(settings.follow or {}, holders, length),
         recomputed(learner.model, settings.recompute),
         weights_read_once(learner.model),
         sums_as_written(in_order),
@@ -306,51 +299,34 @@ def step_of(training: Training, xla: str) -> TrainStep:
 
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:
-        check_canonical(learner.model, task, run.strategy, settings.canonical_replicas)
-
-    def one_pass(turn: Turn | None) -> LocalGradients:
-        own: dict[str, Any] = {"task": task}
-        if isinstance(task, InTurns) and turn is not None:
-            variables = task.variables_of(turn, learner.model)
-            own = {"task": OneTurn(task, turn), "name": turn.name, "variables": variables}
-
-        return LocalGradients(
-            strategy=run.strategy,
-            model=learner.model,
-            metrics=learner.train_metrics,
-            batch_size=plan.global_batch_size,
-            num_microbatches=plan.num_microbatches,
-            loss_scale=learner.loss_scale,
-            scale_factor=learner.scale_factor,
-            jit_compile=compiles_pass,
-            in_order=in_order,
-            shards=learner.shards,
-            **own,
-        )
-
-    turns: Sequence[Turn | None] = [None]
-    if isinstance(task, InTurns):
-        if learner.shards is not None and learner.shards.scatters:
-            raise UserError(
-                "train.sharding = 'gradients' is for one objective, and the task has several. Write 'optimizer'."
-            )
-        turns = task.turns
-        updated = {turn.name: task.variables_of(turn, learner.model) for turn in task.turns}
-        check_turns(updated, learner.optimizer, precision=settings.precision, sam=settings.sam_radius is not None)
+        check_canonical(learner.model, run.strategy, settings.canonical_replicas)
+    local = LocalGradients(
+        strategy=run.strategy,
+        model=learner.model,
+        task=task,
+        metrics=learner.train_metrics,
+        batch_size=plan.global_batch_size,
+        num_microbatches=plan.num_microbatches,
+        loss_scale=learner.loss_scale,
+        scale_factor=learner.scale_factor,
+        jit_compile=compiles_pass,
+        in_order=in_order,
+        shards=learner.shards,
+    )
     return TrainStep(
         strategy=run.strategy,
         model=learner.model,
         optimizer=learner.optimizer,
-        passes=[one_pass(turn) for turn in turns],
+        local=local,
         metrics=learner.train_metrics,
         term_names=task.term_names(),
         loss_scale=learner.loss_scale,
         scale_factor=learner.scale_factor,
-        sam_radius=settings.sam_radius,
-        norms=_norms(training),
+        log_gradient_norm=settings.log_gradient_norm,
         spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
         shards=learner.shards,
         compiles_update=compiles_update,
+        swa_start=steps_before_swa(learner.optimizer, settings.swa_start, length_of(settings, plan)),
         in_order=in_order,
         reduce_precision=settings.reduce_precision,
         deterministic=settings.deterministic,
@@ -360,7 +336,7 @@ def step_of(training: Training, xla: str) -> TrainStep:
 def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) -> XlaTrial | None:
     """What settles `train.xla = "auto"` while the run goes on; None where nothing is open."""
     run, settings, learner = training.run, training.settings, training.learner
-    if settings.xla != AUTO_XLA or step.compiles_update or any(each.is_compiled for each in step.passes):
+    if settings.xla != AUTO_XLA or step.compiles_update or step.local.is_compiled:
         return None
     if settings.splits:  # a batch would be cut for want of memory that a variant has taken
         return None
@@ -379,19 +355,6 @@ def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) ->
         training.boundaries.last_step,
         functools.partial(store_xla, run.strategy, run.directory.tuned, tell=run.events.info),
     )
-
-
-def _norms(training: Training) -> Norms | None:
-    """What looks at the steps, if the settings ask for it."""
-    groups, learner = training.settings.log_norms, training.learner
-    spread = GRADIENT_SUMMARIES in training.settings.summaries
-    if groups is None and not spread:
-        return None
-    if isinstance(training.task, InTurns):
-        which = "train.summaries with 'gradients'" if groups is None else "train.log_norms"
-        raise UserError(f"{which} is for one objective, and the task has several, in turn. Leave it out.")
-    clipnorm = getattr(learner.optimizer, "global_clipnorm", None)
-    return Norms(training.run.strategy, learner.model.trainable_variables, groups, clipnorm, spread=spread)
 
 
 def build_evaluator(training: Training) -> Evaluator | None:

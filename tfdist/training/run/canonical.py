@@ -12,8 +12,6 @@ import tensorflow as tf
 from tfdist.data.order.batches import BatchPlan
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Task
-from tfdist.tasks.in_turns import InTurns
 from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.randomness import seed_generators
@@ -65,7 +63,7 @@ def sums_as_written(wanted: bool) -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({name: before})
 
 
-def check_canonical(model: keras.Model, task: Task, strategy: Strategy, parts: int) -> None:
+def check_canonical(model: keras.Model, strategy: Strategy, parts: int) -> None:
     """Raises UserError where the bits would depend on the number of replicas."""
     layers = [layer for layer in batch_norm_layers(model) if type(layer) is keras.layers.BatchNormalization]
     statistics = [variable for layer in layers for variable in layer.non_trainable_variables]
@@ -76,8 +74,6 @@ def check_canonical(model: keras.Model, task: Task, strategy: Strategy, parts: i
             f"{SETTING} = {parts} is for models whose layers keep nothing of a batch, but for Keras's "
             f"BatchNormalization, and {kept[0]!r} may be moved along by each part. Take such a layer out."
         )
-    if isinstance(task, InTurns):
-        raise UserError(f"{SETTING} = {parts} is for one objective, and the task has several, in turn.")
     if strategy.needs_static_shapes or strategy.is_one_program:
         raise UserError(
             f"{SETTING} = {parts} is not for the strategy {strategy.name}, whose collectives sum by themselves."

@@ -17,7 +17,6 @@ from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.ending import Ending, ending_of
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.loop import Loop
-from tfdist.training.loop.model_summaries import ModelSummaries
 from tfdist.training.loop.outcome import Outcome
 from tfdist.training.loop.votes import no_votes
 from tfdist.training.recovery.recovery import Opened, Recovery
@@ -62,7 +61,6 @@ def run_loop(
         metrics=run.metrics,
         events=run.events,
         examples_per_step=examples_per_step,
-        summarize=_summaries(training, step).epoch_end,
     )
     loop = Loop(
         strategy=run.strategy,
@@ -109,12 +107,6 @@ def _equality(training: Training, opened: Opened, reporter: Reporter) -> Equalit
             compare_batches(strategy, summarize_batch(batch), "training")
 
     return Equality(strategy, opened.state.replicated, reporter, compare_data)
-
-
-def _summaries(training: Training, step: TrainStep) -> ModelSummaries:
-    run = training.run
-    wanted = training.settings.summaries if run.topology.is_chief and run.request.keeps else ()
-    return ModelSummaries(wanted, metrics=run.metrics, strategy=run.strategy, model=training.learner.model, step=step)
 
 
 def _hooks(training: Training, num_epochs: int) -> Callbacks:

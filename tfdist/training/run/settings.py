@@ -16,11 +16,11 @@ from tfdist.checkpoint.policy import AUTO, CHECKPOINT, CheckpointPolicy, policy_
 from tfdist.data.order.batches import AUTO as BATCHES_AUTO
 from tfdist.data.order.batches import BatchPlan, BatchSettings
 from tfdist.errors import UserError, is_whole_number
+from tfdist.recipes.lengths import is_length
 from tfdist.recipes.recompute import AUTO as RECOMPUTE_AUTO
 from tfdist.settings.checks import (
     COUNT,
     FUNCTION,
-    POSITIVE,
     SEED,
     SWITCH,
     Check,
@@ -39,18 +39,13 @@ from tfdist.training.loop.backup import Backup, find_backup
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
-from tfdist.training.loop.model_summaries import GRADIENTS as GRADIENT_SUMMARIES
-from tfdist.training.loop.model_summaries import KINDS as SUMMARY_KINDS
-from tfdist.training.loop.model_summaries import WEIGHTS as WEIGHT_SUMMARIES
 from tfdist.training.recovery.renaming import are_names
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.canonical import in_parts
 from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
-from tfdist.training.sharding.shards import GRADIENTS, SCATTERING, SHARDINGS
+from tfdist.training.sharding.shards import SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
-from tfdist.training.step.norms import ALL as ALL_NORMS
-from tfdist.training.step.norms import LAYERS as LAYER_NORMS
 from tfdist.training.step.optimizer import check_optimizer_builder
 from tfdist.training.step.precision import POLICIES
 
@@ -61,13 +56,7 @@ PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
 
 
-FOLLOW = Check(
-    "{'optimizer.weight_decay': @schedules.CosineDecay()}",
-    lambda value: (
-        isinstance(value, Mapping)
-        and all(isinstance(each, keras.optimizers.schedules.LearningRateSchedule) for each in value.values())
-    ),
-)
+LENGTH = Check("a length, '0.75 of run'", is_length)
 RECOMPUTE = Check(
     "a list of patterns, ['block_*'], or 'auto'",
     lambda value: (
@@ -79,18 +68,6 @@ RECOMPUTE = Check(
 LAYERS = Check(
     "a list of patterns, ['mlp_*']",
     lambda value: isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value),
-)
-NORMS = Check(
-    "'all', 'layers' or a list of patterns, ['kernel$']",
-    lambda value: (
-        value in (ALL_NORMS, LAYER_NORMS)
-        if isinstance(value, str)
-        else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
-    ),
-)
-SUMMARIES = Check(
-    "a list of 'graph', 'weights' and 'gradients'",
-    lambda value: isinstance(value, (list, tuple)) and all(each in SUMMARY_KINDS for each in value),
 )
 NAMES = Check("a dict of regular expressions and what stands there, {'encoder/(.*)': 'backbone/\\\\1'}", are_names)
 START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
@@ -117,15 +94,10 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         checked_later("@keras.optimizers.Adam, or a name, 'adam'"),
         None,
     )
-    follow: Mapping[str, Any] | None = setting(
-        "schedules of other numbers than the learning rate, by name: 'optimizer.weight_decay', 'layers.dropout*.rate', "
-        "'loss_weights.OUTPUT'",
-        or_none(FOLLOW),
-        None,
-    )
-    sam_radius: float | None = setting(
-        "of sharpness-aware minimization: the gradient is that of the highest loss within it; two passes a step",
-        or_none(POSITIVE),
+    swa_start: str | int | None = setting(
+        "stochastic weight averaging: a length, '0.75 of run', from which on the average that an optimizer keeps by "
+        "use_ema = True is the plain mean of the weights since",
+        or_none(LENGTH),
         None,
     )
     recompute: Sequence[str] | str | None = setting(
@@ -137,15 +109,13 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     )
     sharding: str | None = setting(
         "who keeps the optimizer's state: None every replica all of it; 'optimizer' each its share; 'host' a share in "
-        "the host's memory; with 'gradients' these go to their share's replica alone, and with 'weights' also the "
-        "weights of blocks",
+        "the host's memory; with 'weights' gradients go to their share's replica alone, and so do weights of blocks",
         or_none(one_of(*SHARDINGS)),
         None,
         may_change=True,
     )
     tensor_parallel: Sequence[str] | None = setting(
-        "layers of which each replica has some columns and computes them for all rows, by patterns of their names; "
-        "with sharding = 'gradients'",
+        "layers of which each replica has some columns and computes them for all rows, by patterns of their names",
         or_none(LAYERS),
         None,
         may_change=True,
@@ -244,18 +214,10 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         False,
         may_change=True,
     )
-    log_norms: Sequence[str] | str | None = setting(
-        "norms of gradients and updates, and update ÷ weight, of the last step of a call, in metrics.jsonl: 'all' for "
-        "those of all variables, 'layers' for each layer's too, or a list of patterns of variables' paths",
-        or_none(NORMS),
-        None,
-        may_change=True,
-    )
-    summaries: Sequence[str] = setting(
-        "what TensorBoard shows beside the figures: 'graph', that of the training step; after each epoch 'weights', "
-        "histograms of all weights, and 'gradients', those of the last step's gradients, before clipping",
-        SUMMARIES,
-        (),
+    log_gradient_norm: bool = setting(
+        "adds `gradient_norm`, that of all gradients of the last step, before clipping, to each logged point",
+        SWITCH,
+        False,
         may_change=True,
     )
     fast_check: bool = setting(
@@ -281,42 +243,32 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         policy = self.policy
         if self.on_divergence is not None and policy is None:
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
-        beside = {
-            "sam_radius": self.sam_radius is not None,
-            "log_norms": self.log_norms is not None,
-            "summaries with 'gradients'": GRADIENT_SUMMARIES in self.summaries,
-        }
-        for name, is_set in beside.items():
-            if self.sharding in SCATTERING and is_set:
-                raise UserError(
-                    f"train.{name} needs all gradients on every replica, which train.sharding = {self.sharding!r} "
-                    "keeps from them. Write train.sharding = 'optimizer', or leave one out."
-                )
+        if self.log_gradient_norm and self.scatters:
+            raise UserError(
+                "train.log_gradient_norm needs all gradients on every replica, which train.sharding = 'weights' and "
+                "train.tensor_parallel keep from them. Write train.sharding = 'optimizer', or leave one out."
+            )
         if self.strategy.stages:
-            for name in ("sharding", "canonical_replicas", "recompute", "sam_radius", "xla"):
+            for name in ("sharding", "tensor_parallel", "canonical_replicas", "recompute", "xla"):
                 if self.compiles if name == "xla" else getattr(self, name) is not None:
                     raise UserError(
                         f"train.{name} = {getattr(self, name)!r} is not for the strategy {self.strategy.name}, whose "
                         "layers lie on several devices and are computed again by themselves. Leave it out."
                     )
         if self.tensor_parallel is not None and (
-            self.sharding != GRADIENTS or self.recompute is not None or self.compiles
+            self.sharding is not None or self.recompute is not None or self.compiles
         ):
             raise UserError(
-                "train.tensor_parallel is for train.sharding = 'gradients', without train.recompute and train.xla; "
-                f"received sharding = {self.sharding!r}, recompute = {self.recompute!r}, xla = {self.xla!r}."
+                "train.tensor_parallel shares slots and gradients by itself; leave train.sharding, train.recompute and "
+                f"train.xla out. Received sharding = {self.sharding!r}, recompute = {self.recompute!r}, "
+                f"xla = {self.xla!r}."
             )
         if self.sharding == SHARDED_WEIGHTS and (self.recompute is not None or self.compiles):
             raise UserError(
                 "train.sharding = 'weights' computes blocks again in the backward pass by itself, and gathers their "
                 "weights, which XLA cannot. Leave train.recompute and train.xla out."
             )
-        if self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None:
-            if WEIGHT_SUMMARIES in self.summaries:
-                raise UserError(
-                    "train.summaries has 'weights', which train.sharding = 'weights' and train.tensor_parallel keep "
-                    "apart on several replicas. Leave one of the two out."
-                )
+        if self.scatters:
             for callback in self.callbacks:
                 if takes_weights(callback):
                     raise UserError(
@@ -325,11 +277,10 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                         "Leave it out (of EarlyStopping: restore_best_weights), or set train.sharding = 'optimizer'."
                     )
         if self.reduce_precision is not None:
-            own = self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
             beside = {
                 f"the strategy {self.strategy.name}, whose replicas are one program": self.strategy.is_one_program,
                 "train.canonical_replicas, which is about bits": self.canonical_replicas is not None,
-                "train.sharding = 'weights' and train.tensor_parallel, whose layers send what they need": own,
+                "train.sharding = 'weights' and train.tensor_parallel, whose layers send what they need": self.scatters,
             }
             for what, is_set in beside.items():
                 if is_set:
@@ -348,10 +299,10 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
                     "train.canonical_replicas takes batch statistics over whole batches; leave "
                     "train.synchronize_batch_norm and train.renew_batch_statistics out."
                 )
-            if self.sharding in SCATTERING:
+            if self.scatters:
                 raise UserError(
-                    f"train.sharding = {self.sharding!r} adds up in an order of its own; with train.canonical_replicas "
-                    "write 'optimizer', or leave it out."
+                    "train.sharding = 'weights' and train.tensor_parallel add up in an order of their own; with "
+                    "train.canonical_replicas write train.sharding = 'optimizer', or leave them out."
                 )
         if self.splits and policy is None:
             raise UserError(
@@ -362,6 +313,11 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
             raise UserError(
                 "train.stop_after_epochs saves the run to be resumed later, and train.checkpoint is 'off'. Remove one."
             )
+
+    @property
+    def scatters(self) -> bool:
+        """Whether gradients go to their variable's owner alone."""
+        return self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
 
     @property
     def compiles(self) -> bool:

@@ -75,13 +75,13 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
     """Whether XLA compiles a step, found without a call of it: one that fails half-way has eaten its batch."""
 
     def on_replica(batch: Any) -> tf.Tensor:
-        return tf.add_n([_one_number(each(batch, counts=False)) for each in step.passes])
+        return _one_number(step.local(batch, counts=False))
 
     if not runs(strategy, on_replica, batch, keep=moving_variables(learner.model)):
         return False
     if not step.compiles_update:
         return True
-    trained = [variable for each in step.passes for variable in each.variables]
+    trained = step.local.variables
     return not strategy.any_worker(not step.update.compiles(trained))
 
 

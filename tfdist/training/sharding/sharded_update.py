@@ -30,31 +30,32 @@ class ShardedUpdate(Update):
       strategy: connected.
       optimizer: from `build_optimizer`, for what is owned here.
       shards: of the model's variables.
+      swa_start: as in `Update`.
     """
 
-    def __init__(self, strategy: Strategy, optimizer: keras.optimizers.Optimizer, shards: Shards) -> None:
-        super().__init__(strategy, optimizer)
+    def __init__(
+        self,
+        strategy: Strategy,
+        optimizer: keras.optimizers.Optimizer,
+        shards: Shards,
+        *,
+        swa_start: int | None = None,
+    ) -> None:
+        super().__init__(strategy, optimizer, swa_start=swa_start)
         self._shards = shards
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
         optimizer, shards = self._optimizer, self._shards
         clipped = self._clipped(gradients)
         own = shards.gradients_of_owned(clipped, variables)
-        done = () if self._clips_means else ("global_clipnorm",) if shards.scatters else CLIPPING
+        done = ("global_clipnorm",) if shards.scatters else CLIPPING
         with changed(optimizer, **dict.fromkeys(done)):
             self._by_one(optimizer, own, shards.owned(variables))
         shards.spread(variables)
 
-    @property
-    def _clips_means(self) -> bool:
-        """Whether the optimizer clips what it has accumulated, variable by variable."""
-        return bool(self._optimizer.gradient_accumulation_steps)
-
     def _clipped(self, gradients: Gradients) -> Sequence[Any]:
         """By replica; where a replica has not all gradients, by their global norm alone."""
         optimizer = self._optimizer
-        if self._clips_means:
-            return gradients
         if not self._shards.scatters:
             if not any(getattr(optimizer, name) for name in CLIPPING):
                 return gradients
@@ -95,12 +96,6 @@ def build_sharded(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
         raise UserError(
             f"train.tensor_parallel leaves each replica a slice of a variable, and {what} looks at whole ones. Take an "
             "optimizer that treats each number by itself, such as Adam, and global_clipnorm."
-        )
-    if optimizer.gradient_accumulation_steps and optimizer.global_clipnorm:
-        raise UserError(
-            "An optimizer that has gradient_accumulation_steps clips what it has accumulated, and by global_clipnorm "
-            "that of all variables, of which train.sharding leaves each replica a share. Write train.num_microbatches "
-            "in place of the former."
         )
     if shards.host is None:
         _update_where_variables_are(optimizer)

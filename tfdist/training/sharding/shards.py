@@ -21,12 +21,10 @@ from tfdist.checkpoint.format.slices import marked
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import static_replica_index
-from tfdist.strategies.reduced_precision import reduce_scatter
 from tfdist.training.step.tracing import traced
 
-OPTIMIZER, HOST, GRADIENTS, WEIGHTS = "optimizer", "host", "gradients", "weights"
-SHARDINGS = (OPTIMIZER, HOST, GRADIENTS, WEIGHTS)
-SCATTERING = (GRADIENTS, WEIGHTS)
+OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
+SHARDINGS = (OPTIMIZER, HOST, WEIGHTS)
 Tensors = Sequence[tf.Tensor | tf.IndexedSlices]
 
 
@@ -36,8 +34,8 @@ class Shards:
     Args:
       strategy: connected.
       variables: that are trained.
-      sharding: "optimizer"; "host": its slots are in the memory of the owner's host; "gradients": these go to their
-        owners alone, too; "weights": so do those of blocks.
+      sharding: "optimizer"; "host": its slots are in the memory of the owner's host; "weights": gradients go to their
+        owners alone, too, and so do the weights of blocks; None where `split` says what is shared.
       blocks: layers whose variables lie at their owners alone; for "weights".
       split: axes by the ids of variables that have no owner: each replica has a slice, cut along that axis.
 
@@ -51,25 +49,26 @@ class Shards:
         self,
         strategy: Strategy,
         variables: Sequence[keras.Variable],
-        sharding: str,
+        sharding: str | None,
         blocks: Sequence[keras.layers.Layer] = (),
         split: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
+        setting = "train.tensor_parallel" if sharding is None else f"train.sharding = {sharding!r}"
         if strategy.is_one_program:
             raise UserError(
-                f"train.sharding = {sharding!r} is for mirrored, multi_worker and horovod, and the strategy is "
+                f"{setting} is for mirrored, multi_worker and horovod, and the strategy is "
                 f"{strategy.name}. Leave it out."
             )
-        if sharding in SCATTERING and len(variables) < strategy.topology.num_replicas:
+        self.scatters = sharding in (None, WEIGHTS)
+        if self.scatters and len(variables) < strategy.topology.num_replicas:
             raise UserError(
-                f"train.sharding = {sharding!r} gives every replica variables of its own, and the model has "
-                f"{len(variables)} for {strategy.topology.num_replicas} replicas. Write 'optimizer', or leave it out."
+                f"{setting} gives every replica variables of its own, and the model has {len(variables)} for "
+                f"{strategy.topology.num_replicas} replicas. Leave it out, or write train.sharding = 'optimizer'."
             )
         self._strategy = strategy
         self._variables = list(variables)
         self.blocks = list(blocks)
         self._dtypes = {id(v): v.dtype for v in variables}  # within a layer's call Keras tells those it casts them to
-        self.scatters = sharding in SCATTERING
         self.host: str | None = None
         if sharding == HOST:
             first = tf.DeviceSpec.from_string(self._component(variables[0], 0).device)
@@ -100,7 +99,7 @@ class Shards:
             elif regularized:
                 why = f"adds a penalty of {regularized[0]!r} to the loss, which has to be whole for that"
             raise UserError(
-                f"train.sharding = 'weights' cannot spread the layer {block.name!r}: it {why}. Write 'gradients'."
+                f"train.sharding = 'weights' cannot spread the layer {block.name!r}: it {why}. Write 'optimizer'."
             )
         shares: list[list[keras.Variable]] = [[] for _ in range(count)]
         for variable in sorted(variables, key=lambda v: -num_bytes(v)):
@@ -258,7 +257,7 @@ class Shards:
         return found
 
     def reduced(
-        self, gradients: Tensors, variables: Sequence[keras.Variable], *, name: str, precision: str | None = None
+        self, gradients: Tensors, variables: Sequence[keras.Variable], *, name: str
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The sums over the replicas, each at its variable's owner alone; elsewhere they are empty. In replica context.
 
@@ -269,7 +268,6 @@ class Shards:
           gradients: of each variable, on this replica.
           variables: as many; one may come several times.
           name: of the collective.
-          precision: as in `reduced_precision.reduce_scatter`.
         """
         replica, found, received = static_replica_index(), {}, []
         places = dict(enumerate(variables))
@@ -281,7 +279,7 @@ class Shards:
                 _padded([dense[i] for i in some if self.owner(places[i]) == owner], longest, dtype)
                 for owner in range(self._strategy.topology.num_replicas)
             ]
-            mine = reduce_scatter(self._strategy, tf.stack(rows), precision, name=f"gradients.{name}.{dtype.name}")
+            mine = self._strategy.reduce_scatter(tf.stack(rows), name=f"gradients.{name}.{dtype.name}")
             received.append(mine)
             end = 0
             for i in some:

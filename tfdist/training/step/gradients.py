@@ -62,10 +62,8 @@ class LocalGradients:
       model: a built model.
       task: gives the loss.
       metrics: updated with every microbatch.
-      variables: to differentiate by; None for all that the model trains.
       batch_size: examples of a global batch.
       num_microbatches: into how many slices a batch comes cut.
-      name: of the task's turn, if it has several.
       loss_scale: multiplies the loss before it is differentiated; None for precisions that need none.
       scale_factor: does so too, an optimizer's `loss_scale_factor`.
       jit_compile: whether XLA compiles the pass.
@@ -75,7 +73,7 @@ class LocalGradients:
         over all, where they lie.
 
     Attributes:
-      variables: that gradients are taken by.
+      variables: that gradients are taken by, all that the model trains.
       is_compiled: by XLA.
       gives_means: these examples are the whole global batch, so the gradients come divided: the backward pass starts
         with 1 ÷ divisor in place of 1, which saves a pass over all of them.
@@ -89,9 +87,7 @@ class LocalGradients:
         task: Task,
         metrics: MetricGroup,
         batch_size: int,
-        variables: Sequence[keras.Variable] | None = None,
         num_microbatches: int = 1,
-        name: str = "",
         loss_scale: LossScale | None = None,
         scale_factor: float = 1.0,
         jit_compile: bool = False,
@@ -102,9 +98,8 @@ class LocalGradients:
         self._model = model
         self._task = task
         self._metrics = metrics
-        self.variables = list(model.trainable_variables if variables is None else variables)
+        self.variables = list(model.trainable_variables)
         self._num_microbatches = num_microbatches
-        self.name = name
         self._in_order = in_order
         self._meet = in_order and any(layer.trainable for layer in batch_norm_layers(model))
         self._shards = shards

@@ -5,14 +5,14 @@ Invariant: what an optimizer's settings mean does not depend on the number of re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from tfdist.errors import UserError, suggest
 from tfdist.recipes.groups import GROUPS
-from tfdist.recipes.lengths import RunLength
+from tfdist.recipes.lengths import RunLength, length_of
 from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, shown
 
@@ -70,6 +70,14 @@ def build_optimizer(
             "train.optimizer gave a LossScaleOptimizer. Give the optimizer inside of it: train.precision = 'float16' "
             "scales by itself; elsewhere write its loss_scale_factor."
         )
+    for one in parts(optimizer):
+        steps = one.gradient_accumulation_steps
+        if steps:
+            raise UserError(
+                f"{type(one).__name__}.gradient_accumulation_steps is {steps!r}; a step updates once. For the mean of "
+                f"{steps} batches in the memory of one, leave it out, multiply train.global_batch_size by {steps}, and "
+                f"write train.num_microbatches = {steps}; in tfdist.fit these are batch_size and num_microbatches."
+            )
     if build is None:
         optimizer.build(model.trainable_variables)
     else:
@@ -118,35 +126,20 @@ def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength, variab
             placed.bind(run, variables)
 
 
-def check_turns(
-    updated: Mapping[str, Sequence[keras.Variable]],
-    optimizer: keras.optimizers.Optimizer,
-    *,
-    precision: str,
-    sam: bool,
-) -> None:
-    """Raises UserError where a training of several objectives in turn asks for what only one can have.
+def steps_before_swa(optimizer: keras.optimizers.Optimizer, start: str | int | None, run: RunLength) -> int | None:
+    """The steps before `train.swa_start`; None without it.
 
-    Args:
-      updated: the variables that each turn updates, by its name.
-      optimizer: built.
-      precision: of the training.
-      sam: whether sharpness-aware minimization is wanted.
+    Raises:
+      UserError: the optimizer keeps no average.
     """
-    idle = [name for name, variables in updated.items() if not variables]
-    if idle:
-        raise UserError(f"The turn {idle[0]!r} has no trainable variables to update.")
-    if precision == "float16" or sam:
-        setting = "train.sam_radius" if sam else "train.precision = 'float16'"
-        raise UserError(f"{setting} is for one objective; the task has {len(updated)}, in turn. Leave it out.")
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        return
-    for name in ("gradient_accumulation_steps", "use_ema"):
-        if getattr(optimizer, name):
-            raise UserError(
-                f"{type(optimizer).__name__}.{name} counts updates, and one optimizer for all turns counts those of "
-                "each. Give every part its own, by keras.optimizers.MultiOptimizer."
-            )
+    if start is None:
+        return None
+    if not keeps_average(optimizer):
+        raise UserError(
+            f"train.swa_start is {start!r}, and {type(optimizer).__name__} keeps no average of the weights. Write "
+            f"keras.optimizers.{type(optimizer).__name__}.use_ema = True, or leave train.swa_start out."
+        )
+    return length_of("train.swa_start", start).steps(run)
 
 
 def keeps_average(optimizer: keras.optimizers.Optimizer) -> bool:

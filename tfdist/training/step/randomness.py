@@ -58,11 +58,6 @@ def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
     return list({id(g): g for g in found}.values())
 
 
-def has_seed_generators(layer: keras.layers.Layer) -> bool:
-    """Whether the layer, or one inside it, draws random numbers."""
-    return any(getattr(each, "_seed_generators", ()) for each in layer._flatten_layers())
-
-
 def read_generators() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Where the global generators of Python and NumPy stand, for JSON, and the array that belongs to it."""
     version, words, gauss = random.getstate()

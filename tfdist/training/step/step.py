@@ -7,9 +7,9 @@ every replica holds the same bits, so all of them decide and update alike.
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -25,7 +25,6 @@ from tfdist.training.step.divergence import Spike
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
 from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.norms import Norms
 from tfdist.training.step.precision import LossScale, factor_of
 from tfdist.training.step.tracing import traced
 from tfdist.training.step.update import Update
@@ -44,7 +43,7 @@ class Totals(NamedTuple):
       overflowed: steps whose loss or gradients were not finite.
       weightless: steps whose examples weigh nothing in all, which changed nothing.
       spiked: 1 if the last step's loss is far above those before it, else 0.
-      norms: float32 scalars by name, of the call's last step; NaN where it ended before that.
+      gradient_norm: float32, of the last step's gradients, before clipping; NaN where it is not logged.
       recent: float64, the losses of the last steps, oldest first; as many as the step was told to compare with.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
@@ -58,7 +57,7 @@ class Totals(NamedTuple):
     weightless: tf.Tensor
     spiked: tf.Tensor
     recent: tf.Tensor
-    norms: dict[str, tf.Tensor]
+    gradient_norm: tf.Tensor
     input_seconds: tf.Tensor
     peer_seconds: tf.Tensor
 
@@ -74,7 +73,7 @@ class GlobalSums(NamedTuple):
       weight: what they weigh; empty where each counts, whatever the batch.
       finite: whether all of this is.
       peer_seconds: float64, how long this worker waited until it was there.
-      norms: of the update, where it was looked at.
+      gradient_norm: float32, of all gradients; NaN where it is not logged.
     """
 
     gradients: list[tf.Tensor | tf.IndexedSlices]
@@ -84,10 +83,7 @@ class GlobalSums(NamedTuple):
     weight: tuple[tf.Tensor, ...]
     finite: tf.Tensor
     peer_seconds: tf.Tensor
-    norms: dict[str, tf.Tensor]
-
-
-Looked: TypeAlias = "tuple[tf.Tensor, dict[str, tf.Tensor]] | None"  # whether to look at a step, and the last figures
+    gradient_norm: tf.Tensor
 
 
 class TrainStep:
@@ -97,23 +93,21 @@ class TrainStep:
       strategy: connected.
       model: built inside the strategy's scope.
       optimizer: from `build_optimizer`.
-      passes: one replica's forward and backward pass; several for a task that is trained in turns, each followed by
-        its update. The last one's metrics count.
+      local: one replica's forward and backward pass.
       metrics: the training metrics, read at the end of each call.
       term_names: the loss terms to report beside the total.
       loss_scale: with float16; a step that overflows is then skipped and training continues. Without it nothing waits
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
-      scale_factor: what `passes` multiply the loss with besides.
-      sam_radius: takes the gradient where the loss is highest within this distance of the weights, to first order
-        (Foret et al., "Sharpness-Aware Minimization", 2021); two passes and two reductions a step.
+      scale_factor: what `local` multiplies the loss with besides.
       spike: ends a call after a step whose loss is a spike; None looks for none.
-      norms: looks at the last step of each call.
+      log_gradient_norm: computes the norm of each step's gradients.
       shards: who keeps the optimizer's state; None: every replica all of it.
       compiles_update: has XLA compile the update where it can, which is not with `shards`.
+      swa_start: as `Update` takes it.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
-      in_order: sums over the replicas as `ordered_sum` does; as `passes` do over microbatches.
+      in_order: sums over the replicas as `ordered_sum` does; as `local` does over microbatches.
       reduce_precision: sums gradients over several replicas as `reduced_precision` does; None: in their own type.
     """
 
@@ -123,16 +117,16 @@ class TrainStep:
         strategy: Strategy,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        passes: Sequence[LocalGradients],
+        local: LocalGradients,
         metrics: MetricGroup,
         term_names: Sequence[str],
         loss_scale: LossScale | None,
         scale_factor: float = 1.0,
-        sam_radius: float | None = None,
         spike: Spike | None = None,
-        norms: Norms | None = None,
+        log_gradient_norm: bool = False,
         shards: Shards | None = None,
         compiles_update: bool = False,
+        swa_start: int | None = None,
         deterministic: bool = False,
         in_order: bool = False,
         reduce_precision: str | None = None,
@@ -143,26 +137,23 @@ class TrainStep:
         self._in_order = in_order
         self.compiles_update = compiles_update and shards is None
         self.update = (
-            Update(strategy, optimizer, jit_compile=compiles_update)
+            Update(strategy, optimizer, jit_compile=compiles_update, swa_start=swa_start)
             if shards is None
-            else ShardedUpdate(strategy, optimizer, shards)
+            else ShardedUpdate(strategy, optimizer, shards, swa_start=swa_start)
         )
         self._scatters = shards if shards is not None and shards.scatters else None
-        self.passes = tuple(passes)
+        self.local = local
         self._metrics = metrics
         self.term_names = tuple(term_names)
         self._loss_scale = loss_scale
         self._scale_factor = scale_factor
-        self._sam_radius = sam_radius
         self._spike = spike
-        self._norms = norms
+        self._log_gradient_norm = log_gradient_norm
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
-        self._touched = moving_variables(model)  # what a forward pass changes
         # What a skipped step must not change; without a loss scale the run ends with it.
-        self._moving = [] if loss_scale is None else [*self._touched, *metrics.variables]
+        self._moving = [] if loss_scale is None else [*moving_variables(model), *metrics.variables]
         self._learning: list[Any] = []
         self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
-        self.graph: tf.Graph | None = None  # of a call, once it is traced
         # Keras's fit traces without autograph too, so a model behaves alike under both.
         self.run = traced(self._run, reduce_retracing=True)
         self.reset_metrics = traced(lambda: strategy.run(metrics.reset))
@@ -184,16 +175,13 @@ class TrainStep:
           The totals, the training metrics so far, and the sum of all replicas' votes.
         """
 
-        self.graph = tf.compat.v1.get_default_graph()
-
         def proceed(totals: Totals) -> tf.Tensor:
             going = (totals.steps < num_steps) & tf.equal(totals.spiked, 0)
             return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = timed_next(self._strategy, iterator)
-            looks = tf.equal(totals.steps + 1, num_steps)
-            return (_advanced(totals, self.on_batch(batch, looks, totals.norms), waited, self._spike),)
+            return (_advanced(totals, self.on_batch(batch), waited, self._spike),)
 
         (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(self._read_metrics, args=(votes,)))
@@ -203,93 +191,46 @@ class TrainStep:
         metrics, (votes,) = self._metrics.read(self._strategy, [votes])
         return metrics, votes
 
-    def on_batch(
-        self, batch: Any, looks: tf.Tensor | None = None, norms: dict[str, tf.Tensor] | None = None
-    ) -> GlobalSums:
-        """One step on local batches; what it came to, without the gradients. In cross-replica context.
+    def on_batch(self, batch: Any) -> GlobalSums:
+        """One step on local batches; what it came to, without the gradients. In cross-replica context."""
+        if self._strategy.is_one_program and self._loss_scale is None:
+            return self._strategy.first_local(self._strategy.run(self._step, args=(batch,)))
+        return self._step(batch)
 
-        Args:
-          batch: of each replica.
-          looks: bool scalar, whether norms are wanted; None for no.
-          norms: those of the last look.
-        """
-        if self._strategy.is_one_program and self._loss_scale is None and self._sam_radius is None:
-            return self._strategy.first_local(self._strategy.run(self._turns, args=(batch, looks, norms)))
-        return self._turns(batch, looks, norms)
-
-    def _turns(self, batch: Any, looks: tf.Tensor | None, norms: dict[str, tf.Tensor] | None) -> GlobalSums:
-        """A step's updates, one after the other; the losses of all."""
-        self.unused = []
-        *before, last = self.passes
-        seen = {each.name: self._step(batch, each, None, counts=False) for each in before}
-        looked = None if looks is None or self._norms is None else (looks, norms or {})
-        seen[last.name] = self._step(batch, last, looked, counts=True)
-        return _of_turns([*seen.values()])
-
-    def _step_at_once(self, batch: Any, local: LocalGradients, looked: Looked, *, counts: bool) -> GlobalSums:
+    def _step_at_once(self, batch: Any) -> GlobalSums:
         """One update that waits for nothing but its gradients."""
-        sums = self._sums(batch, local, counts=counts)
-        seen = self._strategy.first_local(sums._replace(gradients=[]))
-        before = self._weights_before(looked)
+        sums = self._strategy.run(self._global_sums, args=(batch,))
+        seen = self._without_gradients(sums)
         self._update_by(sums, seen.weight)
-        return self._looked_at(looked, before, sums, seen)
+        return seen
 
-    def _step_or_skip(self, batch: Any, local: LocalGradients, looked: Looked, *, counts: bool) -> GlobalSums:
+    def _step_or_skip(self, batch: Any) -> GlobalSums:
         """One update, or none on all replicas alike, if a gradient is not finite."""
         moving = self._read(self._moving)
-        sums = self._sums(batch, local, counts=counts)
-        seen = self._strategy.first_local(sums._replace(gradients=[]))
-        before = self._weights_before(looked)
+        sums = self._strategy.run(self._global_sums, args=(batch,))
+        seen = self._without_gradients(sums)
         tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, moving))
-        return self._looked_at(looked, before, sums, seen)
+        return seen
 
-    def _weights_before(self, looked: Looked) -> list[tf.Tensor]:
-        if looked is None or self._norms is None:
-            return []
-        return self._norms.before(looked[0], self._learning)
-
-    def _looked_at(self, looked: Looked, before: list[tf.Tensor], sums: GlobalSums, seen: GlobalSums) -> GlobalSums:
-        """What a step came to, with the norms of its update."""
-        if looked is None or self._norms is None:
+    def _without_gradients(self, sums: GlobalSums) -> GlobalSums:
+        """What a step came to on this process, with the norm of its gradients where that is logged."""
+        seen = self._strategy.first_local(sums._replace(gradients=[]))
+        if not self._log_gradient_norm:
             return seen
-        gradients = [self._strategy.first_local(gradient) for gradient in sums.gradients]
-        return seen._replace(norms=self._norms.after(looked[0], before, gradients, self._learning, looked[1]))
+        return seen._replace(gradient_norm=_norm([self._strategy.first_local(each) for each in sums.gradients]))
 
-    def _sums(self, batch: Any, local: LocalGradients, *, counts: bool) -> GlobalSums:
-        """One step up to the update, by replica; in cross-replica context."""
-        radius = self._sam_radius
-        sums = functools.partial(self.global_sums, local=local, counts=counts)
-        if radius is None:
-            return self._strategy.run(sums, args=(batch,))
-        touched = self._read(self._touched)
-        here = self._strategy.run(sums, args=(batch,))
-        touched_once = self._read(self._touched)
-        weights = self._read(self._learning)
-        ascent = self._strategy.run(lambda sums: _ascent(sums.gradients, radius), args=(here,))
-        self._assign(self._learning, ascent, add=True)
-        self._assign(self._touched, touched)  # both passes see the same dropout
-        there = self._strategy.run(functools.partial(sums, counts=False), args=(batch,))
-        self._assign(self._learning, weights)
-        self._assign(self._touched, touched_once)  # and batch statistics move along once, at the weights themselves
-
-        def both(here: GlobalSums, there: GlobalSums) -> GlobalSums:
-            waited = here.peer_seconds + there.peer_seconds
-            return here._replace(gradients=there.gradients, finite=here.finite & there.finite, peer_seconds=waited)
-
-        return self._strategy.run(both, args=(here, there))
-
-    def global_sums(self, batch: dict[str, Any], local: LocalGradients, *, counts: bool = True) -> GlobalSums:
-        """One step up to the update; in replica context, on a local batch. `counts`: metrics count it."""
-        sums = local(batch, counts=counts)
+    def _global_sums(self, batch: dict[str, Any]) -> GlobalSums:
+        """One step up to the update; in replica context, on a local batch."""
+        variables = self.local.variables
+        sums = self.local(batch)
         own = [(name, i, g) for name, some in sums.gradients.items() for i, g in enumerate(some) if g is not None]
         used = {i for _, i, _ in own}
-        self._learning = [v for i, v in enumerate(local.variables) if i in used]
-        unused = [v.path for i, v in enumerate(local.variables) if i not in used]
-        self.unused = list(dict.fromkeys([*self.unused, *unused]))
+        self._learning = [v for i, v in enumerate(variables) if i in used]
+        self.unused = [v.path for i, v in enumerate(variables) if i not in used]
         beside = sums._replace(gradients={})
         scalars = tf.nest.flatten(beside)
         reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
-        summed, scalars, total = self._summed([g for _, _, g in own], [local.variables[i] for _, i, _ in own], scalars)
+        summed, scalars, total = self._summed([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
         peer_seconds = reduction.seconds_until([*summed, *scalars])
         if not self.update.takes_repeats:
             summed = [without_repeats(gradient) for gradient in summed]
@@ -303,7 +244,8 @@ class TrainStep:
         loss, terms = quotients(beside)
         terms = {name: terms[name] for name in self.term_names if name in terms}
         finite = _all_finite(in_order if total is None else [total], loss)
-        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds, {})
+        not_logged = tf.constant(math.nan)
+        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds, not_logged)
 
     def _summed(
         self, gradients: list[Any], variables: list[keras.Variable], scalars: list[tf.Tensor]
@@ -312,7 +254,7 @@ class TrainStep:
         if self._in_order:
             tensors = ordered_sum(self._strategy, [*_of_shapes(gradients, variables, rows=False), *scalars])
             return tensors[: len(gradients)], tensors[len(gradients) :], None
-        if self._scatters is None and self._reduce_precision is not None:
+        if self._reduce_precision is not None:
             sent = _of_shapes(gradients, variables, rows=self._strategy.gathers_rows)
             return *reduced_precision.sum_gradients(self._strategy, sent, scalars, self._reduce_precision), None
         if self._scatters is None:
@@ -320,9 +262,7 @@ class TrainStep:
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         total = tf.add_n([tf.cast(tf.reduce_sum(gradient), tf.float32) for gradient in dense])
         left = [i for i, variable in enumerate(variables) if not self._scatters.is_apart(variable)]
-        found, received = self._scatters.reduced(
-            [dense[i] for i in left], [variables[i] for i in left], name="step", precision=self._reduce_precision
-        )
+        found, received = self._scatters.reduced([dense[i] for i in left], [variables[i] for i in left], name="step")
         placed = dict(zip(left, found, strict=True))
         summed = [placed.get(i, gradient) for i, gradient in enumerate(dense)]
         *scalars, total = self._strategy.sum_over_replicas([*scalars, total])
@@ -355,11 +295,10 @@ class TrainStep:
         """The variables' values, by replica, which assignments leave alone."""
         return self._strategy.run(lambda: [tf.identity(variable.value) for variable in variables])
 
-    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[Any], *, add: bool = False) -> None:
-        """Assigns each replica its own values, or adds them."""
+    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
+        """Assigns each replica its own values."""
         for variable, value in zip(variables, values, strict=True):
-            put = (lambda v, more: v.assign_add(more)) if add else (lambda v, new: v.assign(new))
-            self._strategy.distribution.extended.update(variable.value, put, args=(value,))
+            self._strategy.distribution.extended.update(variable.value, lambda v, new: v.assign(new), args=(value,))
 
     def _totals_from(self, sums: tf.Tensor) -> Totals:
         """Totals before a call's first step; `sums` as in `_run`."""
@@ -370,20 +309,8 @@ class TrainStep:
         loss_sum, weight, *terms = tf.unstack(sums, num=2 + num_terms)
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         by_name = dict(zip(self.term_names, terms, strict=True))
-        norms = {} if self._norms is None else self._norms.nothing()
-        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, norms, seconds, seconds)
-
-
-def _of_turns(seen: Sequence[GlobalSums]) -> GlobalSums:
-    """What a step of several updates comes to: the sum of their losses."""
-    if len(seen) == 1:
-        return seen[0]
-    return seen[-1]._replace(
-        loss=tf.add_n([each.loss for each in seen]),
-        terms={name: value for each in seen for name, value in each.terms.items()},
-        finite=tf.reduce_all([each.finite for each in seen]),
-        peer_seconds=tf.add_n([each.peer_seconds for each in seen]),
-    )
+        norm = tf.constant(math.nan)
+        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, norm, seconds, seconds)
 
 
 def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike | None) -> Totals:
@@ -408,17 +335,10 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike 
         totals.weightless + tf.cast(weightless, tf.int32),
         spiked,
         recent,
-        seen.norms,
+        seen.gradient_norm,
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
     )
-
-
-def _ascent(gradients: Sequence[Gradient], radius: float) -> list[tf.Tensor]:
-    """The way of this length along the gradient; none where that is zero."""
-    dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-    factor = tf.math.divide_no_nan(tf.cast(radius, tf.float32), tf.linalg.global_norm(dense))
-    return [gradient * tf.cast(factor, gradient.dtype) for gradient in dense]
 
 
 def _of_shapes(gradients: Sequence[Any], variables: Sequence[keras.Variable], *, rows: bool) -> list[Any]:
@@ -444,6 +364,13 @@ def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tens
         with beside(gradient):
             return gradient * tf.cast(factor, gradient.dtype)
     return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
+
+
+def _norm(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
+    """The norm of all gradients' numbers, those of a row once."""
+    whole = [without_repeats(each) for each in gradients]
+    values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g in whole]
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(each)) for each in values]))
 
 
 def _all_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:

@@ -1,10 +1,9 @@
 """Applies one step's gradients, whatever the optimizer is told to do with them.
 
-Keras decides inside of `apply`, in a replica context, whether a step is one of those at which accumulated gradients are
-applied, or at which moving averages overwrite the weights; there no collective and no cross-replica update is allowed.
-Here the same is decided outside, where it is. Invariant: the weights are those of the optimizer's own `apply` on one
-device. Keras's private names for accumulators and averages are used here alone; tests/training/test_as_fit.py compares
-with `fit`.
+Keras decides inside of `apply`, in a replica context, whether a step is one of those at which moving averages overwrite
+the weights; there no collective and no cross-replica update is allowed. Here the same is decided outside, where it is.
+Invariant: the weights are those of the optimizer's own `apply` on one device. Keras's private names for averages are
+used here alone; tests/training/test_as_fit.py compares with `fit`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,21 @@ class Update:
       optimizer: from `build_optimizer`.
       jit_compile: whether XLA compiles what one replica does at each step. Without effect where a process has several,
         as Keras updates the variables of all of them at once.
+      swa_start: the step from which on averages are plain means (Izmailov et al., "Averaging weights leads to wider
+        optima and better generalization", 2018); None leaves them exponential.
     """
 
-    def __init__(self, strategy: Strategy, optimizer: keras.optimizers.Optimizer, *, jit_compile: bool = False) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        optimizer: keras.optimizers.Optimizer,
+        *,
+        jit_compile: bool = False,
+        swa_start: int | None = None,
+    ) -> None:
         self._strategy = strategy
         self._optimizer = optimizer
+        self._swa_start = swa_start
         self._is_compiled = jit_compile and strategy.topology.num_local_replicas == 1
 
     @property
@@ -58,64 +67,19 @@ class Update:
     def _by_one(
         self, optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]
     ) -> None:
-        done = tf.convert_to_tensor(self._strategy.first_local(optimizer._iterations.value))
-        with _one_rate(optimizer, done):
-            self._by_one_at(done, optimizer, gradients, variables)
-
-    def _by_one_at(
-        self,
-        done: tf.Tensor,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: Gradients,
-        variables: Sequence[keras.Variable],
-    ) -> None:
-        every = optimizer.gradient_accumulation_steps
-        if every:
-            updates = done // every
-            self._where(
-                tf.equal((done + 1) % every, 0),
-                lambda: self._apply_mean(optimizer, gradients, variables, updates),
-                lambda: self._run(lambda own: _accumulate(optimizer, own, variables, updates), gradients),
-            )
-            done = updates
-        else:
-            with changed(optimizer, ema_overwrite_frequency=None):
-                run = self._run_compiled if self._is_compiled else self._run
-                run(lambda own: _apply(optimizer, own, variables), gradients)
+        done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
+        run = self._run_compiled if self._is_compiled else self._run
+        averages = _equal_average(optimizer, done, self._swa_start)
+        with _one_rate(optimizer, done), averages, changed(optimizer, ema_overwrite_frequency=None):
+            run(lambda own: _apply(optimizer, own, variables), gradients)
         if optimizer.use_ema and optimizer.ema_overwrite_frequency:
-            self._where(
-                tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0),
-                lambda: self._everywhere(lambda: _overwrite(optimizer)),
-                lambda: None,
-            )
 
-    def _apply_mean(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: Gradients,
-        variables: Sequence[keras.Variable],
-        updates: tf.Tensor,
-    ) -> None:
-        """Applies the mean of what was accumulated and these, and accumulates anew."""
+            def overwrite() -> tf.Tensor:
+                self._everywhere(lambda: _overwrite(optimizer))
+                return tf.constant(True)
 
-        def apply(means: Gradients, variables: Sequence[keras.Variable]) -> None:
-            optimizer._apply_weight_decay(variables)
-            optimizer._backend_update_step(optimizer._clip_gradients(means), variables, optimizer.learning_rate)
-            _average(optimizer, updates)
-
-        def on_replica(own: Gradients) -> None:
-            accumulators = _accumulators(optimizer, variables)
-            steps = optimizer.gradient_accumulation_steps
-            _apply(
-                optimizer,
-                [(tf.convert_to_tensor(g) + a.value) / steps for g, a in zip(own, accumulators, strict=True)],
-                variables,
-            )
-            for accumulator in accumulators:
-                accumulator.value.assign(tf.zeros_like(accumulator.value))
-
-        with changed(optimizer, _backend_apply_gradients=apply):
-            self._run(on_replica, gradients)
+            is_time = tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0)
+            tf.cond(is_time, overwrite, lambda: tf.constant(True))
 
     def _run(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
         self._strategy.run(function, args=(list(gradients),))
@@ -146,16 +110,6 @@ class Update:
     def _everywhere(self, function: Callable[[], None]) -> None:
         self._strategy.run(function)
 
-    def _where(self, condition: tf.Tensor, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
-        def branch(function: Callable[[], None]) -> Callable[[], tf.Tensor]:
-            def run() -> tf.Tensor:
-                function()
-                return tf.constant(True)
-
-            return run
-
-        tf.cond(condition, branch(then), branch(otherwise))
-
 
 def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
     return isinstance(gradient, tf.IndexedSlices) and gradient.values.shape.is_fully_defined()
@@ -173,27 +127,22 @@ def _one_rate(optimizer: keras.optimizers.Optimizer, step: tf.Tensor) -> Iterato
         yield
 
 
+@contextlib.contextmanager
+def _equal_average(optimizer: keras.optimizers.Optimizer, step: tf.Tensor, start: int | None) -> Iterator[None]:
+    """The optimizer with the momentum by which its average is the mean of all weights since `start`."""
+    if start is None:
+        yield
+        return
+    averaged = tf.maximum(tf.cast(step, tf.float32) - start, 0.0)
+    with changed(optimizer, ema_momentum=averaged / (averaged + 1.0)):
+        yield
+
+
 def _apply(optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
     if not variables:  # a worker that owns none counts as the others do
         _advance(optimizer)
         return
     optimizer.apply(gradients, variables)
-
-
-def _accumulate(
-    optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable], updates: tf.Tensor
-) -> None:
-    for gradient, accumulator in zip(gradients, _accumulators(optimizer, variables), strict=True):
-        accumulator.value.assign(accumulator.value + tf.convert_to_tensor(gradient))
-    _average(optimizer, updates)
-    _advance(optimizer)
-
-
-def _average(optimizer: keras.optimizers.Optimizer, updates: tf.Tensor) -> None:
-    """Moves the averages along; Keras does so at each step, and sets them to the weights before the first update."""
-    for variable, average in _averaged(optimizer) if optimizer.use_ema else ():
-        momentum = tf.cast(tf.where(tf.equal(updates, 0), 0.0, optimizer.ema_momentum), average.value.dtype)
-        average.value.assign(momentum * average.value + (1 - momentum) * variable.value)
 
 
 def _overwrite(optimizer: keras.optimizers.Optimizer) -> None:
@@ -204,11 +153,7 @@ def _overwrite(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def _advance(optimizer: keras.optimizers.Optimizer) -> None:
-    optimizer._iterations.assign_add(1)
-
-
-def _accumulators(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    return [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
+    optimizer.iterations.assign_add(1)
 
 
 def _averaged(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:

@@ -25,10 +25,9 @@ from tfdist.strategies.base import Topology
 from tfdist.telemetry.heartbeat import PROFILE_SIGNAL
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.watch.profile_operations import MARK
-from tfdist.training.watch.profile_summary import summarize
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
+MARK = "train"  # what the profiler's time line calls a call of the step function
 SIGNALED_STEPS = 10  # a profile at a signal ends with the call that has done so many
 # For other threads to come to rest. TensorFlow 2.21's profiler ended the process of a MultiWorker run in native code in
 # 2 of some 25 profiles that were stopped at once, and in none of 78 that were stopped after this wait.
@@ -47,8 +46,8 @@ class _Session:
 class Profiler:
     """Context manager around a loop, in whose time PROFILE_SIGNAL asks for a profile of the next steps.
 
-    Each worker writes a file of its own: for TensorBoard's profile plugin, and a summary in words, which the chief's
-    console shows. A handler that the process already has for the signal stays.
+    Each worker writes a file of its own, for TensorBoard's profile plugin and xprof. A handler that the process already
+    has for the signal stays.
 
     Args:
       directory: of the run.
@@ -150,22 +149,18 @@ class Profiler:
             self._warn(f"{type(error).__name__}: {error}", f"the steps {session.begin + 1:,} to {self._step:,}")
 
     def _write(self, profile: bytes, first: int) -> None:
-        """Stores the profile first, which is there even if the summary fails."""
-        name, worker = _name(first, self._step), self._topology.worker_index
-        path, summary_path = self._directory.profile(name, worker), self._directory.profile_summary(name, worker)
-        for each in (path, summary_path):
-            files.make_dirs(os.path.dirname(each))
+        path = self._directory.profile(_name(first, self._step), self._topology.worker_index)
+        files.make_dirs(os.path.dirname(path))
         files.write_atomic(path, profile)
-        whose = f", worker {worker}" if self._topology.num_workers > 1 else ""
-        summary = summarize(profile, title=f"Profile of the steps {first:,} to {self._step:,}{whose}")
-        files.write_atomic(summary_path, summary)
         self._events.info(
             "profiled",
             step=self._step,
-            message=f"{summary.rstrip()}\n{summary_path}; for TensorBoard: {path}",
+            message=(
+                f"Profile of the steps {first:,} to {self._step:,}: {path}; "
+                f"show it with: tensorboard --logdir={self._directory.tensorboard}"
+            ),
             first_step=first,
             path=path,
-            summary=summary_path,
         )
 
     def _warn_of_none(self, asked: ProfiledSteps) -> None:

@@ -18,7 +18,6 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline
 from tfdist.data.sources.source import Source
-from tfdist.recipes.followed import Holders, followed
 from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
@@ -26,17 +25,15 @@ from tfdist.telemetry.console.curve import curve
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_stateful
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
-from tfdist.training.run.checking.batch_dependence import batch_dependent_layers
 from tfdist.training.run.checking.examples import check_first_batch, named_arrays
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explained
 from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts
+from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.tracing import traced
-from tfdist.user_code import said
 
 Tell = Callable[[str], None]
 CURVE_COLUMNS = 72
@@ -75,17 +72,18 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             partial=settings.partial_restore,
             tell=_Warnings(tell),
         )
-    _tell_notes(
-        tell, built, task.inputs(batches["training"]), training, in_parts=settings.canonical_replicas is not None
+    note = microbatch_note(
+        built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
+    if note is not None and settings.canonical_replicas is None:
+        tell(f"note: {note}")
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
     if settings.recompute is not None:
         tell(f"computed again in the backward pass: {', '.join(_names(chosen_layers(built, settings.recompute)))}")
     run_length = assembly.length_of(settings, training)
     bind_schedules(made, run_length, built.trainable_variables)
-    with followed(settings.follow or {}, Holders(parts(made), built, task.loss_weights), run_length):
-        pass  # every name is that of something
+    steps_before_swa(made, settings.swa_start, run_length)
     for one in parts(made):
         _tell_schedule(tell, one._learning_rate, run_length.total_steps)
 
@@ -164,23 +162,6 @@ def _opened(data: Callable[[], Any], scratch: str) -> Source:
     source = as_source(data(), data)
     source.prepare(scratch)
     return source
-
-
-def _tell_notes(tell: Tell, model: keras.Model, inputs: Any, plan: BatchPlan, *, in_parts: bool) -> None:
-    """Says what makes the training depend on how its batches are cut, other than `in_parts` of canonical replicas."""
-    note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
-    if note is not None and not in_parts:
-        tell(f"note: {note}")
-    try:
-        dependent = batch_dependent_layers(model, inputs)
-    except Exception as error:  # whatever the model raises on real values
-        tell(f"note: The model fails on the first batch, so whether it sees examples one by one is open: {said(error)}")
-        return
-    if dependent:
-        tell(
-            f"note: What {', '.join(dependent)} gives for an example depends on the other examples of its batch. Each "
-            "replica and each microbatch has its own, so the number of them changes the training."
-        )
 
 
 def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
