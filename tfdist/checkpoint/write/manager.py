@@ -32,8 +32,8 @@ class CheckpointManager:
       tell: gets events, only ever from the thread that calls this object.
       part: what this worker writes of each checkpoint; None: one worker writes all. With parts every worker has a
         manager, and saves the same steps in the same order.
-      still_ours: called before each commit, in the writer's thread; raises LeaseLostError when another run has taken the
-        directory, OSError when the store does not answer.
+      still_ours: called before each commit, in the writer's thread; raises LeaseLostError when another run has taken
+        the directory, OSError when the store does not answer.
 
     Example:
 
