@@ -20,6 +20,7 @@ import tensorflow as tf
 from support import REPOSITORY, Finished, run_command, run_python
 
 from tfdist import main as command
+from tfdist.errors import EXIT_STORE_UNAVAILABLE
 
 CONFIGS = REPOSITORY / "configs"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -382,7 +383,9 @@ def test_an_included_file_that_is_missing_is_told_with_file_and_line(
 def test_a_gin_file_in_a_bucket_that_cannot_be_reached_is_told_within_seconds() -> None:
     args = ["-m", "tfdist.main", "--gin_file=gs://no-such-bucket/experiment.gin"]
     dead_proxy = {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}
-    check_refused(run_python(args, env=dead_proxy, timeout=60), "'gs://no-such-bucket/experiment.gin' cannot be read")
+    told = run_python(args, env=dead_proxy, timeout=60)
+    assert told.status == EXIT_STORE_UNAVAILABLE
+    assert "'gs://no-such-bucket/experiment.gin' cannot be read" in told.stderr
 
 
 def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tfdist.errors import (
     PreemptedError,
     TfdistError,
     UserError,
+    exit_status_of_error,
     redacted,
 )
 from tfdist.requirements import missing_requirement
@@ -162,7 +163,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
         return command() or EXIT_DONE
     except TfdistError as error:
         _say(str(error) if isinstance(error, PreemptedError) else f"error: {error}")
-        return error.exit_status
+        return exit_status_of_error(error)
     except KeyboardInterrupt:
         _say("interrupted")
         return EXIT_INTERRUPTED
@@ -179,7 +180,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
         if trusts_the_disk:
             raise
         _say(f"error: {redacted(' '.join(str(error).split()))}")
-        return EXIT_USER_ERROR
+        return exit_status_of_error(error)
 
 
 def _say(text: str) -> None:

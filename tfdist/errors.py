@@ -19,6 +19,7 @@ EXIT_DIVERGED = 3
 EXIT_PEER_LOST = 4
 EXIT_NOT_SAVED = 5
 EXIT_IN_USE = 6
+EXIT_STORE_UNAVAILABLE = 7
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_NO_READER = 141  # 128 + SIGPIPE
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
@@ -57,6 +58,10 @@ class InUseError(UserError):
     """Another live process holds the directory: the same command works when that has ended."""
 
     exit_status = EXIT_IN_USE
+
+
+class StoreUnavailableError(OSError):
+    """A store has not answered for as long as it is asked again: nothing that the user wrote is known to be wrong."""
 
 
 class DivergedError(TfdistError):
@@ -117,6 +122,17 @@ class NotSavedError(TfdistError):
 
     exit_status = EXIT_NOT_SAVED
     is_in_step = True
+
+
+def exit_status_of_error(error: BaseException) -> int:
+    """The exit status that a command ends with for an error: EXIT_STORE_UNAVAILABLE where such a store is its cause."""
+    status = error.exit_status if isinstance(error, TfdistError) else EXIT_USER_ERROR
+    cause: BaseException | None = error
+    while status == EXIT_USER_ERROR and cause is not None:
+        if isinstance(cause, StoreUnavailableError):
+            return EXIT_STORE_UNAVAILABLE
+        cause = cause.__cause__
+    return status
 
 
 def redacted(text: str) -> str:

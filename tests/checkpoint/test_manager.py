@@ -21,6 +21,7 @@ from tfdist.checkpoint.write import manager as manager_module
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.storage.lease import LeaseLostError
 from tfdist.storage.syscalls import Syscalls
 
 
@@ -238,7 +239,7 @@ def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_
 
     def still_ours() -> None:
         if not is_ours[0]:
-            raise UserError("another run has taken this directory")
+            raise LeaseLostError("another run has taken this directory")
 
     listener = Listener()
     policy = CheckpointPolicy(keep_last=2)
@@ -248,10 +249,29 @@ def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_
     is_ours[0] = False
     manager.save(state_of(4))
     for surfacing in (manager.wait, manager.check, lambda: manager.save(state_of(5))):
-        with pytest.raises(UserError, match="another run has taken"):
+        with pytest.raises(LeaseLostError, match="another run has taken"):
             surfacing()
     manager.close()
     assert steps(list_checkpoints(str(tmp_path))) == [2, 3]
+
+
+def test_a_store_that_does_not_answer_the_check_of_the_lease_costs_one_checkpoint(tmp_path: pathlib.Path) -> None:
+    outage = OSError(errno.EIO, "503 Service Unavailable", str(tmp_path))
+    answers = iter([None, None, outage])  # at the start, at the first commit, at the second
+
+    def still_ours() -> None:
+        answer = next(answers, None)
+        if answer is not None:
+            raise answer
+
+    listener = Listener()
+    manager = CheckpointManager(str(tmp_path), CheckpointPolicy(), identity={}, tell=listener, still_ours=still_ours)
+    for step in (1, 2, 3):
+        manager.save(state_of(step))
+        manager.wait()
+    manager.close()
+    assert ["503 Service Unavailable" in message for message in listener.warnings] == [True]
+    assert steps(list_checkpoints(str(tmp_path))) == [1, 3]
 
 
 def test_two_savers_on_one_directory_leave_only_whole_checkpoints(tmp_path: pathlib.Path) -> None:
@@ -325,7 +345,7 @@ def test_going_back_abandons_the_checkpoints_ahead(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.slow
 def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path: pathlib.Path) -> None:
-    answers = iter([None, UserError("another run has taken this directory")])  # at the start, at the first commit
+    answers = iter([None, LeaseLostError("another run has taken this directory")])  # at the start, at the first commit
 
     def still_ours() -> None:
         answer = next(answers, None)
@@ -338,6 +358,6 @@ def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path
         manager.save(state_of(1))
         manager.save(state_of(2))
         gate.opened.set()
-        with pytest.raises(UserError, match="another run has taken"):
+        with pytest.raises(LeaseLostError, match="another run has taken"):
             manager.close()
     assert list_checkpoints(str(tmp_path)) == []

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 
 from fuzz import material
 
+from tfdist.errors import EXIT_STORE_UNAVAILABLE
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 EXPERIMENTS = ("digits", "breast_cancer", "digits_dataset")
 STRATEGIES = ("auto", "one_device", "mirrored")
@@ -251,6 +253,7 @@ def judge(case: Case, status: int | None, stdout: str, stderr: str) -> list[str]
     """What is wrong with how a case ended; nothing if it was taken or refused as it should be."""
     if status is None:
         return ["it had to be killed for its time"]
+    status = 2 if status == EXIT_STORE_UNAVAILABLE else status  # of a bucket that a case names
     found = []
     trains = "--mode=train" in case.arguments or VALIDATE not in case.arguments
     if status not in ((0, 2, 3) if trains else (0, 2)):

@@ -11,6 +11,7 @@ import time
 import pytest
 from gcs.server import GcsServer
 
+from tfdist.errors import EXIT_STORE_UNAVAILABLE
 from tfdist.launch.supervise import hangs, stacks, watch
 from tfdist.launch.supervise.hangs import STOPPED_SECONDS, Deadlines, Watcher, absent, hindmost, stood_still
 from tfdist.launch.supervise.journal import Journal
@@ -45,6 +46,15 @@ def test_three_failures_in_a_row_without_a_new_step_are_enough() -> None:
     enough = restarts.after(Failure(4, None, 2))
     assert isinstance(enough, Enough) and enough.event == "breaker_opened"
     assert "3 failures in a row brought no new step (step 5 was the last)" in enough.reason
+
+
+def test_an_outage_of_a_store_is_waited_for_and_no_worker_is_left_out_for_it() -> None:
+    restarts = account(3, min_workers=2)
+    outage = Failure(EXIT_STORE_UNAVAILABLE, 2, None)
+    decisions = [restarts.after(outage) for _ in range(7)]
+    assert [decision.seconds for decision in decisions] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert {decision.left_out for decision in decisions} == {frozenset()}
+    assert isinstance(account(max_restarts=2).after(outage), Again)
 
 
 def test_restarts_are_counted() -> None:

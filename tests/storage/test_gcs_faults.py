@@ -16,7 +16,16 @@ from gcs.faults import Fault
 from gcs.server import GcsServer
 from support import PATIENCE, free_ports, run_python
 
-from tfdist.errors import UserError
+from tfdist.command_line import exit_status_of
+from tfdist.data.formats import byte_ranges
+from tfdist.data.pipeline import failures
+from tfdist.errors import (
+    EXIT_STORE_UNAVAILABLE,
+    EXIT_USER_ERROR,
+    StoreUnavailableError,
+    UserError,
+    exit_status_of_error,
+)
 from tfdist.storage import files, gcs, gcs_requests, gcs_transfers
 from tfdist.storage.writable import check_writable
 
@@ -200,10 +209,36 @@ def test_waiting_for_a_busy_server_draws_nothing_from_the_generator_of_the_proce
 def test_a_server_that_stays_busy_is_given_up_in_the_end(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
     gcs.faults.add(Fault("status", status=503, count=None))
-    with pytest.raises(OSError, match="503") as raised:
+    with pytest.raises(StoreUnavailableError, match="503") as raised:
         files.read(PATH)
     assert raised.value.filename == PATH
     assert len(gcs.asked) >= 3
+
+
+def test_an_outage_has_an_exit_status_of_its_own_and_a_refusal_is_the_users(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
+    for status, ends_with in ((503, EXIT_STORE_UNAVAILABLE), (403, EXIT_USER_ERROR)):
+        gcs.faults.clear()
+        gcs.faults.add(Fault("status", status=status, count=None))
+        assert exit_status_of(lambda: check_writable("gs://bucket/run")) == ends_with
+        assert exit_status_of(lambda: files.list_names("gs://bucket/run"), trusts_the_disk=False) == ends_with
+
+
+def test_data_of_a_bucket_that_does_not_answer_end_with_the_status_of_an_outage(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
+    gcs.faults.add(Fault("status", status=503, count=None))
+    for read in (lambda: files.read(PATH), lambda: byte_ranges.matching_files("gs://bucket/train-*")):
+        with pytest.raises((OSError, UserError)):
+            failures.noted(read)()
+        told = failures.take()
+        assert isinstance(told, UserError) and "503" in str(told)
+        with pytest.raises(UserError) as raised:
+            raise told from RuntimeError("TensorFlow's")
+        assert exit_status_of_error(raised.value) == EXIT_STORE_UNAVAILABLE
 
 
 def test_a_part_that_cannot_be_uploaded_leaves_no_object(gcs: GcsServer) -> None:
@@ -251,7 +286,7 @@ for call in (lambda: files.exists("gs://b/x"), lambda: files.write_new("gs://b/x
 def test_a_server_that_refuses_fails_within_seconds() -> None:
     [port] = free_ports(1)
     done = run_python(["-c", TIMED], env={"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}).check()
-    found = re.findall(r"OSError gs://b/x (\S+)", done.stdout)
+    found = re.findall(r"StoreUnavailableError gs://b/x (\S+)", done.stdout)
     assert len(found) == 2
     assert all(float(seconds) <= PATIENCE * 5 for seconds in found)  # 5 is promised
     assert f"127.0.0.1:{port}: [Errno 111] Connection refused" in done.stdout
@@ -262,7 +297,7 @@ def test_a_server_that_never_answers_fails_within_half_a_minute() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         done = run_python(["-c", TIMED], env={"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}).check()
-    found = re.findall(r"OSError gs://b/x (\S+)", done.stdout)
+    found = re.findall(r"StoreUnavailableError gs://b/x (\S+)", done.stdout)
     assert len(found) == 2
     assert all(float(seconds) <= 60 for seconds in found)
 

@@ -43,5 +43,4 @@ def remove_all(directory: str) -> None:
 
 def remove(path: str) -> None:
     """Removes one checkpoint, or what is left of one."""
-    files.remove(files.join(path, manifests.NAME))
-    files.remove_tree(path)
+    files.remove_tree(path, first=manifests.NAME)

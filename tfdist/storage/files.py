@@ -40,7 +40,7 @@ class Files(Protocol):
     def list_tree(self, path: str) -> list[str]: ...
     def make_dirs(self, path: str) -> None: ...
     def remove(self, path: str) -> None: ...
-    def remove_tree(self, path: str) -> None: ...
+    def remove_tree(self, path: str, first: str | None) -> None: ...
     def remove_stale(self, path: str) -> None: ...
     def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None: ...
 
@@ -148,13 +148,23 @@ def remove(path: StrPath) -> None:
     _store(path).remove(os.fspath(path))
 
 
-def remove_tree(path: StrPath) -> None:
-    """Removes a directory and all that is below it, half-written files too; a missing one is fine."""
-    _store(path).remove_tree(os.fspath(path))
+def remove_tree(path: StrPath, *, first: str | None = None) -> None:
+    """Removes a directory and all that is below it, half-written files too; a missing one is fine.
+
+    Of a symbolic link, at `path` or below, it removes the link alone.
+
+    Args:
+      path: the directory.
+      first: a file in it that goes before the others.
+    """
+    _store(path).remove_tree(os.fspath(path), first)
 
 
 def remove_stale(path: StrPath) -> None:
-    """Removes what killed writers of a file (whose name may have `*`), or of a directory and all below, left there."""
+    """Removes what killed writers of a file (whose name may have `*`), or of a directory and all below, left there.
+
+    It does not follow symbolic links.
+    """
     _store(path).remove_stale(os.fspath(path).rstrip("/"))
 
 

@@ -128,7 +128,9 @@ class GcsFiles:
     def remove(self, path: str) -> None:
         delete(path)
 
-    def remove_tree(self, path: str) -> None:
+    def remove_tree(self, path: str, first: str | None) -> None:
+        if first is not None:
+            delete(f"{path.rstrip('/')}/{first}")
         delete_all([f"{path.rstrip('/')}/{name}" for name in self._all_below(path)])
 
     def remove_stale(self, path: str) -> None:

@@ -18,7 +18,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from tfdist.errors import missing_extra, redacted
+from tfdist.errors import StoreUnavailableError, missing_extra, redacted
 
 CONNECT_SECONDS = 5.0  # also what sending one piece of a body may take
 TIMEOUT = (CONNECT_SECONDS, 10.0)
@@ -143,10 +143,12 @@ def as_os_error(path: str, error: Exception) -> OSError:
         return FileNotFoundError(errno.ENOENT, text, path)
     if code == 412:
         return SupersededError(errno.EEXIST, text, path)
-    refused = isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError)
+    is_unreachable = any(isinstance(cause, auth.TransportError) for cause in _causes(error))
+    refused = isinstance(error, auth.GoogleAuthError) and not is_unreachable
     if code in (401, 403) or refused:
         return PermissionError(errno.EACCES, text, path)
-    return OSError(errno.EIO, text, path)
+    kind = StoreUnavailableError if is_unreachable or _patience_seconds(error) > 0 else OSError
+    return kind(errno.EIO, text, path)
 
 
 def _make_client() -> Any:

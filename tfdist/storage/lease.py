@@ -149,7 +149,7 @@ class _FileTaker:
         self.other: Owner | None = None
 
     def __call__(self) -> Lease | None:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -288,7 +288,7 @@ class _ObjectLease:
 def _bears_name(descriptor: int, path: str) -> bool:
     """Whether an open file is the one at `path`."""
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 

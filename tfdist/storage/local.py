@@ -117,7 +117,13 @@ class LocalFiles:
         with contextlib.suppress(FileNotFoundError):
             self._calls.unlink(path)
 
-    def remove_tree(self, path: str) -> None:
+    def remove_tree(self, path: str, first: str | None) -> None:
+        path = path.rstrip("/")
+        if os.path.islink(path):  # a name, as below
+            self.remove(path)
+            return
+        if first is not None:
+            self.remove(os.path.join(path, first))
         for directory, directories, names in os.walk(path, topdown=False, onerror=_raise_unless_missing):
             for name in names:
                 self.remove(os.path.join(directory, name))
@@ -131,10 +137,10 @@ class LocalFiles:
     def remove_stale(self, path: str) -> None:
         directory, name = os.path.split(path)
         stale = glob.glob(os.path.join(glob.escape(directory), f".{name}.*{TEMPORARY_SUFFIX}"))
-        for inside, _, names in os.walk(path):
+        for inside, _, names in () if os.path.islink(path) else os.walk(path):
             stale += [os.path.join(inside, each) for each in names if each.endswith(TEMPORARY_SUFFIX)]
         for each in stale:
-            self.remove_tree(each) if os.path.isdir(each) else self.remove(each)
+            self.remove_tree(each, None) if os.path.isdir(each) else self.remove(each)
 
     def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None:
         del last  # all come at once
@@ -151,7 +157,7 @@ class LocalFiles:
             self._calls.fsync_directory(os.path.dirname(path) or ".")
         finally:
             with contextlib.suppress(OSError):
-                self.remove_tree(temporary)
+                self.remove_tree(temporary, None)
 
     @contextlib.contextmanager
     def _temporary(self, path: str, parts: Iterable[memoryview]) -> Iterator[tuple[str, int]]:

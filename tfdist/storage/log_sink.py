@@ -31,7 +31,8 @@ class AppendedLog:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor: int | None = os.open(path, flags, 0o666)
         self._end_torn_line()
 
     def write_line(self, line: str) -> None:

@@ -21,6 +21,7 @@ _LOCAL_ADVICE = {
     errno.EROFS: "Choose a run directory on a file system that can be written.",
     errno.ENOSPC: "Make room on that disk, or choose a run directory on another one.",
     errno.EDQUOT: "Make room within the quota, or choose a run directory elsewhere.",
+    errno.ELOOP: "tfdist does not write through a symbolic link: remove it, or choose another run directory.",
 }
 _BUCKET_ADVICE = {
     errno.ENOENT: "Create the bucket, or correct its name.",

@@ -10,7 +10,7 @@ import dataclasses
 import json
 
 from tfdist import user_code
-from tfdist.errors import EXIT_BUG, EXIT_INTERRUPTED, TfdistError
+from tfdist.errors import EXIT_BUG, EXIT_INTERRUPTED, TfdistError, exit_status_of_error
 
 MARK = "tfdist-failure "
 MAX_CHARACTERS = 1200  # gRPC carries some 8 KiB of an error, in which non-ASCII characters take up to twelve bytes
@@ -39,7 +39,7 @@ class FailureReport:
 def describe(error: BaseException) -> tuple[int, str]:
     """The exit status and the message that a command ends with for an error."""
     if isinstance(error, TfdistError):
-        return error.exit_status, str(error)
+        return exit_status_of_error(error), str(error)
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED, "it was interrupted."
     if isinstance(error, SystemExit):

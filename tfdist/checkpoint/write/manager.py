@@ -32,7 +32,8 @@ class CheckpointManager:
       tell: gets events, only ever from the thread that calls this object.
       part: what this worker writes of each checkpoint; None: one worker writes all. With parts every worker has a
         manager, and saves the same steps in the same order.
-      still_ours: called before each commit, in the writer's thread; raises when another run has taken the directory.
+      still_ours: called before each commit, in the writer's thread; raises LeaseLostError when another run has taken
+        the directory, OSError when the store does not answer.
 
     Example:
 
@@ -103,7 +104,7 @@ class CheckpointManager:
         """Tells what the writer did since, and surfaces its errors as `policy.on_error` says. Never waits.
 
         Raises:
-          What `still_ours` raised, now and ever after.
+          LeaseLostError of `still_ours`, now and ever after.
           UserError: a checkpoint could not be written, and `on_error` is "stop".
           A bug of the writer, whatever `on_error` is.
         """

@@ -25,6 +25,7 @@ from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
 from tfdist.storage import files
+from tfdist.storage.lease import LeaseLostError
 from tfdist.telemetry import heartbeat
 
 _NICENESS = 5  # training's threads go first
@@ -44,7 +45,7 @@ class News:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """An error of the writer; `is_lost` when it came from `still_ours`."""
+    """An error of the writer; `is_lost` when another run has taken the directory."""
 
     step: int | None
     error: BaseException
@@ -254,7 +255,7 @@ class WriterThread:
     def _check_ours(self) -> None:
         try:
             self._still_ours()
-        except BaseException:
+        except LeaseLostError:  # an OSError says only that the store did not answer
             self._lost = True
             raise
 

@@ -16,7 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline.shutdown import CALLS
-from tfdist.errors import TfdistError, UnreadableError, UserError
+from tfdist.errors import StoreUnavailableError, TfdistError, UnreadableError, UserError, exit_status_of_error
+from tfdist.storage import troubles
 
 _LOCK = threading.Lock()
 _FIRST: list[TfdistError] = []
@@ -30,10 +31,13 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with CALLS.one():
                 return function(*args)
-        except TfdistError as error:
+        except (TfdistError, StoreUnavailableError) as error:
+            told = error if isinstance(error, TfdistError) else troubles.failed(error)
+            assert told is not None
+            told.exit_status = exit_status_of_error(error)  # what `raise … from` makes of its cause
             with _LOCK:
                 if not _FIRST:
-                    _FIRST.append(error)
+                    _FIRST.append(told)
             raise
 
     return call

@@ -1,14 +1,23 @@
 """Whether workers are started again after a failure, when, and which of them.
 
 Invariant: what more of the same cannot mend ends the run: wrong input, a training that diverged, a number of failures
-in a row that brought no new step. Holds no process; `supervisor.py` asks after each start.
+in a row that brought no new step. An outage of a store ends by itself, so it is waited for, and no worker is left out
+for it. Holds no process; `supervisor.py` asks after each start.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from tfdist.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.errors import (
+    EXIT_DIVERGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_SAVED,
+    EXIT_PREEMPTED,
+    EXIT_STORE_UNAVAILABLE,
+    EXIT_USER_ERROR,
+)
 
 FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED)
 FRUITLESS_FAILURES = 3  # in a row, before the breaker opens
@@ -82,6 +91,7 @@ class Restarts:
         self._number = 0
         self._newest_step = 0
         self._fruitless = 0
+        self._outages = 0
         self._strikes: dict[int, int] = {}
         self._left_out: frozenset[int] = frozenset()
 
@@ -99,7 +109,9 @@ class Restarts:
         """
         is_fruitful = failure.step is not None and failure.step > self._newest_step
         self._newest_step = max(self._newest_step, failure.step or 0)
-        self._fruitless = 0 if is_fruitful else self._fruitless + 1
+        is_outage = failure.status == EXIT_STORE_UNAVAILABLE
+        self._outages = self._outages + 1 if is_outage and not is_fruitful else 0
+        self._fruitless = 0 if is_fruitful else self._fruitless + (not is_outage)
         self._count_strike(failure, is_fruitful)
         if (failure.status in FINAL and not may_mend) or not self._rules.max_restarts:
             return Enough()
@@ -117,13 +129,13 @@ class Restarts:
             )
         self._number += 1
         self._left_out = self._choose(is_fruitful)
-        doubled = self._rules.backoff_seconds * 2.0 ** max(0, self._fruitless - (0 if is_fruitful else 1))
+        doubled = self._rules.backoff_seconds * 2.0 ** max(0, self._fruitless + self._outages - 1)
         return Again(self._number, min(doubled, self._rules.longest_backoff_seconds), self._left_out, is_fruitful)
 
     def _count_strike(self, failure: Failure, is_fruitful: bool) -> None:
         if is_fruitful:  # those that are left out get one more chance
             self._strikes = dict.fromkeys(self._left_out, STRIKES - 1)
-        elif failure.place is not None:
+        elif failure.place is not None and failure.status != EXIT_STORE_UNAVAILABLE:
             self._strikes[failure.place] = self._strikes.get(failure.place, 0) + 1
 
     def _choose(self, is_fruitful: bool) -> frozenset[int]:

@@ -24,6 +24,7 @@ from tfdist.errors import (
     EXIT_NOT_SAVED,
     EXIT_PEER_LOST,
     EXIT_PREEMPTED,
+    EXIT_STORE_UNAVAILABLE,
     EXIT_USER_ERROR,
     UserError,
 )
@@ -166,6 +167,8 @@ def describe(status: int) -> str:
         return f"status {status} (preempted, or SIGTERM)"
     if status == EXIT_NOT_SAVED:
         return f"status {status} (told to leave, and could not save)"
+    if status == EXIT_STORE_UNAVAILABLE:
+        return f"status {status} (a store does not answer)"
     if 128 < status < 128 + signal.NSIG and status - 128 in set(signal.Signals):
         return f"status {status} ({signal.Signals(status - 128).name})"
     return f"status {status}"

@@ -21,6 +21,7 @@ from tfdist.errors import (
     EXIT_NOT_SAVED,
     EXIT_PEER_LOST,
     EXIT_PREEMPTED,
+    EXIT_STORE_UNAVAILABLE,
     EXIT_USER_ERROR,
     UserError,
 )
@@ -43,6 +44,7 @@ _INTERRUPTIONS = (
     EXIT_PREEMPTED,
     EXIT_NOT_SAVED,
     EXIT_PEER_LOST,
+    EXIT_STORE_UNAVAILABLE,
     EXIT_INTERRUPTED,
     _EXIT_HUNG_UP,
     EXIT_KILLED,
@@ -297,7 +299,11 @@ def _interruption(status: int) -> str:
     """Why a process ended, where it did not save and leave."""
     if status in (EXIT_DONE, EXIT_PREEMPTED):
         return ""
-    how = {EXIT_PEER_LOST: "lost another process of its trial", EXIT_NOT_SAVED: "had to leave and could not save"}
+    how = {
+        EXIT_PEER_LOST: "lost another process of its trial",
+        EXIT_NOT_SAVED: "had to leave and could not save",
+        EXIT_STORE_UNAVAILABLE: "got no answer of a store",
+    }
     return f"its process {how.get(status, 'was killed')}, status {status}"
 
 

@@ -1,0 +1,78 @@
+"""Symbolic links in a run directory: nothing behind one is removed, cut or added to."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from checkpoint.checkpoints import save_steps
+
+from tfdist.checkpoint import catalog
+from tfdist.storage import files, lease, troubles
+
+
+@pytest.fixture
+def others(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A directory of somebody else's with a file, and one that a killed writer left."""
+    directory = tmp_path / "others"
+    (directory / "inner").mkdir(parents=True)
+    for name in ("manifest.json", "inner/data", ".data.0123.tfdist-tmp"):
+        (directory / name).write_text("theirs")
+    return directory
+
+
+def contents(directory: pathlib.Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_tree_that_is_a_link_goes_without_what_it_points_to(
+    tmp_path: pathlib.Path, others: pathlib.Path, end: str
+) -> None:
+    before = contents(others)
+    (tmp_path / "link").symlink_to(others)
+    files.remove_stale(f"{tmp_path}/link{end}")
+    files.remove_tree(f"{tmp_path}/link{end}")
+    assert contents(others) == before
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_a_checkpoint_that_is_a_link_is_removed_as_a_link(tmp_path: pathlib.Path, others: pathlib.Path) -> None:
+    before = contents(others)
+    link = tmp_path / "step-000000000001-0123456789ab"
+    link.symlink_to(others)
+    catalog.remove(str(link))
+    assert contents(others) == before
+    assert not link.is_symlink()
+
+
+def test_a_linked_checkpoint_that_expires_leaves_the_other_runs_checkpoint(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path / "theirs", 1)
+    (theirs,) = catalog.list_checkpoints(str(tmp_path / "theirs"))
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / pathlib.Path(theirs.path).name).symlink_to(theirs.path)
+    save_steps(tmp_path / "ours", 2, keep_last=1)
+    assert [each.step for each in catalog.list_checkpoints(str(tmp_path / "ours"))] == [2]
+    assert catalog.verify(theirs) is None
+
+
+def test_a_lease_that_is_a_link_is_refused_and_its_target_is_whole(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "thesis.txt"
+    target.write_text("two years of work")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / lease.NAME).symlink_to(target)
+    with pytest.raises(OSError) as raised:
+        lease.acquire(tmp_path / "run", owner="a training", wait_seconds=0, notify=print)
+    assert target.read_text() == "two years of work"
+    told = str(troubles.failed(raised.value))
+    assert f"run/{lease.NAME} cannot be used" in told and "symbolic link: remove it" in told
+
+
+def test_a_log_that_is_a_link_is_refused_and_its_target_is_whole(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "thesis.txt"
+    target.write_text("two years of work")
+    (tmp_path / "events.jsonl").symlink_to(target)
+    with pytest.raises(OSError) as raised:
+        files.open_log(tmp_path / "events.jsonl")
+    assert target.read_text() == "two years of work"
+    assert "symbolic link: remove it" in str(troubles.failed(raised.value))
