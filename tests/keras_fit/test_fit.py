@@ -75,6 +75,23 @@ def test_a_run_of_another_optimizer_loss_model_or_of_other_arrays_is_refused_by_
 
 
 @pytest.mark.slow
+def test_a_backup_of_another_experiment_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    def interrupt_second(epoch: int, logs: Any) -> None:
+        if epoch == 1:
+            raise InterruptedError
+
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
+    with pytest.raises(InterruptedError):
+        fit(classifier(), epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=interrupt_second), backup])
+    others = {"optimizer": {"optimizer": keras.optimizers.Adam(0.5)}, "loss": {"loss": "mse"}}
+    for name, compiled in others.items():
+        with pytest.raises(ValueError, match=f"another experiment(.|\n)* {name}: (.|\n)*Give another backup_dir"):
+            fit(classifier(**compiled), epochs=2, callbacks=backup)
+    with pytest.raises(ValueError, match="another experiment(.|\n)* data: "):
+        tfdist.fit(classifier(), X, Y[::-1], epochs=2, verbose=0, callbacks=backup)
+
+
+@pytest.mark.slow
 def test_a_finished_run_says_that_nothing_is_trained(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
     for said in ("", "is finished"):
         capfd.readouterr()

@@ -111,3 +111,19 @@ def test_a_stateful_layer_trains_on_one_device_and_is_refused_in_parts(tmp_path:
     trained = run(tmp_path / "two", may_fail=True, num_microbatches=2, **settings)
     with pytest.raises(UserError, match=r"The layer 'lstm.*' is stateful.*cut into 2 parts"):
         raise trained.error
+
+
+@pytest.mark.slow
+def test_variables_that_their_gradients_overwrite_train_on_one_device_and_are_refused_in_parts(
+    tmp_path: pathlib.Path,
+) -> None:
+    def model() -> keras.Model:
+        made = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+        made.quantize("float8")
+        return made
+
+    settings = {"model": model, "train_data": lambda: digits(192), "eval_data": None, "epochs": 1}
+    assert np.isfinite(run(tmp_path / "one", **settings).result.train_metrics["loss"])
+    trained = run(tmp_path / "two", may_fail=True, num_microbatches=2, **settings)
+    with pytest.raises(UserError, match=r"The variable .*dense.* takes its gradient as its next value.*into 2 parts"):
+        raise trained.error

@@ -132,7 +132,7 @@ def fit(
         )
         model.history = history
         known_by = values | _identity(data, shuffle=bool(shuffle), seed=seed)
-        known_by |= identity_of(model, data.source) if kept and data.source is not None else {}
+        known_by |= identity_of(model, data.source) if resumes and data.source is not None else {}
         with contextlib.ExitStack() as leaving:
             path = kept or leaving.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-fit-"))
             leaving.enter_context(given_back(model))

@@ -88,7 +88,7 @@ def build_learner(
     with strategy.scope():
         make = functools.partial(build_model, model, task, structure)
         built, shards, arrange = _build(strategy, make, sharding, tensor_parallel)
-        check_stateful(built, num_parts=strategy.topology.num_replicas)
+        check_divisible(built, num_parts=strategy.topology.num_replicas)
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
         check_fit(built, task, structure, (train_metrics, eval_metrics))
@@ -186,14 +186,23 @@ def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[
         trace_loss(model, task, structure, metrics)
 
 
-def check_stateful(model: keras.Model, *, num_parts: int) -> None:
-    """Raises UserError where a layer keeps a state by rows of a batch that is computed in parts."""
+def check_divisible(model: keras.Model, *, num_parts: int) -> None:
+    """Raises UserError where the model cannot train on a batch that is computed in parts, one after or beside another."""
+    if num_parts == 1:
+        return
     kept = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
-    if kept and num_parts > 1:
+    if kept:
         raise UserError(
             f"The layer {kept[0]!r} is stateful: it keeps a state for each row of the batch, and the batch is cut into "
             f"{num_parts} parts, for replicas and microbatches, whose rows are not the same. Train it on one device "
             "without microbatches, or write stateful=False."
+        )
+    overwritten = [variable.path for variable in model.trainable_variables if variable.overwrite_with_gradient]
+    if overwritten:
+        raise UserError(
+            f"The variable {overwritten[0]!r} takes its gradient as its next value (overwrite_with_gradient), as "
+            f"float8's scales do. The batch is cut into {num_parts} parts, for replicas and microbatches, and a sum of "
+            "such gradients is no value. Train it on one device without microbatches, or without float8."
         )
 
 

@@ -25,7 +25,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import check_keep_best
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
-from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_fit, check_stateful
+from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_divisible, check_fit
 from tfdist.training.loop.monitors import check_monitors
 from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by
 from tfdist.training.run.canonical import check_canonical, sums_as_written
@@ -295,7 +295,7 @@ def step_of(training: Training, xla: str) -> TrainStep:
         training.plan,
     )
     compiles_pass, compiles_update = COMPILED[xla]
-    check_stateful(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
+    check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
 
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:

@@ -22,7 +22,7 @@ from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console.curve import curve
-from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_stateful
+from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_divisible
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.checking.examples import check_first_batch, named_arrays
@@ -56,7 +56,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     check_fit(built, task, source.structure, [metrics])
-    check_stateful(built, num_parts=training.num_replicas * training.num_microbatches)
+    check_divisible(built, num_parts=training.num_replicas * training.num_microbatches)
     for split, each in splits.items():
         if each.structure != source.structure:
             check_fit(built, task, each.structure, [metrics])
