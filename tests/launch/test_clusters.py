@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib.metadata
 import json
 import os
@@ -344,20 +345,19 @@ def test_a_skypilot_task_has_its_fields(options: bool) -> None:
 
 @pytest.mark.slow
 def test_each_machine_of_a_skypilot_task_is_a_worker(tmp_path: pathlib.Path) -> None:
-    port, run_dir = support.free_ports(1)[0], tmp_path / "run"
-    run = manifest("skypilot.yaml")["run"].replace(":2222", f":{port}").replace("gs://bucket/digits", str(run_dir))
-    run = run.replace(".venv/bin/python", sys.executable)
-    addresses = {"SKYPILOT_NODE_IPS": "127.0.0.2\n127.0.0.3"}
-    other = subprocess.Popen(
-        ["bash", "-c", run],
-        env=support.clean_environment() | addresses | {"SKYPILOT_NODE_RANK": "1"},
-        cwd=support.REPOSITORY,
-    )
-    with other:
-        support.run_command(
-            ["bash", "-c", run], env=addresses | {"SKYPILOT_NODE_RANK": "0"}, cwd=support.REPOSITORY
-        ).check()
-    assert other.returncode == 0
+    run_dir = tmp_path / "run"
+    run = manifest("skypilot.yaml")["run"].replace(".venv/bin/python", sys.executable)
+    # On one machine each worker needs a port of its own.
+    run = run.replace("gs://bucket/digits", str(run_dir)).replace("$address:2222", "$address:$((port++))")
+    environment = {"SKYPILOT_NODE_IPS": "127.0.0.2\n127.0.0.3", "port": str(support.free_ports(1)[0])}
+
+    def start(rank: int) -> support.Finished:
+        variables = environment | {"SKYPILOT_NODE_RANK": str(rank)}
+        return support.run_command(["bash", "-c", run], env=variables, cwd=support.REPOSITORY, timeout=60)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for finished in pool.map(start, range(2)):
+            finished.check()
     assert json.loads((run_dir / "result.json").read_text())["num_workers"] == 2
 
 
