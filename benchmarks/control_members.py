@@ -1,4 +1,4 @@
-"""The other members of a meeting, in one process: `python control_members.py rendezvous|doctor PORT MEMBERS`.
+"""The other members of a rendezvous, in one process: `python control_members.py PORT MEMBERS`.
 
 Each listens at an address of its own and answers as tfdist's code does, but knows only the first member, which is the
 one that is measured. They begin to ask it when a line comes on stdin.
@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
 
-from tfdist.doctor import meeting
 from tfdist.strategies.cluster import hello, rendezvous
 from tfdist.strategies.cluster.tf_config import Cluster, split_address
-
-FACTS = {"host": "h", "versions": {"tensorflow": "2.21.0"}, "code": "0", "settings": {"a": "1"}, "num_devices": 8}
 
 
 def cluster_of(members: int, port: int, index: int) -> Cluster:
@@ -23,19 +19,14 @@ def cluster_of(members: int, port: int, index: int) -> Cluster:
     return Cluster(addresses, "worker", index)
 
 
-async def take_part(kind: str, port: int, members: int) -> None:
+async def take_part(port: int, members: int) -> None:
     asking = []
     for index in range(1, members):
         cluster = cluster_of(members, port, index)
-        member: Any
-        if kind == "doctor":
-            member = meeting._Meeting(cluster, FACTS)
-            ask = member._ask
-        else:
-            member = rendezvous._Meeting(cluster, 600.0, lambda message: None, 10.0)
-            ask, member.unanswered = member._ask_until_done, {0: None}
+        member = rendezvous._Meeting(cluster, 600.0, lambda message: None, 10.0)
+        member.unanswered = {0: None}
         member.peers = {0: member.peers[0]}
-        asking.append((ask, member.peers[0]))
+        asking.append((member._ask_until_done, member.peers[0]))
         (listening,) = hello.listen(*split_address(cluster.address))
         await asyncio.start_server(member._answer, sock=listening, limit=hello.MAX_LINE_BYTES)
     print("listening", flush=True)
@@ -45,4 +36,4 @@ async def take_part(kind: str, port: int, members: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(take_part(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(take_part(int(sys.argv[1]), int(sys.argv[2])))

@@ -31,7 +31,6 @@ from tfdist.checkpoint.format.tensor_files import TensorSpec, plan
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
-from tfdist.doctor import meeting as doctor_meeting
 from tfdist.errors import InUseError
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.hangs import Deadlines, Watcher
@@ -89,19 +88,11 @@ def timed(act: Callable[[], object]) -> float:
 def meeting(members: str, rounds: str) -> list[Figure]:
     def sample(count: int) -> dict[str, float]:
         config = {"TF_CONFIG": json.dumps({"cluster": control_members.cluster_of(count, 2222, 0).jobs} | TASK)}
-        with met("rendezvous", count) as cluster:
+        with met(count) as cluster:
             of_workers = timed(lambda: rendezvous.rendezvous(cluster, timeout_seconds=PATIENCE_SECONDS))
-        with met("doctor", count) as cluster:
-            peers: list[Any] = []
-            of_doctors = timed(
-                lambda: peers.extend(doctor_meeting.meet(cluster, control_members.FACTS, seconds=PATIENCE_SECONDS)[0])
-            )
-            found = timed(lambda: [doctor_meeting.check_peer(cluster, peer, seconds=1.0) for peer in peers])
         return {
             "TF_CONFIG read": timed(lambda: tf_config.read_tf_config(config)),
             "a worker's rendezvous": of_workers,
-            "a doctor's meeting": of_doctors,
-            "a doctor's findings on the others": found,
         }
 
     return growth(sample, members, rounds)
@@ -111,11 +102,11 @@ TASK = {"task": {"type": "worker", "index": 0}}
 
 
 @contextlib.contextmanager
-def met(kind: str, count: int) -> Iterator[tf_config.Cluster]:
+def met(count: int) -> Iterator[tf_config.Cluster]:
     """The cluster of a first member whose peers are there, and begin to ask it once it listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, str(HERE / "control_members.py"), kind, str(port), str(count)]
+    command = [sys.executable, str(HERE / "control_members.py"), str(port), str(count)]
     others = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert others.stdin and others.stdout

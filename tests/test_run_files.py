@@ -29,7 +29,6 @@ from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.data.sources.fitted_values import read_kept
 from tfdist.errors import EXIT_IN_USE, InUseError, UserError
 from tfdist.experiment import evaluate, train
-from tfdist.launch import outcome
 from tfdist.planning import measured
 from tfdist.report import listing, run_data, run_sections
 from tfdist.serving.predicting import predict
@@ -429,7 +428,7 @@ def test_a_finished_run_misses_its_model(runs: Runs, tmp_path: pathlib.Path) -> 
     assert (directory / "export" / "model.keras").exists()
 
 
-# An evaluation, a prediction, an outcome, a plan, a report read
+# An evaluation, a prediction, a plan, a report read
 
 
 @pytest.mark.parametrize("name", ["evaluation.json", "run.json", "export/model.keras"])
@@ -483,10 +482,6 @@ def test_predictions_of_other_examples_of_that_name_and_number_are_made_again(
     assert part.stat().st_mtime_ns == first
 
 
-def _outcome(directory: pathlib.Path) -> Any:
-    return outcome.outcome(str(directory))
-
-
 def _plan(directory: pathlib.Path) -> Any:
     return measured.read(str(directory)).write_seconds
 
@@ -499,10 +494,7 @@ def _report(directory: pathlib.Path) -> Any:
     return [run_sections.summary_of(found, found.status(now)), run_sections.notes_of(found), found.goodput] and True
 
 
-NEEDS = {"_outcome": ("result.json",), "_plan": ("result.json",), "_report": ()}
-
-
-@pytest.mark.parametrize("read", [_outcome, _plan, _report])
+@pytest.mark.parametrize("read", [_plan, _report])
 @pytest.mark.parametrize(
     "name",
     [
@@ -529,15 +521,6 @@ def test_readers_say_what_they_found_or_name_the_file(
         assert not refused or str(directory / name) in refused, refused
         if damage == "more" or name not in ("result.json", "run.json", "evaluation.json"):
             assert not refused, (damage, refused)
-
-
-def test_an_outcome_without_metrics_has_none(runs: Runs, tmp_path: pathlib.Path) -> None:
-    directory = runs.copy("finished", tmp_path / "run")
-    content = json.loads((directory / "result.json").read_text())
-    (directory / "result.json").write_text(json.dumps(content | {"eval_metrics": [1]}))
-    assert "eval_metrics is [1]" in refusal(_outcome, directory)
-    (directory / "result.json").write_text(json.dumps(content | {"eval_metrics": {}, "train_metrics": {"loss": None}}))
-    assert _outcome(directory)["result"] == {}
 
 
 # Others

@@ -12,7 +12,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfdist.errors import (
     EXIT_DONE,
@@ -112,38 +111,6 @@ def define_seconds(name: str, default: float | None, text: str, values: flags.Fl
         "must be a number of seconds above 0",
         flag_values=values,
     )
-
-
-def define_checked(
-    name: str,
-    check: Callable[[str], Any],
-    text: str,
-    values: flags.FlagValues,
-    *,
-    default: str | None = None,
-    repeats: bool = False,
-    required: bool = False,
-) -> None:
-    """Defines a flag whose value `check` makes of its text; a ValueError of it says what it must be."""
-    if repeats:
-        parser = _Checked(name, check)
-        writer: flags.ArgumentSerializer[Any] = flags.ArgumentSerializer()
-        flags.DEFINE_multi(parser, writer, name, None, text, flag_values=values)
-    else:
-        flags.DEFINE(_Checked(name, check), name, default, text, flag_values=values, required=required)
-
-
-class _Checked(flags.ArgumentParser):
-    """Raises UserError itself: absl's message shows the value, which may be a secret."""
-
-    def __init__(self, name: str, check: Callable[[str], Any]) -> None:
-        self._name, self._check = name, check
-
-    def parse(self, argument: str) -> Any:
-        try:
-            return self._check(argument)
-        except ValueError as error:
-            raise UserError(f"--{self._name} {error}.") from error
 
 
 def split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

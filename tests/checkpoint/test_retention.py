@@ -5,14 +5,13 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from checkpoint.checkpoints import Listener, assert_same, new_manager, save_steps, state_of, steps
+from checkpoint.checkpoints import new_manager, state_of, steps
 
-from tfdist.checkpoint import restore, retention
+from tfdist.checkpoint import retention
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.entries import NO_MANIFEST, Entry
 from tfdist.checkpoint.format.manifest import Manifest
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.commands.checkpoint import main
 
 
 def entry(step: int, *, created: str = "2026", **metrics: float) -> Entry:
@@ -48,24 +47,6 @@ def test_damaged_manifests_go_and_what_is_being_written_is_not_touched() -> None
     damaged, in_flight = Entry(10, "a", None, "cut off"), Entry(40, "b", None, NO_MANIFEST)
     newest = entry(30)
     assert retention.expired([damaged, newest, in_flight], CheckpointPolicy(), newest=newest) == [damaged]
-
-
-def test_the_newest_that_verifies_stays_whatever_lies_ahead(tmp_path: pathlib.Path) -> None:
-    save_steps(tmp_path, 1, 2, 3)
-    for each in list_checkpoints(str(tmp_path))[1:]:
-        data = next(pathlib.Path(each.path).glob("data-*"))
-        data.write_bytes(data.read_bytes()[:-1] + b"\xff")
-    assert main(["prune", str(tmp_path), "--keep_last=1"]) == 0
-    assert steps(list_checkpoints(str(tmp_path))) == [1]
-    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
-
-
-def test_nothing_is_pruned_where_nothing_verifies(tmp_path: pathlib.Path) -> None:
-    save_steps(tmp_path, 1, 2, 3)
-    for each in list_checkpoints(str(tmp_path)):
-        next(pathlib.Path(each.path).glob("data-*")).unlink()
-    assert main(["prune", str(tmp_path), "--keep_last=1"]) == 2
-    assert len(list_checkpoints(str(tmp_path))) == 3
 
 
 @pytest.mark.slow

@@ -61,8 +61,6 @@ def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations
     assert [each["num_bytes"] for each in table["details"]["timings"]] == [1 << 10 << n for n in range(0, 11, 2)]
     assert all(each["bytes_per_second"] > 0 for each in table["details"]["timings"])
     assert table["details"]["strategy"] == "multi_worker" and "1 MiB" in table["what"]
-    (answers,) = [each for each in found(chief, "workers", "ok") if "clock_seconds" in each["details"]]
-    assert abs(answers["details"]["clock_seconds"]) < 1.0
     assert chief["worker"] == 0 and other["worker"] == 1
 
 
@@ -99,8 +97,7 @@ def test_alone_it_says_whom_it_did_not_reach_and_what_cannot_be_written(gcs: Gcs
     report = json.loads(finished.stdout)
     assert report["exit_status"] == EXIT_USER_ERROR
     (peer,) = found(report, "workers", "problem")
-    assert f"worker 1 at 127.0.0.1:{absent} did not answer within 1 s: nothing listens there yet" in peer["what"]
-    assert found(report, "allreduce", "note")
+    assert f"worker 0 waited 1 s and gives up; missing: worker 1 at 127.0.0.1:{absent} (nothing" in peer["what"]
     assert [each["details"]["path"] for each in found(report, "storage", "ok")] == ["gs://bucket/a"]
     assert {each["details"]["path"] for each in found(report, "storage", "problem")} == {
         "gs://other/a",
@@ -115,7 +112,6 @@ def test_a_machine_without_a_cluster_is_fine(run_python: Callable[..., support.F
     assert finished.status == EXIT_DONE
     lines = finished.stdout.splitlines()
     assert lines[0].startswith(f"ok       versions  python {platform.python_version()}")
-    assert any(re.match(r"ok +private +Keras .* have the \d+ private interfaces", line) for line in lines)
     assert lines[-1].startswith("a run can start")
     assert any("examined alone" in line for line in lines)
     assert list(tmp_path.iterdir()) == []

@@ -1,16 +1,12 @@
-"""Requests and answers as the APIs see them, free of sockets; how errors are said in JSON and in XML."""
+"""Requests and answers as the APIs see them, free of sockets; how errors are said in JSON."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
-from xml.sax.saxutils import escape
 
-import google_crc32c
 from gcs.objects import ApiError
 
 
@@ -72,15 +68,6 @@ def json_error(error: ApiError) -> Answer:
     return json_answer({"error": {"code": error.status, "message": error.message, "errors": [detail]}}, error.status)
 
 
-def xml_error(error: ApiError) -> Answer:
-    """As https://cloud.google.com/storage/docs/xml-api/reference-status has it."""
-    text = (
-        f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{escape(error.reason)}</Code>"
-        f"<Message>{escape(error.message)}</Message><Details>{escape(error.message)}</Details></Error>"
-    )
-    return Answer(error.status, {"Content-Type": "application/xml; charset=UTF-8"}, text.encode())
-
-
 def hashes_of(headers: Mapping[str, str]) -> dict[str, str]:
     """The checksums that x-goog-hash and Content-MD5 promise, under their names in an object's metadata."""
     found: dict[str, str] = {}
@@ -91,9 +78,3 @@ def hashes_of(headers: Mapping[str, str]) -> dict[str, str]:
     if "content-md5" in headers:
         found["md5Hash"] = headers["content-md5"]
     return found
-
-
-def hashes_for(data: bytes) -> str:
-    """The value of an x-goog-hash header."""
-    crc = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
-    return f"crc32c={crc},md5={base64.b64encode(hashlib.md5(data).digest()).decode()}"

@@ -50,7 +50,7 @@ class StoredObject:
     generation: int
     metageneration: int = 1
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    components: int | None = None  # set on what was composed or uploaded in parts, which then has no MD5
+    components: int | None = None  # set on what was composed, which then has no MD5
     created: float = dataclasses.field(default_factory=time.time)
     updated: float = dataclasses.field(default_factory=time.time)
 

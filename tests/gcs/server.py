@@ -30,9 +30,8 @@ if __name__ == "__main__":
 from gcs import faults
 from gcs.faults import Fault, Faults
 from gcs.json_api import JsonApi
-from gcs.messages import Answer, Request, json_answer, json_error, xml_error
+from gcs.messages import Answer, Request, json_answer, json_error
 from gcs.objects import ApiError, Buckets
-from gcs.xml_api import XmlApi
 
 SLOW_PIECE = 1 << 16  # bytes
 
@@ -73,7 +72,7 @@ class GcsServer:
         self.closing = threading.Event()
         self._asked: list[Asked] = []
         self._lock = threading.Lock()
-        self._json, self._xml = JsonApi(self.buckets), XmlApi(self.buckets)
+        self._json = JsonApi(self.buckets)
         self._http = _HttpServer(("127.0.0.1", port), _Handler)
         self._http.owner = self
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -108,14 +107,13 @@ class GcsServer:
             self._asked.append(asked)
 
     def answer(self, request: Request) -> Answer:
-        """What the APIs answer."""
+        """What the API answers."""
         if request.path.startswith("/_"):
             return self._control(request)
-        is_json = request.path.startswith(("/storage/", "/upload/storage/", "/download/storage/"))
         try:
-            return (self._json if is_json else self._xml).answer(request)
+            return self._json.answer(request)
         except ApiError as error:
-            return json_error(error) if is_json else xml_error(error)
+            return json_error(error)
         except Exception as error:  # a bug here, which no client should take for a fault that passes
             traceback.print_exc()
             return json_error(ApiError(501, "notImplemented", f"{type(error).__name__}: {error}"))

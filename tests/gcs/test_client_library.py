@@ -1,4 +1,4 @@
-"""Google's own client works on the server, its transfers in parts among them, which tfdist itself does not use."""
+"""Google's own client works on the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gcs.faults import Fault
 from gcs.server import GcsServer
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.cloud import storage
-from google.cloud.storage import transfer_manager
 
 CHUNK_BYTES = 5 * 1024 * 1024
 
@@ -51,16 +50,6 @@ def test_a_resumable_upload_goes_on_after_faults(gcs: GcsServer, bucket: storage
     bucket.blob("x", chunk_size=1024 * 1024).upload_from_filename(file, if_generation_match=0, checksum="crc32c")
     assert bucket.blob("x").download_as_bytes() == file.read_bytes()
     assert {asked.fault for asked in gcs.asked} >= {"reset_upload", "status"}
-
-
-def test_parts_are_uploaded_and_downloaded_at_once(
-    bucket: storage.Bucket, file: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    threads = {"worker_type": transfer_manager.THREAD, "max_workers": 3, "chunk_size": CHUNK_BYTES}
-    transfer_manager.upload_chunks_concurrently(file, bucket.blob("x"), **threads)
-    transfer_manager.download_chunks_concurrently(bucket.get_blob("x"), tmp_path / "back", **threads)
-    assert (tmp_path / "back").read_bytes() == file.read_bytes()
-    assert bucket.get_blob("x").md5_hash is None
 
 
 @pytest.mark.slow

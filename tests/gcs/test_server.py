@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -260,49 +259,6 @@ def test_copying_and_rewriting(client: Client) -> None:
     assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/y%2Fz?ifGenerationMatch=0")[0] == 412
     assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/w?ifSourceGenerationMatch=1")[0] == 412
     assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/w")[1]["name"] == "w"
-
-
-def test_a_multipart_upload_of_the_xml_api(client: Client) -> None:
-    first, last = os.urandom(5 * 1024 * 1024), b"end"
-    status, _, body = client.ask("POST", "/b/deep/x?uploads", Content_Type="text/plain")
-    assert status == 200
-    key = re.search(rb"<UploadId>(.*)</UploadId>", body).group(1).decode()
-    status, _, body = client.ask("PUT", f"/b/deep/x?partNumber=1&uploadId={key}", first, x_goog_hash="crc32c=AAAAAA==")
-    assert status == 400
-    assert b"<Code>BadDigest</Code>" in body
-    etags = []
-    for number, data in enumerate([first, last], 1):
-        status, headers, _ = client.ask("PUT", f"/b/deep/x?partNumber={number}&uploadId={key}", data)
-        assert status == 200
-        assert f"crc32c={crc32c(data)}" in headers["x-goog-hash"]
-        etags.append(headers["etag"])
-
-    def complete(order: list[int]) -> tuple[int, bytes]:
-        parts = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{etags[n - 1]}</ETag></Part>" for n in order)
-        text = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-        status, _, body = client.ask("POST", f"/b/deep/x?uploadId={key}", text)
-        return status, body
-
-    assert complete([2, 1])[0] == 400
-    assert complete([1, 2])[0] == 200
-    found = client.json("GET", "/storage/v1/b/b/o/deep%2Fx")[1]
-    assert (found["size"], found["contentType"], found["componentCount"]) == (str(len(first) + 3), "text/plain", 2)
-    status, body = complete([1, 2])
-    assert status == 404
-    assert b"<Code>NoSuchUpload</Code>" in body
-
-
-def test_a_multipart_upload_of_the_xml_api_can_be_aborted_and_refuses_small_parts(client: Client) -> None:
-    body = client.ask("POST", "/b/x?uploads")[2]
-    key = re.search(rb"<UploadId>(.*)</UploadId>", body).group(1).decode()
-    etags = [client.ask("PUT", f"/b/x?partNumber={n}&uploadId={key}", b"small")[1]["etag"] for n in (1, 2)]
-    parts = "".join(f"<Part><PartNumber>{n + 1}</PartNumber><ETag>{etag}</ETag></Part>" for n, etag in enumerate(etags))
-    text = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-    status, _, body = client.ask("POST", f"/b/x?uploadId={key}", text)
-    assert status == 400
-    assert b"<Code>EntityTooSmall</Code>" in body
-    assert client.ask("DELETE", f"/b/x?uploadId={key}")[0] == 204
-    assert client.ask("PUT", f"/b/x?partNumber=1&uploadId={key}", b"x")[0] == 404
 
 
 def test_a_fault_answers_a_status_as_often_as_it_says(server: GcsServer, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""`python kfp_local.py PIPELINE RUN_DIR`, in an environment with kfp: runs a printed pipeline by kfp's local runner."""
+"""`python kfp_local.py PIPELINE RUN_DIR`, in an environment with kfp: runs a pipeline by kfp's local runner."""
 
 from __future__ import annotations
 

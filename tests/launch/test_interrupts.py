@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import psutil
 import pytest
-from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
+from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 
@@ -105,7 +103,7 @@ def test_a_hangup_that_nohup_keeps_away_stays_away(launch: Callable[..., Run]) -
     assert "Passing" not in "".join(end(run, EXIT_DONE))
 
 
-STARTING = ("tfdist.command_line", "tfdist.launch.printing.command", "tfdist.launch.supervise.supervisor")
+STARTING = ("tfdist.command_line", "tfdist.launch.ray.ray", "tfdist.launch.supervise.supervisor")
 
 
 @pytest.mark.parametrize("module", STARTING)
@@ -177,20 +175,3 @@ def test_the_third_ctrl_c_ends_a_launcher_that_is_stuck(
                 run.process.send_signal(signal.SIGINT)
                 time.sleep(0.05)
     end(run, -signal.SIGINT)
-
-
-@pytest.mark.slow
-def test_a_printed_job_is_interrupted_without_a_word() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tfdist.launch", "--print=slurm", "--", "--gin_file=configs/experiments/digits.gin"],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"},
-        text=True,
-    ) as process:
-        while "tfdist.launch.supervise.supervisor" not in (line := process.stderr.readline()):
-            assert line
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
-    assert process.returncode in (EXIT_INTERRUPTED, -signal.SIGINT, EXIT_DONE) and "Traceback" not in stderr, stderr

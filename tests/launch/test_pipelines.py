@@ -1,4 +1,4 @@
-"""`--print=kfp`, `vertex` and `airflow`: run by kfp's local runner and a real Airflow, checked by Vertex AI's types.
+"""examples/pipelines: run by kfp's local runner and a real Airflow, checked by Vertex AI's types.
 
 Each is in an environment of its own, in the user's cache: kfp holds protobuf back, Airflow brings a hundred packages.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,20 @@ import support
 import yaml
 
 from tfdist.errors import EXIT_DIVERGED, EXIT_PEER_LOST, EXIT_USER_ERROR, UserError
-from tfdist.launch.printing import command
 from tfdist.tpu_compiler import toolchain
 
+PIPELINES = support.REPOSITORY / "examples" / "pipelines"
 KFP = ("kfp==2.17.3",)
 VERTEX = ("google-cloud-aiplatform==2.7.0", "cloudml-hypertune==0.1.0.dev6")
 AIRFLOW = ("apache-airflow==3.3.2", "apache-airflow-providers-standard==1.21.0")
-DIGITS = ["--gin_file=configs/experiments/digits.gin", "--gin_param=train.epochs = 2"]
-DIGITS += ["--gin_param=train.deterministic = True"]
-IMAGE = "--image=registry/tfdist-python:1"
-MACHINE = [IMAGE, "--machine_type=n1-standard-8"]
+SHORT = '"--gin_param=train.epochs = 2", "--gin_param=train.deterministic = True"'
 HERE = Path(__file__).parent
-# In the place of Python: notes what it is asked to do, and ends a training with the next status that it was given.
+# Instead of Python: notes what it is asked to do, and ends a training with the next status that it was given.
 STUB = """#!/bin/bash
 cd "$(dirname "$0")"
 mode="$(sed -n 's/.*--mode=\\([a-z]*\\).*/\\1/p' <<<"$*")"
-echo "${mode:-outcome}" >>ran
-[[ -n "$mode" ]] || echo '{"model": "export/model.keras", "result": {}, "evaluation": {}}'
+echo "${mode:-read}" >>ran
+[[ -n "$mode" ]] || echo '{"eval_metrics": {"accuracy": 0.96}, "accuracy": 0.96, "evaluated": {}}'
 [[ "$mode" == train ]] || exit 0
 status="$(head -n 1 statuses)"
 sed -i 1d statuses
@@ -48,16 +44,21 @@ def python_with(packages: tuple[str, ...]) -> Path:
         pytest.skip(str(error))
 
 
-def printed(kind: str, *options: str, arguments: list[str] = DIGITS, run_dir: str = "gs://bucket/run") -> str:
-    return command.printed([f"--print={kind}", *options, "--", *arguments, f"--run_dir={run_dir}"])
+def read(name: str, changes: dict[str, str]) -> str:
+    """The text of a file with changes, each of which must be possible."""
+    text = (PIPELINES / name).read_text()
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
 
 
 def write_program(directory: Path, text: str) -> str:
-    """Writes what stands for Python on the machines of a pipeline, and returns the flag that names it."""
+    """Writes what stands for Python on the machines of a pipeline, and returns its path."""
     program = directory / "program"
     program.write_text(text)
     program.chmod(0o755)
-    return f"--python={program}"
+    return str(program)
 
 
 def write_stub(directory: Path, *statuses: int) -> str:
@@ -65,10 +66,16 @@ def write_stub(directory: Path, *statuses: int) -> str:
     return write_program(directory, STUB)
 
 
-def run_pipeline(directory: Path, *options: str) -> support.Finished:
+def run_pipeline(directory: Path, python: str, *, at_least: float = 0.8) -> support.Finished:
     file = directory / "pipeline.py"
-    text = printed("kfp", IMAGE, "--at_least=accuracy=0.8", *options)
-    file.write_text(text.replace('backoff_duration="30s"', 'backoff_duration="1s"'))
+    changes = {
+        'PYTHON = "python"': f'PYTHON = "{python}"',
+        'digits.gin"]': f'digits.gin", {SHORT}]',
+        '"accuracy", 0.95': f'"accuracy", {at_least}',
+        'backoff_duration="30s"': 'backoff_duration="1s"',
+        "    return task\n": f'    task.set_env_variable("PYTHONPATH", "{support.REPOSITORY}")\n    return task\n',
+    }
+    file.write_text(read("kfp_pipeline.py", changes))
     words = [python_with(KFP), HERE / "kfp_local.py", file, directory / "run"]
     # The checkout has a folder docker/, which kfp would take for the package.
     return support.run_command(words, cwd=support.REPOSITORY, env={"PYTHONPATH": None}, timeout=240)
@@ -77,71 +84,56 @@ def run_pipeline(directory: Path, *options: str) -> support.Finished:
 @pytest.mark.slow
 def test_the_steps_of_a_kfp_pipeline_end_with_what_the_command_ends_with(tmp_path: Path) -> None:
     python = write_program(tmp_path, f'#!/bin/bash\nexec "{sys.executable}" "$@"\n')  # kfp replaces the word python3
-    options = [python, f"--env=PYTHONPATH={support.REPOSITORY}", f"--prepare=touch {tmp_path}/prepared"]
-    finished = run_pipeline(tmp_path, *options).check()
+    finished = run_pipeline(tmp_path, python).check()
     run_dir = tmp_path / "run"
-    alone = [*DIGITS, f"--run_dir={tmp_path / 'alone'}"]
+    alone = ["--gin_file=configs/experiments/digits.gin", *json.loads(f"[{SHORT}]"), f"--run_dir={tmp_path / 'alone'}"]
     support.run_python(["-m", "tfdist.main", *alone], cwd=support.REPOSITORY).check()
     expected = json.loads((tmp_path / "alone" / "result.json").read_text())["eval_metrics"]
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
     assert {name: evaluation[name] for name in expected} == expected and expected["accuracy"] > 0.8
-    assert (tmp_path / "prepared").exists() and (run_dir / "export" / "saved_model").is_dir()
+    assert (run_dir / "export" / "saved_model").is_dir()
     outputs = {
         each.parent.name: json.loads(each.read_text()) for each in tmp_path.glob("run.kfp/*/*/executor_output.json")
     }
     model = outputs["train"]["artifacts"]["model"]["artifacts"][0]
     assert model["uri"] == str(run_dir / "export" / "model.keras") and model["metadata"] == {"run_dir": str(run_dir)}
+    assert outputs["train"]["artifacts"]["metrics"]["artifacts"][0]["metadata"] == expected
     metrics = outputs["evaluate"]["artifacts"]["metrics"]["artifacts"][0]["metadata"]
     assert metrics == {**expected, "run_dir": str(run_dir), "model": model["uri"]}, finished.outputs()
-    for options, status in [
-        (["--at_least=accuracy=0.999"], 2),
-        (["--at_most=acuracy=1"], 2),
-        (["--at_most=loss=1"], 0),
-    ]:
-        gate = support.run_python(["-m", "tfdist.launch.outcome", f"--run_dir={run_dir}", *options])
-        assert gate.status == status and bool(gate.stdout) == (status == 0), gate.outputs()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("statuses", "ran"),
+    ("statuses", "at_least", "ran", "message"),
     [
-        ([EXIT_PEER_LOST, 0], "validate train train outcome evaluate outcome outcome export"),
-        ([EXIT_DIVERGED], "validate train"),
+        ([EXIT_PEER_LOST, 0], 0.8, "validate train train read evaluate read export", ""),
+        ([EXIT_DIVERGED], 0.8, "validate train", "the training ended with status 3"),
+        ([0], 0.97, "validate train read evaluate read", "accuracy is 0.96, and not at least 0.97"),
     ],
 )
-def test_kfp_repeats_a_training_only_where_that_can_help(tmp_path: Path, statuses: list[int], ran: str) -> None:
-    finished = run_pipeline(tmp_path, write_stub(tmp_path, *statuses))
+def test_kfp_repeats_a_training_only_where_that_can_help(
+    tmp_path: Path, statuses: list[int], at_least: float, ran: str, message: str
+) -> None:
+    finished = run_pipeline(tmp_path, write_stub(tmp_path, *statuses), at_least=at_least)
     assert (tmp_path / "ran").read_text().split() == ran.split(), finished.outputs()
-    assert bool(finished.status) == ("the training ended with status 3" in finished.stdout) == (statuses[-1] != 0)
+    assert bool(finished.status) == bool(message) and message in finished.stdout
 
 
 @pytest.mark.slow
-def test_a_pipeline_compiles_with_retries_and_one_cached_step(tmp_path: Path) -> None:
-    file = tmp_path / "pipeline.py"
-    options = [
-        "--gpus=2",
-        "--cpus=8",
-        "--memory=32Gi",
-        "--env=NCCL_DEBUG=WARN",
-        "--restarts=5",
-        "--prepare=echo 'a \"b'",
-    ]
-    file.write_text(printed("kfp", IMAGE, "--at_most=loss=0.5", "--name=night", *options))
-    support.run_command([python_with(KFP), file], cwd=tmp_path, env={"PYTHONPATH": None}).check()
-    compiled = next(yaml.safe_load_all((tmp_path / "night.yaml").read_text()))
+def test_the_pipeline_compiles_with_retries_and_no_cache(tmp_path: Path) -> None:
+    support.run_command(
+        [python_with(KFP), PIPELINES / "kfp_pipeline.py"], cwd=tmp_path, env={"PYTHONPATH": None}
+    ).check()
+    compiled = next(yaml.safe_load_all((tmp_path / "digits.yaml").read_text()))
     tasks = compiled["root"]["dag"]["tasks"]
-    assert [name for name, task in tasks.items() if task["cachingOptions"]] == ["prepare"]
-    assert {name: task["retryPolicy"]["maxRetryCount"] for name, task in tasks.items() if "retryPolicy" in task} == {
-        "train": 5
-    }
+    assert not [name for name, task in tasks.items() if task["cachingOptions"]]
+    retries = {name: task["retryPolicy"]["maxRetryCount"] for name, task in tasks.items() if "retryPolicy" in task}
+    assert retries == {"train": 3}
     before = {name: set(task.get("dependentTasks", ())) for name, task in tasks.items()}
-    assert before["validate"] == {"prepare"} and before["train"] == {"validate"} and "gate" in before["export"]
+    assert before["train"] == {"validate"} and "gate" in before["export"]
     container = compiled["deploymentSpec"]["executors"]["exec-train"]["container"]
-    assert container["image"] == IMAGE.partition("=")[2] and container["env"] == [
-        {"name": "NCCL_DEBUG", "value": "WARN"}
-    ]
-    assert container["resources"]["accelerator"]["resourceCount"] == "2"
+    assert container["image"].endswith("/tfdist:0.1.0")
+    assert container["resources"]["accelerator"]["resourceCount"] == "1"
 
 
 @pytest.fixture(scope="module")
@@ -161,93 +153,55 @@ def run_airflow(home: Path, *words: str) -> support.Finished:
 @pytest.mark.parametrize(
     ("statuses", "is_done", "ran"),
     [
-        ([EXIT_PEER_LOST, 0], True, ["validate", "train", "train", "evaluate", "outcome", "export"]),
+        ([EXIT_PEER_LOST, 0], True, ["validate", "train", "train", "evaluate", "read", "export"]),
         ([EXIT_USER_ERROR], False, ["validate", "train"]),
     ],
 )
 def test_airflow_runs_the_tasks_and_repeats_a_training_only_where_that_can_help(
     airflow_home: Path, tmp_path: Path, statuses: list[int], is_done: bool, ran: list[str]
 ) -> None:
-    options = [write_stub(tmp_path, *statuses), f"--working_dir={tmp_path}", f"--prepare=touch {tmp_path}/prepared"]
-    text = printed("airflow", "--at_least=accuracy=0.8", *options, run_dir="runs/digits")
-    (airflow_home / "dags" / "digits.py").write_text(text.replace("seconds=30", "seconds=0"))
+    changes = {
+        'PYTHON = ".venv/bin/python"': f'PYTHON = "{write_stub(tmp_path, *statuses)}"',
+        '"/opt/project"': f'"{tmp_path}"',
+        "gs://bucket/digits": "runs/digits",
+        "seconds=30": "seconds=0",
+    }
+    (airflow_home / "dags" / "digits.py").write_text(read("airflow_dag.py", changes))
     finished = run_airflow(airflow_home, "dags", "test", "digits")
     assert (tmp_path / "ran").read_text().split() == ran, finished.outputs()
-    assert (tmp_path / "prepared").exists()
     assert ("successful" if is_done else "failed") in re.findall("Marking run .* (successful|failed)", finished.stdout)
 
 
-SEARCH = ["--search=keras.optimizers.Adam.learning_rate=1e-4:1e-1:log", "--search=train.global_batch_size=32,64"]
-SEARCH += ["--search=train.epochs=1:3", "--maximize=accuracy"]
+@pytest.mark.parametrize(("accuracy", "status"), [(0.95, 0), (0.9, EXIT_USER_ERROR), ("NaN", EXIT_USER_ERROR)])
+def test_the_gate_of_airflow_compares_the_evaluation(tmp_path: Path, accuracy: Any, status: int) -> None:
+    text = read("airflow_dag.py", {})
+    names: dict[str, Any] = {}
+    exec(
+        text[text.index("METRIC, AT_LEAST") : text.index("RETRIES")]
+        + text[text.index("GATE =") : text.index("class ")],
+        names,
+    )
+    (tmp_path / "evaluation.json").write_text(f'{{"accuracy": {accuracy}}}')
+    finished = support.run_python(["-c", names["GATE"], f"--run_dir={tmp_path}"])
+    assert finished.status == status and ("and not at least 0.95" in finished.stderr) == (status != 0)
 
 
 @pytest.mark.slow
-def test_jobs_of_vertex_ai_have_its_fields(tmp_path: Path) -> None:
-    options = ["--workers=3", "--gpus=2", "--accelerator=NVIDIA_L4", "--spot", "--time=6h", "--env=NCCL_DEBUG=WARN"]
-    options += ["--service_account=trainer@project.iam.gserviceaccount.com", "--network=projects/1/global/networks/n"]
-    jobs = [yaml.safe_load(printed("vertex", *MACHINE, *each)) for each in ([], options, [*SEARCH, "--time=2h"])]
+@pytest.mark.parametrize("options", [False, True], ids=["as it is", "with all options"])
+def test_the_job_of_vertex_ai_has_its_fields(options: bool) -> None:
+    text = read("vertex.yaml", {})
+    job = yaml.safe_load(re.sub(r"^( *)#(?=[^\s])", r"\1", text, flags=re.MULTILINE) if options else text)
     python = python_with(VERTEX)
 
-    def check(*specs: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        lines = "".join(json.dumps(spec) + "\n" for spec in specs)
-        return subprocess.run([python, HERE / "vertex_fields.py"], input=lines, text=True, capture_output=True)
+    def check(spec: dict[str, Any]) -> support.Finished:
+        program = (
+            "import json, sys; from google.protobuf import json_format; from google.cloud.aiplatform_v1.types import "
+        )
+        program += "CustomJobSpec; json_format.ParseDict(json.loads(sys.argv[1]), CustomJobSpec.pb()())"
+        return support.run_command([python, "-c", program, json.dumps(spec)], env={"PYTHONPATH": None})
 
-    assert check(*jobs).stdout.split() == ["CustomJobSpec", "CustomJobSpec", "HyperparameterTuningJob"]
-    assert [pool["replicaCount"] for pool in jobs[1]["workerPoolSpecs"]] == [1, 2]  # the first is TF_CONFIG's chief
-    assert "--launcher=host" in jobs[1]["workerPoolSpecs"][1]["containerSpec"]["command"]
-    jobs[2]["trialJobSpec"]["scheduling"]["timeOut"] = "1s"
-    assert 'no field named "timeOut"' in check(jobs[2]).stderr
-
-
-@pytest.mark.slow
-def test_a_trial_trains_with_the_values_that_vertex_ai_gives_and_reports_its_metric(tmp_path: Path) -> None:
-    job = yaml.safe_load(printed("vertex", *MACHINE, *SEARCH, arguments=DIGITS[:1]))
-    words = job["trialJobSpec"]["workerPoolSpecs"][0]["containerSpec"]["command"][1:]
-    words[-1] = f"--run_dir={tmp_path}"
-    values = ["--keras.optimizers.Adam.learning_rate=0.004", "--train.global_batch_size=64.0", "--train.epochs=1"]
-    metrics = tmp_path / "hypertune" / "output.metrics"
-    variables = {"CLOUD_ML_TRIAL_ID": "7", "CLOUD_ML_HP_METRIC_FILE": str(metrics)}
-    support.run_python([*words, *values], cwd=support.REPOSITORY, env=variables).check()
-    result = json.loads((tmp_path / "trial-7" / "result.json").read_text())
-    assert (result["epochs"], result["global_batch_size"]) == (1, 64)
-    said = json.loads(metrics.read_text())
-    assert (said["trial"], float(said["accuracy"])) == ("7", result["eval_metrics"]["accuracy"])
-    report = "import hypertune; hypertune.HyperTune().report_hyperparameter_tuning_metric('accuracy', 0.5)"
-    variables["CLOUD_ML_HP_METRIC_FILE"] = str(tmp_path / "theirs" / "output.metrics")
-    support.run_command([python_with(VERTEX), "-c", report], env=variables | {"PYTHONPATH": ""}).check()
-    theirs = json.loads((tmp_path / "theirs" / "output.metrics").read_text())
-    assert {name: type(value) for name, value in said.items()} == {name: type(value) for name, value in theirs.items()}
-    nowhere = support.run_python([*words, *values], cwd=support.REPOSITORY)
-    assert nowhere.status == EXIT_USER_ERROR and "no trial of Vertex AI" in nowhere.stderr
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "expected"),
-    [
-        ("kfp", [IMAGE], "--at_least=accuracy=0.95"),
-        ("kfp", [IMAGE, "--at_least=accuracy"], "METRIC=NUMBER"),
-        ("kfp", [IMAGE, "--at_least=accuracy=nan"], "METRIC=NUMBER"),
-        ("kfp", [IMAGE, "--at_least=accuracy=1", "--workers=2"], "leave --workers out"),
-        ("kfp", ["--at_least=accuracy=1"], "--image"),
-        ("airflow", ["--at_least=accuracy=1"], "--working_dir"),
-        ("airflow", ["--at_least=accuracy=1", "--working_dir=/a", "--gpus=1"], "leave --gpus out"),
-        ("vertex", [IMAGE], "--machine_type"),
-        ("vertex", [*MACHINE, "--gpus=1"], "belong together"),
-        ("vertex", [*MACHINE, "--search=rate=1:2", "--minimize=loss"], "SETTING=LOW:HIGH"),
-        ("vertex", [*MACHINE, "--search=a.rate=2:1", "--minimize=loss"], "ascending"),
-        ("vertex", [*MACHINE, "--search=a.rate=0:1:log", "--minimize=loss"], "LOW above 0"),
-        ("vertex", [*MACHINE, "--search=a.rate=0:1"], "--maximize=METRIC"),
-        ("vertex", [*MACHINE, "--minimize=loss"], "leave --minimize out"),
-        ("vertex", [*MACHINE, *SEARCH, "--workers=2"], "leave --workers out"),
-    ],
-)
-def test_a_mistake_is_one_message(kind: str, options: list[str], expected: str) -> None:
-    with pytest.raises(UserError) as caught:
-        printed(kind, *options)
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("kind", "options"), [("kfp", [IMAGE, "--at_least=loss=1"]), ("vertex", MACHINE)])
-def test_a_run_directory_of_a_container_is_refused(kind: str, options: list[str]) -> None:
-    with pytest.raises(UserError, match="gs://BUCKET"):
-        printed(kind, *options, run_dir="runs/x")
+    check(job).check()
+    first, others = job["workerPoolSpecs"]  # the first is TF_CONFIG's chief
+    assert first["replicaCount"] == 1 and "--launcher=host" in others["containerSpec"]["command"]
+    job["scheduling"]["timeOut"] = "1s"
+    assert 'no field named "timeOut"' in check(job).stderr

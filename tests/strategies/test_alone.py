@@ -35,7 +35,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "horovod.gin"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "horovod.gin"),
         ({"PMI_SIZE": "2"}, "horovod.gin"),
-        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "--print=slurm"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "slurm.sbatch"),
     ],
 )
 @pytest.mark.parametrize("strategy", [OneDevice, lambda: Mirrored(num_cpu_devices=2)])

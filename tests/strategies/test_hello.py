@@ -8,11 +8,9 @@ import socket
 
 import pytest
 
-from tfdist.doctor import meeting
 from tfdist.strategies.cluster import hello
 
 SAID = {"start": "a", "index": 1, "workers": ["a:1", "b:2"], "ready": True, "waits_for": [0]}
-FACTS = {"host": "h", "versions": {"python": "3.11"}, "code": "0", "settings": None, "num_devices": 0}
 
 
 def test_a_worker_is_understood() -> None:
@@ -61,16 +59,6 @@ def test_many_peers_may_ask_in_one_instant() -> None:
 
 
 @pytest.mark.parametrize("line", [b"x", b"[" * 100_000, b"5", b"[]", b"{}", b"null", b"\xff", b"9" * 5000, b"NaN"])
-def test_other_lines_are_refused_by_a_worker_and_by_the_doctor(line: bytes) -> None:
-    for decode in (hello.decode, meeting.decode):
-        with pytest.raises(hello.WrongPeer):
-            decode(line)
-
-
-@pytest.mark.slow
-def test_a_doctor_takes_only_facts() -> None:
-    said = {"protocol": meeting.PROTOCOL, "index": 0, "time": 1.0, "workers": ["a:1"], "facts": FACTS}
-    assert meeting.decode(json.dumps(said).encode())["facts"] == FACTS
-    for wrong in ({"versions": {"python": 3}}, {"code": None}, {"num_devices": "8"}, {"settings": {"a": 1}}):
-        with pytest.raises(hello.WrongPeer):
-            meeting.decode(json.dumps(said | {"facts": FACTS | wrong}).encode())
+def test_other_lines_are_refused(line: bytes) -> None:
+    with pytest.raises(hello.WrongPeer):
+        hello.decode(line)

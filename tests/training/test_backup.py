@@ -77,7 +77,7 @@ def test_each_epoch_is_saved_and_one_or_two_checkpoints_stay_where_they_are_not_
     ]
     assert steps(tmp_path / "backup") == kept and trained.result.checkpoint_step == STEPS
     for looked_at in ("run", "backup"):
-        assert command.main(["verify", str(tmp_path / looked_at)]) == 0
+        assert command.main(["list", str(tmp_path / looked_at), "--verify"]) == 0
         found = find_checkpoint(str(tmp_path / looked_at), "train.start_from", tell=Listener())
         assert found is not None and found.step == STEPS
 

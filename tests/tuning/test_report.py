@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import html.parser
-import io
 import pathlib
 import re
 import sys
@@ -21,11 +20,11 @@ from sweep_journals import Journal, ended, hyperband_sweep
 from tfdist.errors import UserError
 from tfdist.report.words import gin_text, short_names, value_text
 from tfdist.storage import files
-from tfdist.tuning.report.plot_theme import DARK, LIGHT, objective_limits
+from tfdist.tuning.report.plot_style import objective_limits
 from tfdist.tuning.report.report import trial_address, write_report
 from tfdist.tuning.schedule.history import read_sweep
 
-_PLOTS = ("curves.png", "importance.png", "objective.png", "parallel.png")
+_PLOTS = ("curves.png", "objective.png", "parallel.png")
 
 
 class Page(html.parser.HTMLParser):
@@ -115,22 +114,14 @@ def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> 
 @pytest.mark.slow
 def test_the_page_holds_everything_and_asks_for_nothing(shared: tuple[Page, pathlib.Path]) -> None:
     page, run_dir = shared
-    assert len(page.references) == 2 * len(_PLOTS)
+    assert len(page.references) == len(_PLOTS)
     assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
     content = (run_dir / "report" / "index.html").read_text()
     assert not re.findall(r"https?:|//|url\(|@import", re.sub(r"base64,[^\"]*", "", content))
     assert "default-src 'none'" in content
-    light = [base64.b64decode(reference.split(",")[1]) for reference in page.references[1::2]]
-    for plot, embedded in zip(["objective", "parallel", "importance", "curves"], light, strict=True):
+    pictures = [base64.b64decode(reference.split(",")[1]) for reference in page.references]
+    for plot, embedded in zip(["objective", "parallel", "curves"], pictures, strict=True):
         assert (run_dir / "report" / f"{plot}.png").read_bytes() == embedded
-
-
-def test_the_page_has_a_dark_picture_for_each_light_one(shared: tuple[Page, pathlib.Path]) -> None:
-    page, _ = shared
-    for index, reference in enumerate(page.references):
-        image = PIL.Image.open(io.BytesIO(base64.b64decode(reference.split(",")[1]))).convert("RGB")
-        background = (DARK if index % 2 == 0 else LIGHT).background
-        assert "#{:02x}{:02x}{:02x}".format(*image.getpixel((1, 1))) == background
 
 
 def test_the_page_lists_the_trials_the_best_first_and_its_values_as_gin(shared: tuple[Page, pathlib.Path]) -> None:
@@ -150,7 +141,7 @@ def test_the_page_lists_the_trials_the_best_first_and_its_values_as_gin(shared: 
 def test_each_trial_links_to_its_run_directory(shared: tuple[Page, pathlib.Path]) -> None:
     page, run_dir = shared
     trials = [row[0] for row in page.rows[1:]]
-    assert page.links[: len(_PLOTS)] == ["objective.png", "parallel.png", "importance.png", "curves.png"]
+    assert page.links[: len(_PLOTS)] == ["objective.png", "parallel.png", "curves.png"]
     assert page.links[len(_PLOTS) :] == [f"../trials/{name}/" for name in trials]
     assert (run_dir / "report" / page.links[-1]).resolve() == run_dir / "trials" / trials[-1]
     assert trial_address("gs://bucket/a sweep/", "0007") == (

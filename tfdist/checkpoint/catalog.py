@@ -12,7 +12,7 @@ from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.format.stored_files import read_files
 from tfdist.storage import files
 
-__all__ = ["Entry", "list_checkpoints", "newest_verified", "remove", "remove_all", "verify"]
+__all__ = ["Entry", "list_checkpoints", "remove", "remove_all", "verify"]
 
 
 def verify(entry: Entry) -> str | None:
@@ -27,12 +27,6 @@ def verify(entry: Entry) -> str | None:
     except DamagedCheckpoint as error:
         return str(error)
     return None
-
-
-def newest_verified(entries: list[Entry]) -> Entry | None:
-    """The newest of `entries` whose every byte is right."""
-    ordered = sorted(entries, key=lambda entry: entry.age_order, reverse=True)
-    return next((entry for entry in ordered if verify(entry) is None), None)
 
 
 def remove_all(directory: str) -> None:

@@ -1,7 +1,7 @@
 """Which checkpoints stay: the last ones, some for good, the best.
 
 Invariant: the newest that verified always stays. Pure: nothing here touches a store. The manager asks after each
-commit, `python -m tfdist.checkpoint prune` on demand.
+commit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`python -m tfdist.doctor`: looks at a machine, and at the others of its cluster, before money is spent.
 
-Run on all machines at once, with the environment and the gin files of the run, it also asks the other workers for
-their versions, code and configuration, and measures the all-reduce between them. Run alone it says whom it did not
-reach. Exit status: 0 when a run can start, 2 when something would stop it (or the doctor's arguments are wrong).
+Run on all machines at once, with the environment and the gin files of the run, it connects the workers as the run
+does, compares their versions, code and configuration, and measures the all-reduce between them. Run alone it says whom
+it did not reach. Exit status: 0 when a run can start, 2 when something would stop it (or the doctor's arguments are
+wrong).
 
 Invariant: it ends within the times that it was given, leaves nothing but the run directory, and prints the values of
 no variables but those that begin with NCCL_.
@@ -22,10 +23,10 @@ from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
 from tfdist.doctor import facts as facts_of
 from tfdist.doctor import findings as say
-from tfdist.doctor import meeting, network, versions
+from tfdist.doctor import network, versions
 from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
 from tfdist.doctor.machine import check_machine
-from tfdist.errors import UserError
+from tfdist.errors import TfdistError, UserError
 from tfdist.strategies.cluster import environment as marks
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
 
@@ -43,7 +44,7 @@ flags.DEFINE_multi_string("gin_file", None, "the run's, to compare between the w
 flags.DEFINE_multi_string("gin_param", None, "the run's", flag_values=FLAGS)
 flags.DEFINE_string("run_dir", None, "the run's: written, read and deleted from", flag_values=FLAGS)
 flags.DEFINE_multi_string("bucket", None, "another place to try in this way, gs://…", flag_values=FLAGS)
-command_line.define_seconds("peer_seconds", 30.0, "to wait for the others", FLAGS)
+command_line.define_seconds("peer_seconds", 30.0, "to wait for the others, with TF_CONFIG", FLAGS)
 flags.DEFINE_integer("largest_mib", 64, "largest all-reduce, 0 for none", lower_bound=0, flag_values=FLAGS)
 flags.DEFINE_multi_string(
     "compile_for",
@@ -118,24 +119,21 @@ class Doctor:
         host = network.Host()
         self.tell(*check_machine(has_rdma=bool(host.adapters())))
         num_gpus = self._devices()
-        peers = meeting.hosts(self.cluster) if self.cluster else []
+        peers = network.other_hosts(self.cluster) if self.cluster else []
         self.tell(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, host=host))
         self._storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
         facts = facts_of.collect(versions=versions.all_versions(), settings=settings, num_devices=num_gpus)
         if self.cluster is not None and self.cluster.num_workers > 1:
-            if self._meet(self.cluster, facts):
-                self._measure("multi_worker")
+            self.tell(*network.check_port(self.cluster))
+            self._measure("multi_worker", facts)
         elif is_horovod:
             self._measure("horovod", facts)
         elif self.cluster is None:
             self.tell(
                 fine("workers", "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone")
             )
-        from tfdist.doctor import private_interfaces  # last, as it computes, after which no workers can meet
-
-        self.tell(*private_interfaces.check_private_interfaces())
 
     def _places(self) -> list[str]:
         return [place for place in dict.fromkeys((*self.options.bucket, self.options.run_dir)) if place]
@@ -187,35 +185,21 @@ class Doctor:
             why = "A run ends at its start when its directory cannot be written."
             self.tell(Finding(NOTE, "storage", "no run directory was given", why, "Give --run_dir or --bucket=gs://…"))
 
-    def _meet(self, cluster: Cluster, facts: Mapping[str, Any]) -> bool:
-        """Whether all workers met and agree on the cluster, so that a collective can be tried."""
-        seconds = self.options.peer_seconds
-        peers, cannot_listen = meeting.meet(cluster, facts, seconds=seconds)
-        self.tell(meeting.check_port(cluster, cannot_listen))
-        all_met = cannot_listen is None
-        for peer in peers:
-            found = meeting.check_peer(cluster, peer, seconds=seconds)
-            self.tell(*found)
-            met = peer.facts is not None and peer.asked and all(each.level != PROBLEM for each in found)
-            all_met = all_met and met
-            if met:
-                assert peer.facts is not None
-                self.tell(*facts_of.compare(facts, peer.facts, cluster.task_name(peer.index)))
-        if not all_met:
-            why = "The workers have to reach each other first."
-            self.tell(Finding(NOTE, "allreduce", "not measured", why, "Mend what `ports` and `workers` say."))
-        return all_met
-
-    def _measure(self, name: str, facts: Mapping[str, Any] | None = None) -> None:
-        """Connects the strategy and times its all-reduce; under Horovod, which has no meeting, compares facts first."""
+    def _measure(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Connects the strategy as a run does, compares the workers through it, and times its all-reduce."""
         from tfdist.doctor import collectives
 
         try:
             strategy = make_strategy(name, self.options.peer_seconds)
             topology = strategy.connect()
+        except TfdistError as error:
+            why = "A run waits for every worker, and ends when one does not come."
+            hint = "Run the doctor on all machines at once. Where it runs, open the port in the firewalls between."
+            self.tell(Finding(PROBLEM, "workers", str(error), why, hint))
+            return
+        try:
             self.worker = topology.worker_index
-            if facts is not None:
-                self._compare_through(strategy, facts)
+            self._compare_workers(strategy, facts)
             sizes = [size for size in collectives.SIZES if size <= self.options.largest_mib * collectives.MEBIBYTE]
             if topology.num_replicas > 1 and sizes:
                 timings = collectives.measure(strategy, sizes)
@@ -226,16 +210,16 @@ class Doctor:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.tell(Finding(PROBLEM, "allreduce", f"{name}: {first}", why, hint))
 
-    def _compare_through(self, strategy: Any, facts: Mapping[str, Any]) -> None:
-        """Compares all workers' facts with the chief's; every worker says how it differs."""
-        is_chief = strategy.topology.is_chief
-        chief = json.loads(bytes(strategy.broadcast(json.dumps(facts).encode() if is_chief else None)))
+    def _compare_workers(self, strategy: Any, facts: Mapping[str, Any]) -> None:
+        """Compares this worker's facts and clock with those of each other one. A collective."""
+        everybodys = [json.loads(each) for each in strategy.gather_bytes(json.dumps(facts).encode())]
         began = time.time()  # by now everything is connected
-        chiefs_time = float(bytes(strategy.broadcast(repr(time.time()).encode() if is_chief else None)))
-        if not is_chief:
-            error = time.time() - began
-            self.tell(*meeting.check_clock("worker 0", chiefs_time - time.time(), error))
-            self.tell(*facts_of.compare(facts, chief, "worker 0"))
+        clocks = strategy.gather_from_workers([began])[:, 0]
+        error = time.time() - began
+        for worker, theirs in enumerate(everybodys):
+            if worker != self.worker:
+                self.tell(*facts_of.check_clock(f"worker {worker}", float(clocks[worker]) - began, error))
+                self.tell(*facts_of.compare(facts, theirs, f"worker {worker}"))
 
 
 def put(text: str) -> None:

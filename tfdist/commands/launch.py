@@ -14,17 +14,16 @@ from collections.abc import Sequence
 
 from tfdist import command_line
 from tfdist.command_line import flags, split_at_dashes
-from tfdist.errors import EXIT_DONE, TfdistError, UserError
+from tfdist.errors import TfdistError, UserError
 from tfdist.launch import host, local
 from tfdist.launch.horovod import horovod
 from tfdist.launch.plan import Plan, worker_environment
-from tfdist.launch.printing import command as printing
 from tfdist.launch.ray import ray
 from tfdist.launch.ray.cluster import PLACEMENTS, Resources
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
-from tfdist.launch.supervise.signals import ignore_signals, leave_signals_alone
+from tfdist.launch.supervise.signals import ignore_signals
 from tfdist.launch.supervise.supervisor import Start, supervise
 from tfdist.launch.supervise.watch import Patience
 from tfdist.telemetry.console.terminal_width import columns_of
@@ -45,9 +44,6 @@ started again, and the run resumes from its newest checkpoint. The exit status i
 SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143, or 130 after Ctrl-C; the second
 Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
 was up.
-
-With --print=slurm, kubernetes, tpu_vm, horovod, kuberay, ray_slurm, kfp, vertex or airflow nothing is run: what that
-scheduler runs is printed. Its flags are others: --print=slurm --help lists them.
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("workers", None, "how many processes", lower_bound=1, flag_values=FLAGS)
@@ -115,12 +111,6 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
     output = Output()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if printing.is_asked(arguments):
-            if signals:
-                return 128 + signals[0]
-            leave_signals_alone()
-            print(printing.printed(arguments), end="", flush=True)
-            return EXIT_DONE
         plan, start, patience, rules = parse(arguments)
         return supervise(plan, start, output, signals=signals, patience=patience, rules=rules)
     except TfdistError as error:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
-from tfdist.errors import is_whole_number
 
 GROUP = "workers"
 PACKAGE = Path(__file__).resolve().parents[1]
 MOST_SHOWN = 5
+CLOCK_SECONDS = 1.0  # more apart than this, logs laid side by side read wrong
 # Differences in these make collectives differ or code behave otherwise; others may be there on one machine only.
 MUST_AGREE = ("python", "tensorflow", "keras", "numpy", "horovod")
 
@@ -32,15 +32,6 @@ def collect(*, versions: Mapping[str, str], settings: Mapping[str, str] | None, 
     }
 
 
-def are_facts(value: object) -> bool:
-    """Whether another process's facts are such as `collect` gives."""
-    if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in ("host", "code")):
-        return False
-    texts = [value.get("versions"), {} if value.get("settings") is None else value["settings"]]
-    are_texts = all(isinstance(each, dict) and all(isinstance(text, str) for text in each.values()) for each in texts)
-    return are_texts and is_whole_number(value.get("num_devices"), least=0)
-
-
 def code_digest(package: Path = PACKAGE) -> str:
     """Of tfdist's own source."""
     digest = hashlib.sha256()
@@ -53,6 +44,22 @@ def settings_digest(settings: Mapping[str, str]) -> str:
     """What tells one configuration from another, in twelve characters."""
     text = "\0".join(f"{name}\0{value}" for name, value in sorted(settings.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def check_clock(name: str, ahead_seconds: float, error_seconds: float) -> list[Finding]:
+    """A finding where another worker's clock is off by more than what may be an error of measuring."""
+    if abs(ahead_seconds) - error_seconds <= CLOCK_SECONDS:
+        return []
+    where = "ahead of" if ahead_seconds > 0 else "behind"
+    return [
+        Finding(
+            WARNING,
+            GROUP,
+            f"{name} has its clock {abs(ahead_seconds):.1f} s {where} this one's",
+            "Logs of workers cannot be laid side by side, and signatures for a bucket are refused from 15 minutes.",
+            "Let both machines take their time from one server: timedatectl set-ntp true.",
+        )
+    ]
 
 
 def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> list[Finding]:

@@ -32,7 +32,7 @@ def _shared_memory(directory: Path) -> Finding:
             GROUP,
             f"{directory} cannot be looked at: {error.strerror}",
             "NCCL and Horovod pass data between processes of a machine through it.",
-            "Mount a tmpfs there: docker run --shm-size=2g; --print=kubernetes does it for its pods.",
+            "Mount a tmpfs there: docker run --shm-size=2g, or for Kubernetes as in examples/clusters/jobset.yaml.",
         )
     free = about.f_bavail * about.f_frsize
     if free >= ENOUGH_SHARED_BYTES:
@@ -43,7 +43,7 @@ def _shared_memory(directory: Path) -> Finding:
         f"{directory} has only {free / GIBIBYTE:.2f} GiB free",
         "NCCL and Horovod pass data between processes of a machine through it and fail, some with a bus error, when it "
         "is full. Docker gives 64 MiB by itself.",
-        "Give the container more: docker run --shm-size=2g, or for Kubernetes --print=kubernetes --shared_memory=2Gi.",
+        "Give the container more: docker run --shm-size=2g, or sizeLimit in examples/clusters/jobset.yaml.",
         {"shared_bytes": free},
     )
 

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
+from tfdist.strategies.cluster.tf_config import Cluster, is_loopback, split_address
 
 GROUP = "network"
 GDR_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "cali", "flannel", "tun", "tap", "dummy")
+PORTS_OF_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -247,3 +249,26 @@ def _text(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def other_hosts(cluster: Cluster) -> list[str]:
+    """The hosts of the other workers."""
+    others = [address for i, address in enumerate(cluster.workers) if i != cluster.worker_index]
+    return list(dict.fromkeys(split_address(address)[0] for address in others))
+
+
+def check_port(cluster: Cluster, ports_of_kernel: Path = PORTS_OF_KERNEL) -> list[Finding]:
+    """A finding where another program may get this worker's port before the run does."""
+    host, port = split_address(cluster.address)
+    first, last = map(int, (_text(ports_of_kernel) or "32768 60999").split())
+    if not first <= port <= last or is_loopback(host):
+        return []
+    return [
+        Finding(
+            WARNING,
+            GROUP,
+            f"port {port} is one of those that the kernel gives to outgoing connections ({first} to {last})",
+            "Any program of this machine may get it just before the run starts.",
+            f"Take a port below {first} in TF_CONFIG.",
+        )
+    ]

@@ -1,46 +1,40 @@
-"""Which versions work together, and which are installed here. Imports none of them."""
+"""Which versions work together, by what the installed packages say that they need. Imports none of them."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
-from tfdist.requirements import TENSORFLOW_EXTRAS, installed, installed_tensorflow
+from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
+from tfdist.requirements import (
+    TENSORFLOW_EXTRAS,
+    TENSORFLOW_PACKAGES,
+    TENSORFLOW_RELEASES,
+    installed,
+    installed_tensorflow,
+)
 
 GROUP = "versions"
-PYTHON = ">=3.11,<3.14"
-TENSORFLOW = ">=2.20,<2.22"
-# What tfdist was built for and is tested with, as pyproject.toml has it. TensorFlow comes by one of its extras.
-NEEDED = {
-    "keras": ">=3.15,<3.16",
-    "gin-config": "==0.5.0",
-    "numpy": ">=2.0,<2.5",
-    "absl-py": ">=2.1,<3",
-    "google-crc32c": ">=1.7,<2",
-    "jinja2": ">=3.1,<4",
-    "psutil": ">=5.9,<8",
-    "rich": ">=14,<16",
-    "tensorboard": ">=2.20,<2.22",
-    "packaging": ">=24",
-}
-LIBTPU = ">=0.0.17,<=0.0.24"  # with a newer one, 0.0.52, tensorflow-tpu 2.20 ends at its import
-# What goes with them where it is there. CUDA's libraries are those that TensorFlow 2.20 and 2.21 were built with: CUDA
-# 12.5.1, cuDNN 9, and for the extra and-cuda of 2.21 NCCL from 2.27.7.
-BESIDE = {
-    "horovod": "==0.28.1",
-    "google-cloud-storage": ">=3.4,<4",
-    "nvidia-cuda-runtime-cu12": ">=12.5.82,<13",
-    "nvidia-cudnn-cu12": ">=9.3.0.75,<10",
-    "nvidia-nccl-cu12": ">=2.27.7,<3",
-    "libtpu": LIBTPU,
-}
+PACKAGE = "tfdist"
+HOROVOD = "==0.28.1"  # which tools/build_horovod.py builds; no package needs it
+# Packages that the workers compare, beside those that tfdist always needs.
+COMPARED = (
+    "horovod",
+    "google-cloud-storage",
+    "nvidia-cuda-runtime-cu12",
+    "nvidia-cudnn-cu12",
+    "nvidia-nccl-cu12",
+    "libtpu",
+)
+FOR_DEVELOPERS = ("dev", "docs")  # extras
 CUDA_DRIVER = "525.60.13"  # the oldest that runs CUDA 12, by its release notes' table of minor version compatibility
 WHY_PINNED = "tfdist uses private parts of this package and is pinned to what it was tested with."
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*([^;]*?)\s*(?:;.*extra == [\"']([^\"']+)[\"'].*)?")
 
 Installed = Callable[[str], str | None]
 
@@ -54,9 +48,20 @@ def driver_version(file: Path = DRIVER_FILE) -> str | None:
     return found[1] if found else None
 
 
+def requirements(package: str = PACKAGE) -> list[tuple[str, str, str | None]]:
+    """Returns (package, versions, extra or None) for each requirement of a package; none where it is not installed."""
+    try:
+        texts = importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found = [match.groups() for match in map(_REQUIREMENT.fullmatch, texts) if match]
+    return [(name, wanted, extra) for name, wanted, extra in found if name != package and extra not in FOR_DEVELOPERS]
+
+
 def all_versions(version_of: Installed = installed) -> dict[str, str]:
     """What is here, for comparing with the other workers."""
-    found = {package: version_of(package) for package in [*NEEDED, *BESIDE]}
+    needed = [name for name, _, extra in requirements() if extra is None]
+    found = {package: version_of(package) for package in [*needed, *COMPARED]}
     here = {package: version for package, version in found.items() if version is not None}
     tensorflow = next(iter(installed_tensorflow(version_of).values()), None)
     return {"python": platform.python_version()} | ({"tensorflow": tensorflow} if tensorflow else {}) | here
@@ -68,13 +73,14 @@ def check_versions(
     """Findings about what is installed.
 
     Args:
-      needs: packages of `BESIDE` that this run cannot do without.
+      needs: packages beside those that tfdist always needs, which this run cannot do without.
+      version_of: gives the version of a package; None where it is not installed.
       driver: the version of NVIDIA's driver, None where there is none.
     """
     findings = [*_python(), *_tensorflow(version_of)]
-    for package, wanted in {**NEEDED, **BESIDE}.items():
+    for package, wanted, is_needed in _wanted(version_of):
         version = version_of(package)
-        if version is None and (package in NEEDED or package in needs):
+        if version is None and (is_needed or package in needs):
             findings.append(_missing(package, wanted))
         elif version is not None and not _fits(version, wanted):
             findings.append(_other(package, version, wanted))
@@ -92,15 +98,33 @@ def check_versions(
     return [*findings, fine(GROUP, shown + (f", NVIDIA driver {driver}" if driver else ""))]
 
 
+def _wanted(version_of: Installed) -> Iterator[tuple[str, str, bool]]:
+    """Yields (package, versions, whether nothing works without it) once for each package and set of versions."""
+    found: dict[tuple[str, str], bool] = {("horovod", HOROVOD): False}
+    for package, wanted, extra in requirements():
+        if package not in TENSORFLOW_PACKAGES:
+            found[package, wanted] = found.get((package, wanted), False) or extra is None
+    for tensorflow in installed_tensorflow(version_of):  # with which CUDA's libraries it was built
+        found |= {(name, wanted): False for name, wanted, _ in requirements(tensorflow) if name.startswith("nvidia-")}
+    for (package, wanted), is_needed in found.items():
+        yield package, wanted, is_needed
+
+
 def _python() -> list[Finding]:
-    if _fits(platform.python_version(), PYTHON):
+    try:
+        wanted = importlib.metadata.metadata(PACKAGE)["Requires-Python"]
+    except importlib.metadata.PackageNotFoundError:
+        why = "What tfdist needs stands in its package's metadata."
+        hint = "Run: pip install --editable . in the checkout."
+        return [Finding(NOTE, GROUP, "tfdist is not installed as a package: versions are not compared", why, hint)]
+    if _fits(platform.python_version(), wanted):
         return []
     return [
         Finding(
             PROBLEM,
             GROUP,
             f"Python is {platform.python_version()} ({sys.executable})",
-            f"tfdist and what it stands on are for Python {PYTHON}.",
+            f"tfdist and what it stands on are for Python {wanted}.",
             "Use the Python of the environment that tools/quickstart.sh makes.",
         )
     ]
@@ -108,14 +132,14 @@ def _python() -> list[Finding]:
 
 def _tensorflow(version_of: Installed) -> list[Finding]:
     found = installed_tensorflow(version_of)
-    hint = f"Run: pip install {TENSORFLOW_EXTRAS}"
+    releases, hint = " or ".join(TENSORFLOW_RELEASES), f"Run: pip install {TENSORFLOW_EXTRAS}"
     if not found:
-        why = f"tfdist needs TensorFlow {TENSORFLOW}, which comes by an extra."
+        why = f"tfdist needs TensorFlow {releases}, which comes by an extra."
         return [Finding(PROBLEM, GROUP, "TensorFlow is not installed", why, hint)]
     findings = [
-        Finding(PROBLEM, GROUP, f"{package} is {version}, not {TENSORFLOW}", WHY_PINNED, hint)
+        Finding(PROBLEM, GROUP, f"{package} is {version}, not {releases}", WHY_PINNED, hint)
         for package, version in found.items()
-        if not _fits(version, TENSORFLOW)
+        if ".".join(version.split(".")[:2]) not in TENSORFLOW_RELEASES
     ]
     if len(found) > 1:
         why = "They are packages of one module: which of them is imported is left to chance."

@@ -56,7 +56,7 @@ def prepare(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[l
     if num_tasks != len(hosts):
         raise UserError(
             f"The job has {num_tasks} tasks on {len(hosts)} hosts ({','.join(hosts)}); a worker is one task with a "
-            "host of its own. Submit it with --ntasks-per-node=1, as `python -m tfdist.launch --print=slurm` writes it."
+            "host of its own. Submit it with --ntasks-per-node=1, as examples/clusters/slurm.sbatch does."
         )
     variables = {"PYTHONUNBUFFERED": "1"}
     if num_tasks > 1:

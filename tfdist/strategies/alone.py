@@ -19,7 +19,7 @@ _HOROVOD_START = (
 )
 _TOGETHER = {
     TF_CONFIG: "train.strategy = @multi_worker.MultiWorker() (--gin_file=configs/strategies/multi_worker.gin)",
-    environment.SLURM_TASKS: "a job that `python -m tfdist.launch --print=slurm` writes: it tells each task its place",
+    environment.SLURM_TASKS: "a job like examples/clusters/slurm.sbatch: it gives each task its TF_CONFIG",
 }
 _BY_HOROVOD = "train.strategy = @horovod.Horovod() (--gin_file=configs/strategies/horovod.gin)"
 

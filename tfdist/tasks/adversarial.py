@@ -69,8 +69,8 @@ class Adversarial(Supervised):
     def bind(self, model: keras.Model, structure: Any) -> None:
         super().bind(model, structure)
         wrong = [s for s in tf.nest.flatten(self.inputs(structure)) if not s.dtype.is_floating]
-        if wrong or self._has_own_metrics or self._own_loss is not None:
-            what = f"inputs of {wrong[0].dtype.name}" if wrong else "a model with a loss or metrics of its own"
+        if wrong or self._own_loss is not None:
+            what = f"inputs of {wrong[0].dtype.name}" if wrong else "a model with a loss of its own"
             raise UserError(
                 f"Adversarial changes inputs of floats, by the gradient of Supervised.loss; received {what}."
             )

@@ -59,9 +59,3 @@ def ignore_signals() -> None:
     """Lets the process end as it is about to."""
     for number in NOTED:
         signal.signal(number, signal.SIG_IGN)
-
-
-def leave_signals_alone() -> None:
-    """Lets each signal end the process without a word, as the kernel does."""
-    for number in NOTED:
-        signal.signal(number, signal.SIG_DFL)

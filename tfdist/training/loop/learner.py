@@ -187,7 +187,7 @@ def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[
 
 
 def check_divisible(model: keras.Model, *, num_parts: int) -> None:
-    """Raises UserError where the model cannot train on a batch that is computed in parts, one after or beside another."""
+    """Raises UserError where the model cannot train on a batch that is computed in several parts."""
     if num_parts == 1:
         return
     kept = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfdist.report.words import short_names, shorten, value_text
-from tfdist.tuning.report.importance import unit_value
-from tfdist.tuning.report.plot_theme import Theme, as_it_is, new_figure, objective_limits, png, say_instead
+from tfdist.tuning.report.plot_style import (
+    BACKGROUND,
+    FAINT,
+    INK,
+    as_it_is,
+    color_map,
+    new_figure,
+    objective_limits,
+    png,
+    say_instead,
+)
 from tfdist.tuning.schedule.history import Parameter, Sweep, Trial
 
 if TYPE_CHECKING:
@@ -24,23 +33,23 @@ _ABSENT = -0.12
 _LONGEST_LABEL = 14
 
 
-def draw_parallel(sweep: Sweep, theme: Theme) -> bytes:
+def draw_parallel(sweep: Sweep) -> bytes:
     """Lines from axis to axis; the last axis is the objective, in the colors of the lines."""
-    figure, axes = new_figure(theme, width=max(7.5, 1.5 + 1.1 * len(sweep.parameters)), height=4.4)
+    figure, axes = new_figure(width=max(7.5, 1.5 + 1.1 * len(sweep.parameters)), height=4.4)
     if not sweep.parameters or not any(trial.values for trial in sweep.trials):
         reason = "No trial has started yet." if sweep.parameters else "The journal names no parameters."
-        say_instead(axes, theme, reason)
+        say_instead(axes, reason)
         return png(figure)
     objectives = [trial.objective for trial in sweep.judged if trial.objective is not None]
     limits = objective_limits(sweep, objectives) if objectives else None
-    _draw_trials(axes, sweep, theme, limits or (0.0, 1.0))
+    _draw_trials(axes, sweep, limits or (0.0, 1.0))
     names = short_names([parameter.path for parameter in sweep.parameters], least=2)
     for x, parameter in enumerate(sweep.parameters):
-        axes.plot([x, x], [0, 1], color=theme.faint, linewidth=1.2, zorder=3)
-        _draw_ticks(axes, theme, x, _ticks(parameter) + _absence(sweep, parameter))
+        axes.plot([x, x], [0, 1], color=FAINT, linewidth=1.2, zorder=3)
+        _draw_ticks(axes, x, _ticks(parameter) + _absence(sweep, parameter))
     titles = [_wrap(names[parameter.path]) for parameter in sweep.parameters]
     if limits:
-        _draw_objective_axis(axes, sweep, theme, limits)
+        _draw_objective_axis(axes, sweep, limits)
         titles.append(_wrap(sweep.objective))
     axes.set_xticks(range(len(titles)), [as_it_is(title) for title in titles])
     axes.xaxis.tick_top()
@@ -53,18 +62,32 @@ def draw_parallel(sweep: Sweep, theme: Theme) -> bytes:
     return png(figure)
 
 
-def _draw_trials(axes: Axes, sweep: Sweep, theme: Theme, limits: tuple[float, float]) -> None:
-    colors = theme.colors()
+def _draw_trials(axes: Axes, sweep: Sweep, limits: tuple[float, float]) -> None:
+    colors = color_map()
     ranked = sweep.ranked
     others = [trial for trial in sweep.trials if trial.values and not trial.is_judged]
     heights = _spread(sweep.parameters, [*ranked, *others])
     for trial in others:
-        axes.plot(heights[trial.name], ":", color=theme.faint, linewidth=0.9, alpha=0.8, zorder=1)
+        axes.plot(heights[trial.name], ":", color=FAINT, linewidth=0.9, alpha=0.8, zorder=1)
     for place, trial in enumerate(reversed(ranked)):
         share = _share(trial.objective or 0.0, limits)
         color = colors(share if sweep.direction == "max" else 1 - share)
         width = 2.8 if trial == sweep.best else 1.0
         axes.plot([*heights[trial.name], share], color=color, linewidth=width, alpha=0.9, zorder=2 + place / 1e4)
+
+
+def unit_value(parameter: Parameter, value: Any) -> float:
+    """The value's place from 0 to 1: along the axis of a number, in the middle of its part for one of n choices."""
+    choices = parameter.choices
+    if choices:
+        index = choices.index(value) if value in choices else len(choices) - 1
+        return (index + 0.5) / len(choices)
+    low, high = parameter.low, parameter.high
+    if low is None or high is None or not isinstance(value, int | float):
+        return 0.5
+    if parameter.is_logarithmic:
+        low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+    return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.5
 
 
 def _spread(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict[str, list[float]]:
@@ -85,23 +108,23 @@ def _spread(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict[st
     return heights
 
 
-def _draw_ticks(axes: Axes, theme: Theme, x: float, ticks: Sequence[tuple[float, str]]) -> None:
-    box = {"facecolor": theme.background, "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
-    look = {"color": theme.ink, "fontsize": 8, "va": "center", "bbox": box, "zorder": 4}
+def _draw_ticks(axes: Axes, x: float, ticks: Sequence[tuple[float, str]]) -> None:
+    box = {"facecolor": BACKGROUND, "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+    look = {"color": INK, "fontsize": 8, "va": "center", "bbox": box, "zorder": 4}
     for y, text in ticks:
-        axes.plot([x], [y], "_", color=theme.faint, markersize=6, zorder=3)
+        axes.plot([x], [y], "_", color=FAINT, markersize=6, zorder=3)
         axes.annotate(as_it_is(text), (x, y), (6, 0), textcoords="offset points", **look)
 
 
-def _draw_objective_axis(axes: Axes, sweep: Sweep, theme: Theme, limits: tuple[float, float]) -> None:
+def _draw_objective_axis(axes: Axes, sweep: Sweep, limits: tuple[float, float]) -> None:
     x = len(sweep.parameters)
-    colors = theme.colors() if sweep.direction == "max" else theme.colors().reversed()
+    colors = color_map() if sweep.direction == "max" else color_map().reversed()
     strip = np.linspace(0, 1, 256)[:, None]
     axes.imshow(strip, cmap=colors, extent=(x, x + 0.08, 0, 1), origin="lower", aspect="auto", zorder=3)
     for value in _round_numbers(*limits):
         axes.annotate(
             f"{value:.6g}", (x + 0.08, _share(value, limits)), (3, 0), textcoords="offset points",
-            color=theme.ink, fontsize=8, va="center",
+            color=INK, fontsize=8, va="center",
         )  # fmt: skip
 
 

@@ -20,11 +20,9 @@ from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.report.importance import importance_of
 from tfdist.tuning.report.parallel_plot import draw_parallel
-from tfdist.tuning.report.plot_theme import DARK, LIGHT, Theme
-from tfdist.tuning.report.plots import draw_curves, draw_importance, draw_objective
-from tfdist.tuning.report.report_page import Picture, build_page, importance_text
+from tfdist.tuning.report.plots import draw_curves, draw_objective
+from tfdist.tuning.report.report_page import Picture, build_page
 from tfdist.tuning.schedule.history import Sweep, read_sweep
 
 PAGE_NAME = "index.html"
@@ -41,7 +39,7 @@ def import_ahead() -> threading.Thread:
     """Imports what `write_report` needs, on a thread; to be joined before the interpreter ends."""
 
     def work() -> None:
-        for name in ("matplotlib.figure", "matplotlib.backends.backend_agg", "scipy.stats", "sklearn.ensemble"):
+        for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
             with contextlib.suppress(ImportError):  # write_report says so
                 importlib.import_module(name)
 
@@ -51,7 +49,7 @@ def import_ahead() -> threading.Thread:
 
 
 def write_report(run_dir: str) -> str:
-    """Writes RUN_DIR/trials.csv and RUN_DIR/report/ with four PNGs and the page; some seconds of one core.
+    """Writes RUN_DIR/trials.csv and RUN_DIR/report/ with three PNGs and the page; some seconds of one core.
 
     Args:
       run_dir: the run directory of a sweep, local or `gs://`; the sweep may be running.
@@ -66,37 +64,31 @@ def write_report(run_dir: str) -> str:
     place = RunDirectory(run_dir)
     sweep = read_sweep(run_dir)
     files.write_atomic(place.trials, trials_csv(sweep))
-    importance = importance_of(sweep)
-    plots: dict[str, tuple[str, str, Callable[[Theme], bytes]]] = {
+    plots: dict[str, tuple[str, str, Callable[[Sweep], bytes]]] = {
         "objective.png": (
             "Objective over time",
             "Each end of a trial or of one of its rungs; the line is the best so far. Pauses are left out.",
-            lambda theme: draw_objective(sweep, theme),
+            draw_objective,
         ),
         "parallel.png": (
             "Parameters",
             "A line a trial through its values to its objective; the thick one is the best, dotted ones have none.",
-            lambda theme: draw_parallel(sweep, theme),
-        ),
-        "importance.png": (
-            "Importance",
-            importance_text(importance),
-            lambda theme: draw_importance(sweep, importance, theme),
+            draw_parallel,
         ),
         "curves.png": (
             "Learning curves",
             "A line a trial, in the color of the last rung it reported from.",
-            lambda theme: draw_curves(sweep, theme),
+            draw_curves,
         ),
     }
     files.make_dirs(place.report)
     pictures = []
     for name, (title, text, draw) in plots.items():
-        picture = Picture(name=name, title=title, text=text, light=draw(LIGHT), dark=draw(DARK))
-        files.write_atomic(files.join(place.report, name), picture.light)
+        picture = Picture(name=name, title=title, text=text, png=draw(sweep))
+        files.write_atomic(files.join(place.report, name), picture.png)
         pictures.append(picture)
     page = files.join(place.report, PAGE_NAME)
-    files.write_atomic(page, build_page(sweep, importance, pictures, link=lambda name: trial_address(run_dir, name)))
+    files.write_atomic(page, build_page(sweep, pictures, link=lambda name: trial_address(run_dir, name)))
     return page
 
 

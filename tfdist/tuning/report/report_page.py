@@ -16,13 +16,12 @@ from typing import Any
 from tfdist.report.page import page_text
 from tfdist.report.words import count_text, duration_text, gin_text, short_names, value_text
 from tfdist.telemetry.console.console_text import number_text
-from tfdist.tuning.report.importance import Importance
 from tfdist.tuning.schedule.history import Sweep, Trial
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A plot as PNG for a light and for a dark page; `text` says what it shows and how to read it.
+    """A plot as PNG; `text` says what it shows and how to read it.
 
     On a narrow screen it is made to fit, and a press opens the file `name` beside the page, which can be enlarged.
     """
@@ -30,11 +29,10 @@ class Picture:
     name: str
     title: str
     text: str
-    light: bytes
-    dark: bytes
+    png: bytes
 
 
-def build_page(sweep: Sweep, importance: Importance, pictures: Sequence[Picture], *, link: Callable[[str], str]) -> str:
+def build_page(sweep: Sweep, pictures: Sequence[Picture], *, link: Callable[[str], str]) -> str:
     """The whole page as HTML; `link` gives the address of a trial's run directory by its name."""
     title = f"Sweep for the {'highest' if sweep.direction == 'max' else 'lowest'} {sweep.objective}"
     parts = [
@@ -45,18 +43,6 @@ def build_page(sweep: Sweep, importance: Importance, pictures: Sequence[Picture]
         _unreadable(sweep),
     ]
     return page_text(title, "\n".join(part for part in parts if part))
-
-
-def importance_text(importance: Importance) -> str:
-    """How far the bars can be trusted."""
-    if not importance.shares:
-        return "How much each parameter decides is not known."
-    trust = "can be trusted" if importance.fit >= 0.5 else "is a hint" if importance.fit >= 0.2 else "tells little"
-    return (
-        "The share of the differences between trials that each parameter explains, by a random forest over "
-        f"{importance.num_trials} trials. On trials it had not seen the forest explains "
-        f"{max(importance.fit, 0):.0%} of the differences, so the picture {trust}."
-    )
 
 
 def _figures(sweep: Sweep) -> str:
@@ -90,13 +76,11 @@ def _best(sweep: Sweep) -> str:
 
 def _picture(picture: Picture) -> str:
     title, text = html.escape(picture.title), html.escape(picture.text)
-    width, height = struct.unpack(">II", picture.light[16:24])  # of the PNG's first chunk
+    width, height = struct.unpack(">II", picture.png[16:24])  # of the PNG's first chunk
     return (
         f'<section><h2>{title}</h2><p class="faint">{text}</p>'
-        f'<a href="{html.escape(picture.name)}"><picture>'
-        f'<source media="(prefers-color-scheme: dark)" srcset="{_data_uri(picture.dark)}">'
-        f'<img alt="{title}. {text}" width="{width}" height="{height}" '
-        f'src="{_data_uri(picture.light)}"></picture></a></section>'
+        f'<a href="{html.escape(picture.name)}"><img alt="{title}. {text}" width="{width}" height="{height}" '
+        f'src="{_data_uri(picture.png)}"></a></section>'
     )
 
 

@@ -1,18 +1,17 @@
-"""What `--print` writes: manifests against published schemas, scripts run with stand-ins for schedulers' commands."""
+"""examples/clusters: manifests against published schemas, scripts run with stand-ins for schedulers' commands."""
 
 from __future__ import annotations
 
-import contextlib
+import concurrent.futures
 import importlib.metadata
-import io
 import json
 import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -22,11 +21,14 @@ import support
 import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
-from tfdist.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from tfdist.commands import launch
+from tfdist.errors import EXIT_DIVERGED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import slurm_worker
-from tfdist.launch.printing import command
 from tfdist.strategies.cluster.tf_config import read_tf_config
 
+CLUSTERS = support.REPOSITORY / "examples" / "clusters"
+SCRIPTS = ("slurm.sbatch", "ray.sbatch", "horovodrun.sh", "tpu_vm.sh")
+MANIFESTS = ("jobset.yaml", "mpijob.yaml", "rayjob.yaml", "skypilot.yaml")
 KUBERNETES = "1.33"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 # What v2beta1 of mpijobs.kubeflow.org (mpi-operator 0.6) has, its pod templates aside, which are core Kubernetes.
@@ -144,13 +146,55 @@ RAY_JOB = {
     },
 }
 
+# What a SkyPilot task has and a run may want.
+TEXT = {"type": "string"}
+SKYPILOT_TASK = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["resources", "run"],
+    "properties": {
+        "name": TEXT,
+        "num_nodes": COUNT,
+        "workdir": TEXT,
+        "resources": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "infra": TEXT,
+                "accelerators": TEXT,
+                "use_spot": {"type": "boolean"},
+                "job_recovery": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {"strategy": TEXT, "max_restarts_on_errors": COUNT},
+                },
+            },
+        },
+        "envs": {"type": "object"},
+        "secrets": {"type": "object"},
+        "setup": TEXT,
+        "run": TEXT,
+    },
+}
 
-def printed(scheduler: str, *options: str, run_dir: str = "gs://bucket/run") -> str:
-    return command.printed([f"--print={scheduler}", *options, "--", DIGITS, f"--run_dir={run_dir}"])
+
+def read(name: str, changes: dict[str, str] | None = None) -> str:
+    """The text of a file with changes, each of which must be possible."""
+    text = (CLUSTERS / name).read_text()
+    for old, new in (changes or {}).items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
 
 
-def manifest(*options: str, **more: str) -> dict[str, Any]:
-    return yaml.safe_load(printed("kubernetes", "--image=registry/tfdist:1", *options, **more))
+def manifest(name: str, *, options: bool = False) -> dict[str, Any]:
+    """A manifest, with its options or without."""
+    text = read(name)
+    return yaml.safe_load(re.sub(r"^( *)#(?=[^\s])", r"\1", text, flags=re.MULTILINE) if options else text)
+
+
+def pod_of(job_set: dict[str, Any]) -> dict[str, Any]:
+    return job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
 def closed(schema: Any) -> Any:
@@ -191,49 +235,55 @@ def check_mpi_job(found: dict[str, Any]) -> None:
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-EVERYTHING = [
-    *("--workers=3", "--gpus=2", "--cpus=8", "--memory=32Gi", "--accelerator=nvidia-l4", "--spot", "--namespace=ml"),
-    *("--time=6h", "--service_account=trainer", "--volume=scratch:/scratch", "--env=NCCL_DEBUG=WARN"),
-    "--secret_env=WANDB_API_KEY=wandb/key",
-    "--secret_file=GOOGLE_APPLICATION_CREDENTIALS=gcs/key.json",
-]
+both = pytest.mark.parametrize("options", [False, True], ids=["as it is", "with all options"])
+
+
+def test_each_file_begins_with_what_to_change() -> None:
+    assert sorted(each.name for each in CLUSTERS.iterdir()) == sorted(SCRIPTS + MANIFESTS)
+    for name in SCRIPTS + MANIFESTS:
+        assert "\n# Change:\n#   - " in read(name)[:400], name
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_shell(name: str) -> None:
+    subprocess.run(["bash", "-n", str(CLUSTERS / name)], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "--shell=bash", str(CLUSTERS / name)], check=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--workers=2"], EVERYTHING, ["--accelerator=v5litepod-8"]])
-def test_a_job_set_fits_the_published_schemas(options: list[str]) -> None:
-    check_job_set(manifest(*options))
+@both
+def test_the_job_set_fits_the_published_schemas(options: bool) -> None:
+    check_job_set(manifest("jobset.yaml", options=options))
 
 
-@pytest.mark.parametrize("options", [["--workers=2"], EVERYTHING])
-def test_an_mpi_job_fits_the_published_schemas(options: list[str]) -> None:
-    found = manifest("--launcher=horovod", *options)
+@both
+def test_the_mpi_job_fits_the_published_schemas(options: bool) -> None:
+    found = manifest("mpijob.yaml", options=options)
     check_mpi_job(found)
-    launcher = found["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    processes = found["spec"]["slotsPerWorker"] * found["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]
-    assert launcher["command"][launcher["command"].index("-np") + 1] == str(processes)
+    replicas = found["spec"]["mpiReplicaSpecs"]
+    command = replicas["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    processes = found["spec"]["slotsPerWorker"] * replicas["Worker"]["replicas"]
+    assert command[command.index("-np") + 1] == str(processes)
+    gpus = replicas["Worker"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    assert gpus == str(found["spec"]["slotsPerWorker"])
 
 
-@pytest.mark.parametrize("options", [[], ["--workers=2"], EVERYTHING])
-def test_a_ray_job_fits_its_schema_and_wants_a_token(options: list[str]) -> None:
-    found = yaml.safe_load(printed("kuberay", "--image=registry/tfdist:1", *options))
+@both
+def test_the_ray_job_fits_its_schema_and_wants_a_token(options: bool) -> None:
+    found = manifest("rayjob.yaml", options=options)
     check_ray_job(found)
     cluster = found["spec"]["rayClusterSpec"]
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["rayVersion"] == importlib.metadata.version("ray")
     (workers,) = cluster["workerGroupSpecs"]
-    assert f"--workers={workers['replicas']} " in found["spec"]["entrypoint"]
-
-
-def test_a_sweep_on_ray_is_led_by_one_process() -> None:
-    options = ["--print=kuberay", "--image=registry/tfdist:1", "--workers=3", "--gpus=1", "--"]
-    text = command.printed([*options, DIGITS, "--run_dir=gs://bucket/run", "--mode=tune"])
-    words = shlex.split(yaml.safe_load(text)["spec"]["entrypoint"])
-    assert words[:3] == ["python", "-m", "tfdist.main"]
-    assert words[-2:] == [
-        "--gin_param=tune.executor = @executor.Ray(cpus=1, gpus=1)",
-        "--gin_param=tune.num_workers = 3",
-    ]
+    words = found["spec"]["entrypoint"].split()
+    assert words[:3] == ["python", "-m", "tfdist.launch"] and f"--workers={workers['replicas']}" in words
+    launch.parse(words[3:])
+    asked = {name.removeprefix("num-"): amount for name, amount in workers["rayStartParams"].items()}
+    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert asked == {"cpus": limits["cpu"], "gpus": limits["nvidia.com/gpu"]}
+    assert all(f"--{name}={amount}" in words for name, amount in asked.items())
 
 
 @pytest.mark.slow
@@ -243,164 +293,74 @@ def test_the_schemas_find_mistakes() -> None:
         lambda spec: spec["replicatedJobs"][0]["template"]["spec"].update(backofLimit=0),
         lambda spec: spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"].update(containers=[{}]),
     ):
-        found = manifest("--workers=2")
+        found = manifest("jobset.yaml")
         break_it(found["spec"])
         with pytest.raises(jsonschema.ValidationError):
             check_job_set(found)
 
 
 def test_each_pod_gets_its_place_under_its_dns_name() -> None:
-    found = manifest("--workers=3", "--name=night", "--port=4000")
-    container = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    found = manifest("jobset.yaml")
+    name, job = found["metadata"]["name"], found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = pod_of(found)["containers"]
     texts = {each["name"]: each.get("value") for each in container["env"]}
     names = [each["name"] for each in container["env"]]
     assert names.index("TASK_INDEX") < names.index("TF_CONFIG")  # else Kubernetes leaves $(TASK_INDEX) as it is
-    for index in range(3):
+    assert job["parallelism"] == job["completions"] == 2
+    for index in range(2):
         cluster = read_tf_config({"TF_CONFIG": texts["TF_CONFIG"].replace("$(TASK_INDEX)", str(index))})
-        assert cluster is not None and cluster.address == f"night-worker-0-{index}.night:4000"
-    assert found["spec"]["network"]["subdomain"] == "night"
+        assert cluster is not None and cluster.num_workers == 2
+        assert cluster.address == f"{name}-worker-0-{index}.{name}:{container['ports'][0]['containerPort']}"
+    assert found["spec"]["network"]["subdomain"] == name
+    assert job["template"]["metadata"]["labels"] == {"app": name}
 
 
 def test_the_failure_policy_tells_preemption_from_mistakes() -> None:
-    found = manifest("--workers=2", "--restarts=5")["spec"]
+    found = manifest("jobset.yaml")["spec"]
     job = found["replicatedJobs"][0]["template"]["spec"]
     by_status = {
         status: rule["action"]
         for rule in job["podFailurePolicy"]["rules"]
         for status in rule.get("onExitCodes", {}).get("values", [])
     }
-    assert by_status == {EXIT_USER_ERROR: "FailJob", 3: "FailJob", EXIT_PREEMPTED: "Ignore"}
+    assert by_status == {EXIT_USER_ERROR: "FailJob", EXIT_DIVERGED: "FailJob", EXIT_PREEMPTED: "Ignore"}
     assert job["podFailurePolicy"]["rules"][-1]["onPodConditions"][0]["type"] == "DisruptionTarget"
-    assert found["failurePolicy"]["maxRestarts"] == 5
+    assert found["failurePolicy"]["maxRestarts"] == 3
     assert found["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
 
 
-def test_machines_with_the_right_accelerators_are_asked_for() -> None:
-    def pod(*options: str) -> dict[str, Any]:
-        return manifest(*options)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-
-    gpus = pod("--workers=2", "--gpus=4", "--accelerator=nvidia-tesla-t4")
-    assert gpus["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
-    assert gpus["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "4"}
-    tpus = pod("--accelerator=v6e-4")
-    assert tpus["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x2"
-    assert tpus["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
-    assert gpus["terminationGracePeriodSeconds"] == 120
+def test_no_secret_stands_in_a_manifest() -> None:
+    for name in MANIFESTS:
+        found = re.findall(r"(?:KEY|TOKEN|PASSWORD|CREDENTIALS)[A-Z_]*[:,] *(.*)", read(name))
+        reference = re.compile(r"valueFrom: \{secretKeyRef|value: /var/run/secrets/|null\}$")
+        assert all(reference.match(each) for each in found), found
 
 
-def test_secrets_stand_there_by_reference() -> None:
-    text = printed("kubernetes", "--image=a:1", *EVERYTHING)
-    container = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    variables = {each["name"]: each for each in container["containers"][0]["env"]}
-    assert variables["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": {"name": "wandb", "key": "key"}}
-    assert variables["GOOGLE_APPLICATION_CREDENTIALS"]["value"].endswith("/key.json")
-    text = printed("tpu_vm", "--zone=us-central2-b", "--accelerator=v4-8", "--secret_env=WANDB_API_KEY=wandb")
-    assert "gcloud secrets versions access latest --secret=wandb" in text
-    for scheduler, option in [
-        ("kubernetes", "--env=WANDB_API_KEY=s3cr3t"),
-        ("kubernetes", "--secret_env=s3cr3t"),
-        ("kubernetes", "--secret_env=WANDB_API_KEY=s3cr3t"),
-        ("tpu_vm", "--env=HF_TOKEN=s3cr3t"),
-    ]:
-        with pytest.raises(UserError) as caught:
-            needed = ["--image=a:1"] if scheduler == "kubernetes" else ["--zone=us-central2-b", "--accelerator=v4-8"]
-            printed(scheduler, *needed, option)
-        assert "secret" in str(caught.value).lower()
-        assert "=s3cr3t" not in str(caught.value)
+@both
+def test_a_skypilot_task_has_its_fields(options: bool) -> None:
+    task = manifest("skypilot.yaml", options=options)
+    jsonschema.validate(task, SKYPILOT_TASK)
+    assert task["resources"]["job_recovery"] == {"max_restarts_on_errors": 0}
+    for part in ("setup", "run"):
+        subprocess.run(["bash", "-n"], input=task[part], text=True, check=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--print=slum", "--", DIGITS], "Did you mean 'slurm'"),
-        (["--print"], "--print is one of"),
-        (["--print=slurm", "--", DIGITS, "--run_dir=r"], "--time"),
-        (["--print=slurm", "--time=1:0:0", "--wrokers=2", "--", DIGITS, "--run_dir=r"], "Did you mean: workers ?"),
-        (["--print=slurm", "--time=90", "--", DIGITS, "--run_dir=r"], "HOURS:MINUTES:SECONDS"),
-        (
-            ["--print=slurm", "--time=1:0:0", "--workers=0", "--", DIGITS, "--run_dir=r"],
-            "in the range [1, 9999]",
-        ),
-        (
-            ["--print=slurm", "--time=1:0:0", "--workers=1" + 9 * "0", "--", DIGITS, "--run_dir=r"],
-            "in the range [1, 9999]",
-        ),
-        (["--print=slurm", "--time=1:0:0", "--memory=much", "--", DIGITS, "--run_dir=r"], "16G"),
-        (["--print=slurm", "--time=1:0:0", "--", DIGITS], "--run_dir"),
-        (["--print=slurm", "--time=1:0:0", "--", "--run_dir=r"], "No experiment"),
-        (["--print=slurm", "--time=1:0:0", "--", "--gin_file=nowhere.gin", "--run_dir=r"], "nowhere.gin"),
-        (["--print=kubernetes", "--image=a", "--", DIGITS, "--run_dir=gs://b/r"], "tag or digest"),
-        (["--print=kubernetes", "--image=a:1", "--", DIGITS, "--run_dir=runs/r"], "lost with it"),
-        (
-            ["--print=kubernetes", "--image=a:1", "--accelerator=nvidia-l4", "--", DIGITS, "--run_dir=gs://b/r"],
-            "--gpus",
-        ),
-        (["--print=kubernetes", "--image=a:1", "--name=Big", "--", DIGITS, "--run_dir=gs://b/r"], "small letters"),
-        (
-            ["--print=tpu_vm", "--zone=us-central2-b", "--accelerator=v4-32", "--", DIGITS, "--run_dir=gs://b/r"],
-            "--accelerator=v4-32 has several hosts, each of which must run TensorFlow's server",
-        ),
-        (
-            ["--print=kubernetes", "--image=a:1", "--accelerator=v4-32", "--", DIGITS, "--run_dir=gs://b/r"],
-            "on GKE tfdist trains on the TPUs of one",
-        ),
-        (["--print=tpu_vm", "--zone=here", "--accelerator=v4-8", "--", DIGITS, "--run_dir=gs://b/r"], "a zone"),
-        (["--print=tpu_vm", "--zone=us-central2-b", "--accelerator=v4-8", "--", DIGITS, "--run_dir=r"], "lost with"),
-        (["--print=horovod", "--", DIGITS, "--run_dir=r"], "--hosts"),
-        (["--print=horovod", "--hosts=a", "--", DIGITS, "--run_dir=r"], "HOST:SLOTS"),
-        (["--print=horovod", "--hosts=a:2", "--min_workers=3", "--", DIGITS, "--run_dir=r"], "2 slots"),
-    ],
-)
-def test_a_mistake_is_one_message(arguments: list[str], expected: str) -> None:
-    with pytest.raises(UserError) as caught:
-        command.printed(arguments)
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
+@pytest.mark.slow
+def test_each_machine_of_a_skypilot_task_is_a_worker(tmp_path: pathlib.Path) -> None:
+    run_dir = tmp_path / "run"
+    run = manifest("skypilot.yaml")["run"].replace(".venv/bin/python", sys.executable)
+    # On one machine each worker needs a port of its own.
+    run = run.replace("gs://bucket/digits", str(run_dir)).replace("$address:2222", "$address:$((port++))")
+    environment = {"SKYPILOT_NODE_IPS": "127.0.0.2\n127.0.0.3", "port": str(support.free_ports(1)[0])}
 
+    def start(rank: int) -> support.Finished:
+        variables = environment | {"SKYPILOT_NODE_RANK": str(rank)}
+        return support.run_command(["bash", "-c", run], env=variables, cwd=support.REPOSITORY, timeout=60)
 
-def test_the_command_prints_or_ends_with_2(run_python: Callable[..., support.Finished]) -> None:
-    good = run_python(
-        ["-m", "tfdist.launch", "--print=slurm", "--time=1:00:00", "--", DIGITS, "--run_dir=r"], cwd=support.REPOSITORY
-    )
-    assert good.check().stdout.startswith("#!/bin/bash\n") and good.stderr == ""
-    bad = run_python(["-m", "tfdist.launch", "--print=slurm", "--", DIGITS, "--run_dir=r"], cwd=support.REPOSITORY)
-    assert (bad.status, bad.stdout) == (EXIT_USER_ERROR, "")
-
-
-def test_a_slice_of_several_hosts_is_trained_on_from_its_first() -> None:
-    image = "--runtime_version=tpu-vm-tf-2.20.0-pod-pjrt"
-    text = printed("tpu_vm", "--zone=us-central2-b", "--accelerator=v4-32", "--name=large", "--spot", image)
-    assert "--worker=all" not in text and text.count("--worker=0") == 3
-    assert "exec env TPU_NAME=large TPU_LOAD_LIBRARY=0 .venv/bin/python -m tfdist.main" in text
-    assert "--accelerator-type=v4-32" in text and "--runtime-version=tpu-vm-tf-2.20.0-pod-pjrt" in text
-
-
-SCRIPTS = {
-    "slurm": ["--time=1:00:00", "--workers=2", "--gpus=8", "--setup=module load cuda", "--partition=gpu"],
-    "tpu_vm": ["--zone=us-central2-b", "--accelerator=v5litepod-8", "--spot", "--secret_env=A_KEY=a", "--env=B=c d"],
-    "horovod": ["--hosts=a:2,b:2", "--min_workers=2"],
-    "ray_slurm": ["--workers=2", "--gpus=4", "--time=1:00:00", "--setup=module load cuda"],
-}
-
-
-@pytest.mark.parametrize("scheduler", SCRIPTS)
-def test_scripts_are_shell(scheduler: str, tmp_path: pathlib.Path) -> None:
-    script = tmp_path / "script.sh"
-    script.write_text(printed(scheduler, *SCRIPTS[scheduler], "--name=x"))
-    subprocess.run(["bash", "-n", str(script)], check=True)
-
-
-def test_paths_can_be_given() -> None:
-    text = printed("slurm", "--time=1:00:00", "--python=/opt/venv/bin/python", "--output=/logs/%j.out")
-    assert "/opt/venv/bin/python -m tfdist.launch.slurm_worker" in text and "--output=/logs/%j.out" in text
-
-
-def test_arguments_with_spaces_and_quotes_stay_one_word(tmp_path: pathlib.Path) -> None:
-    odd = """--gin_param=train.tag = 'a "b" $HOME'"""
-    stubs = write_stubs(tmp_path, srun='printf "%s\\n" "$@" >"$STUBS/srun.words"', scontrol="echo localhost")
-    text = command.printed(["--print=slurm", "--time=1:0:0", "--", DIGITS, "--run_dir=r", odd])
-    assert run_script(text, stubs, tmp_path).status == 0
-    assert odd in (stubs / "srun.words").read_text().splitlines()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for finished in pool.map(start, range(2)):
+            finished.check()
+    assert json.loads((run_dir / "result.json").read_text())["num_workers"] == 2
 
 
 def write_stubs(directory: pathlib.Path, **programs: str) -> pathlib.Path:
@@ -449,11 +409,22 @@ esac
 """
 
 
+def slurm(name: str = "slurm.sbatch", **changes: str) -> str:
+    return read(name, {"    source .venv/bin/activate": "    true", **changes})
+
+
+def test_arguments_with_spaces_and_quotes_stay_one_word(tmp_path: pathlib.Path) -> None:
+    odd = """--gin_param=train.tag = 'a "b" $HOME'"""
+    stubs = write_stubs(tmp_path, srun='printf "%s\\n" "$@" >"$STUBS/srun.words"', scontrol="echo localhost")
+    text = slurm(**{"--run_dir=runs/digits)": f"--run_dir=r {shlex.quote(odd)})"})
+    assert run_script(text, stubs, tmp_path).status == 0
+    assert odd in (stubs / "srun.words").read_text().splitlines()
+
+
 @pytest.mark.slow
-def test_an_sbatch_script_trains_is_preempted_and_goes_on(tmp_path: pathlib.Path) -> None:
+def test_the_sbatch_script_trains_is_preempted_and_resumes(tmp_path: pathlib.Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = ["--print=slurm", "--workers=2", "--time=1:00:00", "--save_seconds=60", "--", DIGITS]
-    text = command.printed([*arguments, f"--run_dir={run_dir}", "--gin_param=train.epochs = 40"])
+    text = slurm(**{"--run_dir=runs/digits": f"--run_dir={run_dir} '--gin_param=train.epochs = 40'"})
     stubs = write_stubs(tmp_path, srun=SRUN, scontrol=SCONTROL)
     first = run_script(text, stubs, tmp_path, SIGNAL_WHEN=str(run_dir / "metrics.jsonl"))
     assert first.status == EXIT_PREEMPTED, first.outputs()
@@ -471,10 +442,16 @@ RAY_SCONTROL = SCONTROL.replace("localhost", "127.0.0.2").replace("127.0.0.1", "
 
 
 @pytest.mark.slow
-def test_a_script_for_ray_on_slurm_trains_is_preempted_and_goes_on(tmp_path: pathlib.Path) -> None:
+def test_the_script_for_ray_on_slurm_trains_is_preempted_and_resumes(tmp_path: pathlib.Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = ["--print=ray_slurm", "--workers=2", "--time=1:00:00", "--save_seconds=60", "--", DIGITS]
-    text = command.printed([*arguments, f"--run_dir={run_dir}", "--gin_param=train.epochs = 40"])
+    text = slurm(
+        "ray.sbatch",
+        **{
+            "\ncpus=32\ngpus=8": "\ncpus=1\ngpus=0",
+            "--workers=4": "--workers=2",
+            "--run_dir=runs/digits": f"--run_dir={run_dir} '--gin_param=train.epochs = 40'",
+        },
+    )
     stubs = write_stubs(tmp_path, srun=RAY_SRUN, scontrol=RAY_SCONTROL)
     signalled = text.replace(
         "trap ", f"(until [[ -s {run_dir}/metrics.jsonl ]]; do sleep 0.1; done; kill -USR1 $$) &\ntrap "
@@ -489,24 +466,36 @@ def test_a_script_for_ray_on_slurm_trains_is_preempted_and_goes_on(tmp_path: pat
     assert "worker 1 on 127.0.0.3" in second.stderr, second.outputs()
 
 
-@pytest.mark.parametrize(
-    ("status", "restarts", "is_requeued"),
-    [(0, 0, False), (EXIT_PREEMPTED, 99, True), (EXIT_PEER_LOST, 0, True), (137, 2, True), (137, 3, False)]
-    + [(status, 0, False) for status in (2, 3)],
-)
-def test_an_ended_job_goes_back_into_the_queue_only_where_that_can_help(
-    tmp_path: pathlib.Path, status: int, restarts: int, is_requeued: bool
+ENDS = [(0, 0, False), (EXIT_PREEMPTED, 99, True), (EXIT_PEER_LOST, 0, True), (137, 2, True), (137, 3, False)]
+ENDS += [(status, 0, False) for status in (EXIT_USER_ERROR, EXIT_DIVERGED)]
+# A run that ends with a status, and a cluster that is there until it is ended.
+RAY = """
+case "$*" in
+    *token_hex*) echo token ;;
+    *scripts*start*) exec sleep 60 ;;
+    *scripts*) ;;
+    *) exit "$STATUS" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "ray.sbatch"])
+@pytest.mark.parametrize(("status", "restarts", "is_requeued"), ENDS)
+def test_an_ended_job_is_requeued_only_where_that_can_help(
+    tmp_path: pathlib.Path, name: str, status: int, restarts: int, is_requeued: bool
 ) -> None:
-    stubs = write_stubs(tmp_path, srun=f"exit {status}", scontrol=SCONTROL)
-    text = printed("slurm", "--time=1:00:00", "--restarts=3")
-    assert run_script(text, stubs, tmp_path, SLURM_RESTART_COUNT=str(restarts)).status == status
+    programs = {"srun": f"exit {status}"} if name == "slurm.sbatch" else {"srun": RAY_SRUN, "python": RAY}
+    scontrol = SCONTROL if name == "slurm.sbatch" else RAY_SCONTROL
+    stubs = write_stubs(tmp_path, scontrol=scontrol, **programs)
+    variables = {"SLURM_RESTART_COUNT": str(restarts), "STATUS": str(status)}
+    assert run_script(slurm(name), stubs, tmp_path, **variables).status == status
     assert (stubs / "requeued").exists() == is_requeued
 
 
 @pytest.mark.parametrize("status", [EXIT_PREEMPTED, 137])
 def test_a_job_that_was_cancelled_stays_so(tmp_path: pathlib.Path, status: int) -> None:
     stubs = write_stubs(tmp_path, srun=f"exit {status}", scontrol=SCONTROL)
-    finished = run_script(printed("slurm", "--time=1:00:00"), stubs, tmp_path, JOB_STATE="CANCELLED")
+    finished = run_script(slurm(), stubs, tmp_path, JOB_STATE="CANCELLED")
     assert finished.status == status and not (stubs / "requeued").exists()
 
 
@@ -543,24 +532,24 @@ esac
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("statuses", "starts"), [([0], 1), ([2], 1), ([143, 143, 1, 0], 4), ([1, 1], 2), ([143, 255, 3], 3)]
+    ("statuses", "starts"),
+    [([0], 1), ([EXIT_USER_ERROR], 1), ([143, 143, 1, 0], 4), ([1, 1], 2), ([EXIT_PREEMPTED, 255, EXIT_DIVERGED], 3)],
 )
 def test_a_tpu_vm_is_always_given_back(tmp_path: pathlib.Path, statuses: list[int], starts: int) -> None:
     stubs = write_stubs(tmp_path, gcloud=GCLOUD)
     (stubs / "statuses").write_text("".join(f"{status}\n" for status in statuses))
-    text = printed("tpu_vm", "--zone=us-central2-b", "--accelerator=v4-8", "--restarts=1")
+    text = read("tpu_vm.sh", {"max_restarts=3": "max_restarts=1"})
     finished = run_script(text, stubs, tmp_path, POLL_SECONDS="0.01")
     assert finished.status == statuses[starts - 1], finished.outputs()
     calls = [line for line in (stubs / "calls").read_text().splitlines() if "queued-resources describe" not in line]
     kinds = [next(k for k in ("create", "scp", "main", "ssh", "delete") if f"{k} " in f"{call} ") for call in calls]
     assert kinds == ["create", "scp", "ssh", "main", "delete"] * starts
-    assert all("--zone=us-central2-b" in call for call in calls)
+    assert all("--zone=us-west4-a" in call for call in calls)
 
 
 def test_a_tpu_vm_of_somebody_else_is_not_deleted(tmp_path: pathlib.Path) -> None:
     stubs = write_stubs(tmp_path, gcloud='echo "$*" >>"$STUBS/calls"; [[ "$*" != *" create "* ]]')
-    text = printed("tpu_vm", "--zone=us-central2-b", "--accelerator=v4-8", "--restarts=0")
-    assert run_script(text, stubs, tmp_path).status == 1
+    assert run_script(read("tpu_vm.sh", {"max_restarts=3": "max_restarts=0"}), stubs, tmp_path).status == 1
     assert "delete" not in (stubs / "calls").read_text()
 
 
@@ -568,45 +557,49 @@ def test_a_tpu_vm_of_somebody_else_is_not_deleted(tmp_path: pathlib.Path) -> Non
 def test_a_tpu_vm_is_given_back_when_the_script_is_ended(tmp_path: pathlib.Path) -> None:
     ended = '*tfdist.main*) kill -TERM "$PPID"; sleep 0.2 ;;'
     stubs = write_stubs(tmp_path, gcloud=GCLOUD.replace("*tfdist.main*)", f"{ended}\n    never)"))
-    text = printed("tpu_vm", "--zone=us-central2-b", "--accelerator=v4-8")
-    assert run_script(text, stubs, tmp_path, POLL_SECONDS="0.01").status
+    assert run_script(read("tpu_vm.sh"), stubs, tmp_path, POLL_SECONDS="0.01").status
     assert "delete digits " in (stubs / "calls").read_text().splitlines()[-1]
 
 
-def test_horovodrun_is_started_again_with_the_hosts_that_answer(tmp_path: pathlib.Path) -> None:
-    horovodrun = """
-script="$(sed -n 's/.*--host-discovery-script \\([^ ]*\\).*/\\1/p' <<<"$*")"
-"$script" >>"$STUBS/found"
-[[ "$(wc -l <"$STUBS/found")" -ge 2 ]]
+@pytest.mark.slow
+@pytest.mark.parametrize("has_several_hosts", [False, True])
+def test_the_vm_runs_the_training(tmp_path: pathlib.Path, has_several_hosts: bool) -> None:
+    stubs = write_stubs(tmp_path, gcloud=GCLOUD)
+    (stubs / "statuses").write_text("0\n")
+    changes = {"environment='true'": "environment='export A=\"b c\"'"}
+    changes["--run_dir=gs://bucket/digits"] = "--run_dir=gs://bucket/digits '--gin_param=train.epochs = 2'"
+    if has_several_hosts:
+        changes["has_several_hosts=no"] = "has_several_hosts=yes"
+    run_script(read("tpu_vm.sh", changes), stubs, tmp_path, POLL_SECONDS="0.01").check()
+    calls = (stubs / "calls").read_text()
+    (command,) = re.findall(r"--command=(cd tfdist && .*tfdist.main.*)", calls)
+    (tmp_path / "tfdist" / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / "tfdist" / ".venv" / "bin" / "python"
+    python.write_text('#!/bin/bash\necho "$A" "${TPU_NAME:-}" "${TPU_LOAD_LIBRARY:-}"; printf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    said = subprocess.run(["bash", "-c", command], cwd=tmp_path, text=True, check=True, capture_output=True).stdout
+    where = "b c digits 0" if has_several_hosts else "b c  "
+    arguments = [DIGITS, "--run_dir=gs://bucket/digits", "--gin_param=train.epochs = 2"]
+    assert said.splitlines() == [where, "-m", "tfdist.main", *arguments]
+    assert calls.count(f"--worker={'0' if has_several_hosts else 'all'} ") == 3
+    assert ("oauth2client" in calls) == has_several_hosts
+
+
+HOROVODRUN = """
+echo "$*" >>"$STUBS/calls"
+[[ "$(wc -l <"$STUBS/calls")" -ge 2 ]]
 """
-    stubs = write_stubs(tmp_path, horovodrun=horovodrun, ssh='[[ "$*" == *good* ]]', sleep="exit 0")
-    text = printed("horovod", "--python=true", "--hosts=good:2,dead:2", "--min_workers=2")
-    assert "-m tfdist.launch.horovod.elastic_worker -- --gin_file=" in text
-    assert run_script(text, stubs, tmp_path).check().stderr.count("start 2 in 2 s") == 1
-    assert (stubs / "found").read_text() == "good:2\n" * 2
-    refused = printed("horovod", "--python=false", "--hosts=good:2", "--restarts=0")
-    assert run_script(refused, stubs, tmp_path).status == 1 and (stubs / "found").read_text() == "good:2\n" * 2
 
 
-@pytest.mark.slow
-def test_the_doctor_takes_the_place_of_the_training() -> None:
-    words = [f"--gin_file={DIGITS.partition('=')[2]}", "--gin_param=train.epochs = 3", "--run_dir=gs://bucket/run"]
-    given = ["--", *words, "--verbose"]
-    found = yaml.safe_load(command.printed(["--print=kubernetes", "--image=a:1", "--workers=2", "--doctor", *given]))
-    check_job_set(found)
-    container = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
-    assert container["command"] == ["python", "-m", "tfdist.doctor", *words]
-    assert found["metadata"]["name"] == "digits-doctor" and found["spec"]["failurePolicy"]["maxRestarts"] == 0
-    text = command.printed(["--print=slurm", "--time=0:10:00", "--workers=2", "--doctor", *given])
-    assert "--module=tfdist.doctor" in text and "--verbose" not in text
-    text = command.printed(["--print=horovod", "--hosts=a:1,b:1", "--doctor", *given])
-    assert "python -m tfdist.doctor" in text and "validate" not in text
-
-
-@pytest.mark.slow
-def test_help_lists_the_options_of_each_scheduler() -> None:
-    for scheduler in command.SCHEDULERS:
-        shown = io.StringIO()
-        with contextlib.redirect_stdout(shown), pytest.raises(SystemExit) as ended:
-            command.printed([f"--print={scheduler}", "--help"])
-        assert ended.value.code == 0 and re.search(r"--restarts", shown.getvalue())
+def test_horovodrun_is_started_again_with_the_hosts_that_answer(tmp_path: pathlib.Path) -> None:
+    stubs = write_stubs(tmp_path, horovodrun=HOROVODRUN, ssh='[[ "$*" == *good* ]]', sleep="exit 0")
+    changes = {"hosts=(host1:4 host2:4)": "hosts=(first:4 good:2 dead:2)", "python=python": "python=true"}
+    finished = run_script(read("horovodrun.sh", changes | {"min_slots=8": "min_slots=6"}), stubs, tmp_path).check()
+    assert finished.stderr.count("start 2 in 2 s") == 1
+    expected = f"--gloo -np 6 -H first:4,good:2 true -m tfdist.main {DIGITS} --run_dir=/shared/digits\n"
+    assert (stubs / "calls").read_text() == expected * 2
+    finished = run_script(read("horovodrun.sh", changes), stubs, tmp_path)
+    assert finished.status == 1 and finished.stderr.count("only first:4,good:2 answered: 6 slots of 8") == 4
+    refused = run_script(read("horovodrun.sh", changes | {"python=python": "python=false"}), stubs, tmp_path)
+    assert refused.status == 1 and "start" not in refused.stderr
+    assert (stubs / "calls").read_text() == expected * 2

@@ -1,7 +1,7 @@
 """The private interfaces of Keras and TensorFlow that tfdist leans on, and whether the installed releases have them.
 
-Invariant: tfdist uses no others. tests/doctor/test_private_interfaces.py reads the source for them, and fails for each
-that a new release does not have. Imports TensorFlow, which the caller has quieted.
+Invariant: tfdist uses no others. test_private_interfaces.py reads the source for them, and fails for each that a new
+release does not have.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-
-from tfdist.doctor.findings import PROBLEM, Finding, fine
-
-GROUP = "private"
 
 # Functions and classes by the module that has them, and what nothing public does.
 OF_MODULES = {
@@ -118,18 +114,6 @@ OF_OBJECTS = {
     "traced function": {"_functions": "whether it draws random numbers"},
     "graph": {"_get_function": "the bodies of loops and branches, for the plan of a step's memory"},
 }
-
-
-def check_private_interfaces() -> list[Finding]:
-    """Findings about what the installed releases do not have."""
-    gone = missing()
-    releases = f"Keras {keras.__version__} and TensorFlow {tf.__version__}"
-    if not gone:
-        number = sum(map(len, (*OF_MODULES.values(), *OF_OBJECTS.values())))
-        return [fine(GROUP, f"{releases} have the {number} private interfaces that tfdist uses")]
-    what = f"{releases} do not have {', '.join(gone)}"
-    why = "tfdist uses these for what nothing public does, so a part of it will fail."
-    return [Finding(PROBLEM, GROUP, what, why, "Install the releases that tfdist is pinned to (`versions`).")]
 
 
 def missing() -> list[str]:
