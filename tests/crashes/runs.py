@@ -40,7 +40,7 @@ TOLERANCE = 1e-5  # of runs whose additions come in another order
 PARAMS = {"mirrored": ["mirrored.Mirrored.num_cpu_devices = 2"]}
 END_SECONDS = 30.0  # for processes to be gone that were killed, or lost the one that was
 MAIN, FITTED = "tfdist.main", "crashes.fitted"
-OWN_MODULES = ("tfdist.launch", "horovodrun", "tfdist.launch.horovod.horovod_worker")
+OWN_MODULES = ("tfdist.launch",)
 
 
 def command(

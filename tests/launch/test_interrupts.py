@@ -137,14 +137,14 @@ def test_between_a_failure_and_the_next_start(launch: Callable[..., Run]) -> Non
     program = """
 run_dir.mkdir(exist_ok=True)
 print("failing", start, file=sys.stderr)
-sys.exit(7)
+sys.exit(9)
 """
-    for moment in ("failing 2", "ended with status 7", "after the failure (restart 2)"):
+    for moment in ("failing 2", "ended with status 9", "after the failure (restart 2)"):
         options = ("--max_restarts=9", "--backoff_seconds=0.2")
         run = launch(SHOWING + program, options=options, workers=1)
         read_until(run, moment)
         run.process.send_signal(signal.SIGINT)
-        end(run, EXIT_INTERRUPTED, *([7] if moment.startswith("failing") else []))  # it failed before it heard
+        end(run, EXIT_INTERRUPTED, *([9] if moment.startswith("failing") else []))  # it failed before it heard
         for mark in run.directory.glob("start0-*"):
             mark.unlink()
 
@@ -166,7 +166,7 @@ def test_as_the_last_worker_ends(launch: Callable[..., Run]) -> None:
 def test_the_third_ctrl_c_ends_a_launcher_that_is_stuck(
     launch: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "heartbeat.tell(run_dir='gs://bucket/run'); mark('failed'); sys.exit(7)"
+    program = "heartbeat.tell(run_dir='gs://bucket/run'); mark('failed'); sys.exit(9)"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         run = launch(SHOWING + program, options=("--max_restarts=1",), workers=1)

@@ -10,15 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import pytest
 from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
-from tfdist.launch.horovod.horovod import command_line, find_horovodrun
-from tfdist.launch.plan import Plan
+from tfdist.launch.horovod.rendezvous import serve_rendezvous
 from tfdist.launch.supervise.watch import Ending, blame
 
 
@@ -234,7 +232,7 @@ def test_workers_have_time_to_save_when_what_started_them_is_told_too(
 ) -> None:
     program = """
 def save(*_):
-    time.sleep(8)  # longer than the five seconds that horovodrun gives
+    time.sleep(2)
     mark(f"saved{index}")
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
@@ -365,7 +363,7 @@ def test_others_go_on_without_a_worker_that_does_not_come_back(launch: Callable[
     program = """
 run_dir.mkdir(exist_ok=True)
 if place == 1:
-    sys.exit(7)
+    sys.exit(9)
 if "TFDIST_ALL_WORKERS" in os.environ:
     print("with", os.environ["TFDIST_ALL_WORKERS"], "as", place, index)
     sys.exit(0)
@@ -496,18 +494,26 @@ def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str],
 
 
 @pytest.mark.horovod
-def test_a_silent_worker_of_horovods_on_this_machine_is_not_given_up(tmp_path: Path) -> None:
-    environment = {"PATH": os.environ["PATH"]}
-    plan = Plan(num_workers=2, command=("x",), environment=environment)
-    assert "--gloo-timeout-seconds 3600 " in " ".join(command_line(plan, tmp_path))
-    environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "5"
-    assert "--gloo-timeout-seconds" not in command_line(plan, tmp_path)
+def test_horovods_workers_listen_on_this_machine_and_are_not_given_up_when_silent(launch: Callable[..., Run]) -> None:
+    program = """
+names = ("GLOO_TIMEOUT_SECONDS", "GLOO_IFACE", "GLOO_RENDEZVOUS_ADDR", "RANK", "SIZE", "LOCAL_RANK", "CROSS_SIZE")
+print(*(os.environ["HOROVOD_" + name] for name in names))
+"""
+    run = launch(program, options=("--launcher=horovod",))
+    status, stdout, stderr = run.end()
+    assert status == 0, stderr
+    assert sorted(line for line in stdout if "127.0.0.1" in line) == [
+        f"[worker {rank}] 3600 lo 127.0.0.1 {rank} 2 {rank} 1" for rank in range(2)
+    ]
 
 
-def test_without_horovod_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(UserError, match=r"Run: python tools/build_horovod\.py"):
-        find_horovodrun(str(tmp_path))
+def test_without_horovod_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod.runner.gloo_run", None)
+    with (
+        pytest.raises(UserError, match=r"Run: python tools/build_horovod\.py"),
+        serve_rendezvous("127.0.0.1", listens_on="127.0.0.1"),
+    ):
+        pass
 
 
 def test_help_imports_no_tensorflow() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from tfdist.errors import EXIT_BUG, TfdistError
 from tfdist.launch import local
-from tfdist.launch.horovod.ray_rendezvous import rendezvous
+from tfdist.launch.horovod.rendezvous import serve_rendezvous
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.ray import cluster
@@ -145,7 +145,11 @@ def start(
     with contextlib.ExitStack() as at_end:
         ray = at_end.enter_context(cluster.connected("A run on Ray", working_dir=working_dir))
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
-        meeting = at_end.enter_context(rendezvous(ray.util.get_node_ip_address())) if is_horovod else None
+        meeting = (
+            at_end.enter_context(serve_rendezvous(ray.util.get_node_ip_address(), listens_on=""))
+            if is_horovod
+            else None
+        )
         workers = [RayWorker(plan.first_index + number, directory, output) for number in range(len(plan.places))]
         at_end.callback(output.drain, _DRAIN_SECONDS)
         started_in = os.getcwd() if working_dir is None else None

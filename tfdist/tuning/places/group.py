@@ -2,7 +2,7 @@
 
 Invariant: the process that leads them has one status, that of the worker whose failure was the cause; a signal to it
 reaches all, and none outlives it. It is forked by the fork server. For TF_CONFIG the workers are forked again, with
-TensorFlow imported; Horovod's are started by `horovodrun`; those on a Ray cluster by the launcher ray.
+TensorFlow imported; Horovod's with its rendezvous; those on a Ray cluster by the launcher ray.
 """
 
 from __future__ import annotations
