@@ -87,7 +87,7 @@ def test_a_backup_of_another_experiment_is_refused_by_name(tmp_path: pathlib.Pat
     for name, compiled in others.items():
         with pytest.raises(ValueError, match=f"another experiment(.|\n)* {name}: (.|\n)*Give another backup_dir"):
             fit(classifier(**compiled), epochs=2, callbacks=backup)
-    with pytest.raises(ValueError, match="another experiment(.|\n)* data: "):
+    with pytest.raises(ValueError, match=r"another experiment(.|\n)* data: "):
         tfdist.fit(classifier(), X, Y[::-1], epochs=2, verbose=0, callbacks=backup)
 
 

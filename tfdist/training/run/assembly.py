@@ -27,7 +27,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import check_keep_best
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
-from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_fit, check_divisible
+from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_divisible, check_fit
 from tfdist.training.loop.model_summaries import GRADIENTS as GRADIENT_SUMMARIES
 from tfdist.training.loop.monitors import check_monitors
 from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by

@@ -23,7 +23,7 @@ from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console.curve import curve
-from tfdist.training.loop.learner import ModelBuilder, build_model, check_fit, check_divisible
+from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.checking.batch_dependence import batch_dependent_layers
