@@ -362,7 +362,11 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, class_weight={0: 2.0, 1: 0.5}, epochs=2)
 
 
-@behavior(WEIGHING, "class_weight with a tf.data.Dataset")
+@behavior(
+    WEIGHING,
+    "class_weight with a tf.data.Dataset",
+    note="a class without a weight weighs 1; fit fails where that is the largest",
+)
 def _(fit: Fit) -> Seen:
     return simply(fit, dataset(), class_weight={0: 2.0, 1: 0.5, 2: 1.0})
 
@@ -756,6 +760,17 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X * np.nan, Y)
 
 
+def heads_of_one_name() -> keras.Model:
+    inputs, head = [keras.Input((2,)), keras.Input((2,))], keras.layers.Dense(1, name="head")
+    model = keras.Model(inputs, [head(each) for each in inputs])
+    model.compile("sgd", ["mse", "mae"])
+    return model
+
+
+def by_position() -> keras.Model:
+    return compiled_as(keras.Sequential([keras.Input((4, 1)), keras.layers.Dense(3, activation="softmax")]))
+
+
 def itself() -> keras.Model:
     class Codes(keras.Model):
         def __init__(self) -> None:
@@ -792,6 +807,14 @@ mistake("a model that is not compiled", "Call model.compile", model=lambda: kera
 mistake("a misspelt argument", "Did you mean 'batch_size'", batch_sise=3)
 mistake("x and y of different lengths", "same number of samples", y=Y[:20])
 mistake("class_weight and sample_weight", "at the same time", class_weight={0: 1.0}, sample_weight=WEIGHTS)
+mistake(
+    "class_weight with a class for each of several positions",
+    r"targets, of shape \[None, 4\], hold a class for each position",
+    x=X[..., np.newaxis],
+    y=np.tile(Y[:, np.newaxis], 4),
+    model=by_position,
+    class_weight={0: 2.0},
+)
 mistake("class_weight with several outputs", "single output", y=[Y, Y], model=None, class_weight={0: 1.0})
 mistake("a validation_split that leaves no examples", "leaves none", validation_split=0.999)
 mistake("validation_split with a dataset", "Give validation_data", x=dataset, y=None, validation_split=0.2)
@@ -799,6 +822,19 @@ mistake("targets beside a dataset", "should not be passed", x=dataset)
 mistake("a dataset without end, without steps_per_epoch", "has no end", x=lambda: dataset().repeat(), y=None)
 mistake("a generator that gives nothing", "no batch", x=lambda: batches(0), y=None)
 mistake("steps_per_epoch = 0", "steps_per_epoch is 0", steps_per_epoch=0)
+mistake(
+    "a key of x that the model does not take",
+    r"takes 'left', 'right'. Leave 'also' out",
+    x={"also": HALVES[0], "left": HALVES[0], "right": HALVES[1]},
+    model=lambda: two_inputs(names=True),
+)
+mistake(
+    "two outputs of one name",
+    r"keras\.layers\.Identity\(name=",
+    x=list(HALVES),
+    y=[X[:, :1], X[:, :1]],
+    model=heads_of_one_name,
+)
 mistake("something that is no data", "Unrecognized data type", x=3, y=None)
 mistake("something that is no callback", "no keras.callbacks.Callback", callbacks=[3])
 

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 import support
+import tensorflow as tf
 from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
 
@@ -194,6 +195,59 @@ def test_accumulated_gradients_are_refused_with_what_to_write() -> None:
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "sparse_categorical_crossentropy")
     with pytest.raises(ValueError, match=r"num_microbatches = 2; in tfdist.fit these are batch_size and"):
         fit(model)
+
+
+class Changing(keras.utils.PyDataset):
+    """Four examples a batch, all of the batch's number; `on_epoch_end` goes on to the next length."""
+
+    def __init__(self, *lengths: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.lengths, self.epoch = lengths, 0
+
+    def __len__(self) -> int:
+        return self.lengths[min(self.epoch, len(self.lengths) - 1)]
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((4, 1), index, np.float32), np.zeros((4, 1), np.float32)
+
+    def on_epoch_end(self) -> None:
+        self.epoch += 1
+
+
+def counter(length: int = 6) -> keras.Model:
+    """A model whose weights count how often it was trained on each batch."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(length, 1, "zeros"), keras.layers.Flatten()])
+    model.compile(keras.optimizers.SGD(1.0), lambda y, p: -p[:, 0])
+    return model
+
+
+@pytest.mark.slow
+def test_every_epoch_begins_a_pass_of_data_that_grows_and_data_that_shrinks_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = counter(), counter()
+    tfdist.fit(ours, Changing(2, 4, 6), epochs=3, shuffle=False, verbose=0)
+    theirs.fit(Changing(2, 4, 6), epochs=3, shuffle=False, verbose=0)
+    assert np.array_equal(ours.get_weights()[0], theirs.get_weights()[0])
+    assert ours.get_weights()[0].ravel().tolist() == [3, 3, 0, 0, 0, 0]
+    assert len([each for each in caplog.records if "has 4 now: an epoch takes the first 2" in each.message]) == 1
+    evaluated = tfdist.fit(counter(), X[:4, :1] * 0, Y[:4], epochs=3, validation_data=Changing(2, 4, 6), verbose=0)
+    assert evaluated.history["val_loss"] == [-1 / 2, -2 / 2, -3 / 2]  # the first batch of two is trained on
+    with pytest.raises(ValueError, match=r"had 6 batches for an epoch at first, and has 4 now.*steps_per_epoch"):
+        tfdist.fit(counter(), Changing(6, 6, 4), epochs=3, shuffle=False, verbose=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [[4], range(4, 40)])
+def test_a_dataset_with_workers_that_raises_ends_the_call(broken: Any) -> None:
+    class Broken(Changing):
+        def __getitem__(self, index: int) -> Any:
+            if index in broken:
+                raise RuntimeError("this batch is broken")
+            return super().__getitem__(index)
+
+    with pytest.raises(tf.errors.OpError, match="this batch is broken"):
+        tfdist.fit(counter(40), Broken(40, workers=2), epochs=2, shuffle=False, verbose=0)
 
 
 @pytest.mark.slow

@@ -12,9 +12,11 @@ import tensorflow as tf
 
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
+from tfdist.serving.inputs import named_outputs
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import build_model, check_fit
+from tfdist.training.run.compiled import parts_of
 from tfdist.training.step.gradients import forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 
@@ -257,6 +259,30 @@ def test_a_loss_for_some_outputs_leaves_the_others_alone() -> None:
     model = two_outputs()
     ours = evaluated(Supervised(loss={"label": sparse()}), model, (ROWS, {"label": LABELS}))
     assert set(ours) == {"loss"}
+
+
+def test_a_key_more_than_the_model_has_inputs_is_refused() -> None:
+    b, c = keras.Input((6,)), keras.Input((6,))
+    model = keras.Model({"b": b, "c": c}, keras.layers.Dense(4)(keras.layers.Concatenate()([b, 2 * c])))
+    task, x = Supervised(loss=sparse()), {"b": ROWS, "c": ROWS}
+    assert set(evaluated(task, model, (x, LABELS))) == {"loss"}
+    with pytest.raises(UserError, match=r"gives .* 'aaa', 'b', 'c', and it takes 'b', 'c'\. Leave 'aaa' out of x"):
+        evaluated(task, model, (x | {"aaa": ROWS}, LABELS))
+
+
+def test_two_outputs_of_one_name_are_refused_wherever_outputs_are_named() -> None:
+    inputs, head = [keras.Input((4,)), keras.Input((4,))], keras.layers.Dense(1, name="head")
+    model = keras.Model(inputs, [head(each) for each in inputs])
+    x, y = [ROWS[:, :4], ROWS[:, :4]], np.ones((N, 1), np.float32)
+    refusal = r"2 outputs of the model are called 'head'.*keras\.layers\.Identity\(name="
+    with pytest.raises(UserError, match=refusal):
+        evaluated(Supervised(loss={"head": "mse"}), model, (x, {"head": y}))
+    with pytest.raises(UserError, match=refusal):
+        named_outputs(model, x)
+    model.compile("sgd", ["mse", "mae"])
+    structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), (x, (y, y)))
+    with pytest.raises(UserError, match=refusal):
+        parts_of(None, lambda: model, None, None, structure)
 
 
 def squared(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:

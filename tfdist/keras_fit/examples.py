@@ -26,6 +26,7 @@ from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
+from tfdist.tasks.class_weight import checked_class_weight, weights_of
 
 DEFAULT_BATCH_SIZE = 32  # Keras's
 _LOG = logging.getLogger(__name__)
@@ -101,6 +102,8 @@ def to_train(
         _check_alone(x, y=y, sample_weight=sample_weight, class_weight=class_weight)
         return Examples(x, batch_size or DEFAULT_BATCH_SIZE, steps_per_epoch)
     given = python_kind(x, seed=seed, drain=steps_per_epoch is None)
+    if class_weight is not None and isinstance(given, tf.data.Dataset):
+        given, class_weight = _weighted(given, class_weight), None
     adapter = _adapter(given, y, sample_weight, class_weight)
     if isinstance(adapter, ArrayDataAdapter):
         return _of_arrays(adapter, batch_size, steps_per_epoch)
@@ -203,6 +206,18 @@ def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
         )
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
+
+
+def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
+    """The dataset with weights by class; Keras's own knows no class beyond the largest of `class_weight`."""
+    classes = checked_class_weight(class_weight)
+    _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
+    if sample_weight is not None:
+        raise UserError("class_weight and the dataset's sample_weight cannot be given at the same time.")
+    if not isinstance(y, tf.TensorSpec):
+        raise UserError("class_weight is for a model with a single output, and needs its targets y.")
+    assert classes is not None
+    return dataset.map(lambda x, y: (x, y, weights_of(y, classes)), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:

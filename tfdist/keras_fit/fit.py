@@ -28,6 +28,7 @@ from tfdist.keras_fit.trial import trial_of
 from tfdist.settings.checks import COUNT, MOST_SEED
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.of_tensorflow import strategy_over
+from tfdist.tasks.class_weight import check_one_class
 from tfdist.training.loop.backup import find_backup
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.run.run import Request, reporting_failures
@@ -127,6 +128,8 @@ def fit(
             epochs=range(initial_epoch, epochs),
         )
         assert data.batch_size is not None
+        if class_weight is not None and data.source is not None:
+            check_one_class(model.loss, data.source.structure[1])
         held_out = examples.to_evaluate(
             validation_data, batch_size=validation_batch_size or batch_size, steps=validation_steps
         )

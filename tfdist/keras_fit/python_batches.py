@@ -117,7 +117,7 @@ class PythonBatches:
     Args:
       adapter: of the data.
       given: what `python_kind` made of it.
-      num_batches: of one pass.
+      num_batches: of one pass, as long as it is now; of data that grows later, an epoch takes as many.
       total: of all that the training needs, of a generator; None does not end.
       per_pass: how many of a pass are taken; None takes all.
 
@@ -131,8 +131,10 @@ class PythonBatches:
         self._adapter = adapter
         self._given = given
         self._num_batches = per_pass or num_batches
-        self._per_pass = per_pass
+        self._length: int | None = adapter.num_batches  # None of data without end
+        self._per_pass = per_pass or self._length
         self._total = total
+        self._has_grown = False
         self.first_batch: Any = None  # that was read
         try:
             self.element_spec = adapter.get_tf_dataset().element_spec
@@ -157,12 +159,30 @@ class PythonBatches:
             if isinstance(self._given, Ordered):
                 self._given.arrange(number)
             self._adapter.on_epoch_begin()
+            self._check_length()
             for index, batch in enumerate(itertools.islice(self._adapter.get_numpy_iterator(), self._per_pass)):
                 if index >= skipped:
                     self.first_batch = batch if self.first_batch is None else self.first_batch
                     yield batch
             self._adapter.on_epoch_end()
             skipped = 0
+
+    def _check_length(self) -> None:
+        """Warns once that later passes are cut; raises UserError where a pass is too short."""
+        now = self._adapter.num_batches
+        if self._per_pass is None or self._length is None or now == self._length:
+            return
+        if now < self._per_pass:
+            noted(_shrank)(self._per_pass, now)
+        if not self._has_grown:
+            self._has_grown = True
+            _LOG.warning(
+                "The data had %d batches at first, and has %d now: an epoch takes the first %d, and the others are not "
+                "used.",
+                self._length,
+                now,
+                self._per_pass,
+            )
 
     def _read_once(self, first: int) -> Iterator[Any]:
         count, batch = 0, None
@@ -174,6 +194,13 @@ class PythonBatches:
         else:
             noted(_ran_out)(count, self._total)
         yield from itertools.repeat(batch)  # read ahead by the pipeline, and never trained on
+
+
+def _shrank(first: int, now: int) -> None:
+    raise UserError(
+        f"The data had {first:,} batches for an epoch at first, and has {now:,} now. Give as many in every epoch, "
+        f"or no more than the shortest has: steps_per_epoch (or validation_steps) = {now}."
+    )
 
 
 def _ran_out(count: int, total: int | None) -> None:

@@ -8,6 +8,7 @@ import keras
 
 from tfdist.errors import UserError
 from tfdist.tasks.base import Task, Term, WholeTerm
+from tfdist.tasks.names import outputs_by_name
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.step.gradients import explained
@@ -53,7 +54,7 @@ def named_outputs(model: keras.Model, inputs: Any) -> dict[str, Any]:
     """A model's outputs for these inputs by name; one is called "output" where it has no name of its own.
 
     Raises:
-      UserError: the model does not take the inputs, or gives a nest of nests.
+      UserError: the model does not take the inputs, or gives a nest of nests or two outputs of one name.
     """
     with explained(inputs, (TypeError, ValueError)):
         outputs = model(inputs, training=False)
@@ -61,7 +62,7 @@ def named_outputs(model: keras.Model, inputs: Any) -> dict[str, Any]:
         found = dict(outputs)
     elif isinstance(outputs, (list, tuple)):
         names = getattr(model, "output_names", None) or [f"output_{i}" for i in range(len(outputs))]
-        found = dict(zip(names, outputs, strict=True))
+        found = outputs_by_name(names, outputs)
     else:
         found = {"output": outputs}
     for name, value in found.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -33,24 +34,40 @@ def checked_class_weight(given: Any) -> dict[int, float] | None:
 
 
 def weights_of(labels: Any, class_weight: Mapping[int, float]) -> tf.Tensor:
-    """float32 [n], the weight of each example.
+    """float32 [n], the weight of each example, or [n, positions] of each position.
 
     Args:
-      labels: [n] or [n, 1] class numbers, or [n, classes] of which the largest counts.
+      labels: [n], [n, 1] or [n, positions, 1] class numbers, or [n, classes] or [n, positions, classes] of which the
+        largest counts.
       class_weight: weights by class number.
 
     Raises:
-      UserError: the labels are of another shape.
+      UserError: the labels are no tensor with such axes.
     """
-    if not tf.is_tensor(labels) or labels.shape.rank not in (1, 2):
+    if not tf.is_tensor(labels) or not labels.shape.rank:
         raise UserError("class_weight is for one output whose targets are of shape [n], [n, 1] or [n, classes].")
-    if labels.shape.rank == 2:
+    if labels.shape.rank > 1:
         labels = tf.squeeze(labels, -1) if labels.shape[-1] == 1 else tf.argmax(labels, axis=-1)
     if labels.dtype.is_floating:
         labels = tf.round(labels)
-    labels = tf.cast(labels, tf.int32)
-    table = np.ones(max(class_weight) + 2, np.float32)  # the last entry is that of all classes without a weight
-    for number, weight in class_weight.items():
-        table[number] = weight
-    known = (labels >= 0) & (labels < len(table))
-    return tf.gather(tf.constant(table), tf.where(known, labels, len(table) - 1))
+    is_class = tf.cast(labels, tf.int64)[..., tf.newaxis] == tf.constant(list(class_weight), tf.int64)
+    weights = tf.reduce_sum(tf.where(is_class, tf.constant(list(class_weight.values()), tf.float32), 0.0), axis=-1)
+    return tf.where(tf.reduce_any(is_class, axis=-1), weights, 1.0)
+
+
+def check_one_class(loss: Any, labels: Any) -> None:
+    """Raises UserError where the targets of a loss hold a class for each of several positions of an example.
+
+    Args:
+      loss: a Keras loss, a function or a name.
+      labels: a tensor or its `TensorSpec`.
+    """
+    if isinstance(loss, str) and "sparse" in loss.lower():
+        loss = keras.losses.get(loss)
+    function = getattr(loss, "function", getattr(loss, "fn", loss))
+    shape = getattr(labels, "shape", tf.TensorShape(None))
+    if function is keras.losses.sparse_categorical_crossentropy and shape.rank == 2 and shape[-1] != 1:
+        raise UserError(
+            f"class_weight weighs each example by its one class, and the targets, of shape {list(shape)}, hold a class "
+            "for each position. Leave it out, and give a sample_weight of that shape."
+        )

@@ -7,6 +7,7 @@ fails when it changes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,6 +17,21 @@ from tfdist.errors import UserError, suggest
 
 BY_SHAPES = ("crossentropy", "ce")
 SHORT = ("accuracy", "acc", "crossentropy", "ce", "mse", "mae", "mape", "msle", "bce", "kld")
+
+
+def outputs_by_name(names: Sequence[str], outputs: Sequence[Any]) -> dict[str, Any]:
+    """Several outputs by `Model.output_names`; Keras calls an output after its layer, which may be there twice.
+
+    Raises:
+      UserError: two have one name.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"{names.count(name)} outputs of the model are called {name!r}, after the layer that gives them, and "
+                "outputs are known by name. Wrap one of them: keras.layers.Identity(name='another_name')(…)."
+            )
+    return dict(zip(names, outputs, strict=True))
 
 
 def loss_of_name(name: str, where: str) -> Any:

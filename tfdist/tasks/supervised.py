@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
 from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, symbolic_outputs, with_trailing_axes
-from tfdist.tasks.class_weight import checked_class_weight, weights_of
+from tfdist.tasks.class_weight import check_one_class, checked_class_weight, weights_of
 from tfdist.tasks.losses import Loss, as_given, as_loss, keras_mask, needs_whole_batch, unreduced
-from tfdist.tasks.names import check_metric_name, named_loss, named_metric
+from tfdist.tasks.names import check_metric_name, named_loss, named_metric, outputs_by_name
 from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
@@ -144,7 +144,9 @@ class Supervised(Task):
         if sample_weight is not None:
             raise UserError("The data gives sample weights, and class_weight is set. Multiply them in the data.")
         assert self._class_weight is not None
-        return x, y, weights_of(self._targets(examples)[ONLY_OUTPUT], self._class_weight)
+        labels = self._targets(examples)[ONLY_OUTPUT]
+        check_one_class(self._losses.get(ONLY_OUTPUT), labels)
+        return x, y, weights_of(labels, self._class_weight)
 
     def _terms(self, examples: Any, outputs: Mapping[str, Any]) -> dict[str, Term | WholeTerm]:
         targets, weights, terms = self._targets(examples), self._weights(examples), {}
@@ -252,7 +254,7 @@ class Supervised(Task):
                     f"{what} are a list of {len(value)}, which cannot be told apart by {list(names)}. Give a dict by "
                     "output name."
                 )
-            value = dict(zip(names, value, strict=True))
+            value = outputs_by_name(names, value)
         if not isinstance(value, Mapping) or set(self._losses) - set(value):
             held = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise UserError(f"{what} are {held}, but there are losses for {sorted(self._losses)}. Use the same names.")

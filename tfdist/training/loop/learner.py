@@ -173,7 +173,7 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Mode
     with explained(structure):
         if is_open or not model.built:
             model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
-        check_text(model, task.inputs(structure))
+        check_inputs(model, task.inputs(structure))
         task.bind(model, structure)
     if not model.trainable_variables:
         raise UserError("The model has no trainable variables: nothing would be learned.")
@@ -183,6 +183,7 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Mode
 def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
     """Raises UserError where model, loss and metrics do not take the examples."""
     with explained(structure):
+        check_inputs(model, task.inputs(structure))
         trace_loss(model, task, structure, metrics)
 
 
@@ -206,9 +207,16 @@ def check_divisible(model: keras.Model, *, num_parts: int) -> None:
         )
 
 
-def check_text(model: keras.Model, inputs: Any) -> None:
-    """Raises UserError where the data gives text and the model takes numbers, which fails only once it computes."""
-    takes = [keras.backend.standardize_dtype(wanted.dtype) for wanted in getattr(model, "inputs", None) or []]
+def check_inputs(model: keras.Model, inputs: Any) -> None:
+    """Raises UserError where the data gives text and the model takes numbers, or a name that the model does not know.
+
+    The one fails only once the model computes. With the other Keras goes by the names' order and mixes up the inputs.
+    """
+    known = model.input if getattr(model, "inputs", None) else None
+    if isinstance(known, dict) and isinstance(inputs, dict) and (unknown := set(inputs) - set(known)):
+        given, wanted, extra = (", ".join(map(repr, sorted(names))) for names in (inputs, known, unknown))
+        raise UserError(f"The data gives the model {given}, and it takes {wanted}. Leave {extra} out of x.")
+    takes = [keras.backend.standardize_dtype(each.dtype) for each in getattr(model, "inputs", None) or []]
     gives = [spec.dtype.name for spec in tf.nest.flatten(inputs)]
     if takes and "string" in gives and "string" not in takes:
         raise UserError(

@@ -17,6 +17,7 @@ from keras.src.trainers import compile_utils
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
+from tfdist.tasks.names import outputs_by_name
 from tfdist.tasks.own_methods import overrides
 from tfdist.tasks.supervised import Supervised, Unweighted
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
@@ -128,7 +129,7 @@ def _outputs(model: keras.Model, inputs: Any) -> Any:
     symbols = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs)
     outputs = model(symbols)
     if isinstance(outputs, list | tuple):
-        outputs = dict(zip(model.output_names, outputs, strict=True)) if len(outputs) > 1 else outputs[0]
+        outputs = outputs_by_name(model.output_names, outputs) if len(outputs) > 1 else outputs[0]
     return outputs
 
 
