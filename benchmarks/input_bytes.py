@@ -26,13 +26,11 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
 from tfdist.data.tables.tables import Table
-from tfdist.data.text.text import TextLines
 
 BATCHES = (256, 100)
 WORKERS = choose_size((2, 4, 8), (2,))
-FORMATS = {"TFRecord": "tfrecord", "Parquet": "parquet", "ArrayRecord": "array_record", "text": "text"}
+FORMATS = {"TFRecord": "tfrecord", "Parquet": "parquet", "ArrayRecord": "array_record"}
 NUM_RECORDS = choose_size(20_011, 2_011)
-NUM_LINES = choose_size(100_003, 20_103)
 GROUP_ROWS, NUM_GROUPS, NUM_COLUMNS = 1024, choose_size(128, 4), 8
 FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
 NAMES = [f"c{i}" for i in range(NUM_COLUMNS)]
@@ -56,11 +54,6 @@ def write(directory: Path) -> None:
     numbers = generator.standard_normal((GROUP_ROWS * NUM_GROUPS, NUM_COLUMNS), dtype=np.float32)
     table = pyarrow.table({name: numbers[:, i] for i, name in enumerate(NAMES)})
     parquet.write_table(table, directory / "parquet" / "part-0.parquet", row_group_size=GROUP_ROWS)
-    (directory / "text").mkdir()
-    words = np.array([f"word{i}" for i in range(1000)])
-    lines = ["\t".join((str(i % 3), " ".join(words[generator.integers(0, 1000, 12)]))) for i in range(NUM_LINES)]
-    for i, (first, end) in enumerate(((0, 20_000), (20_000, 20_001), (20_001, NUM_LINES))):
-        (directory / "text" / f"part-{i}.tsv").write_text("\n".join(lines[first:end]) + "\n")
 
 
 def sources(directory: Path) -> dict[str, Callable[[], Source]]:
@@ -72,12 +65,6 @@ def sources(directory: Path) -> dict[str, Callable[[], Source]]:
     def table() -> Source:
         return Table(files=str(directory / "parquet" / "*"), columns=Columns(inputs=NAMES[1:], targets=NAMES[0]))
 
-    def text() -> Source:
-        files = str(directory / "text" / "*")
-        made = TextLines(files=files, fitted_on=files, vocabulary_size=100, max_length=16)
-        made.prepare(str(directory / "fitted"))
-        return made
-
     def array_record() -> Source:
         spec = tf.TensorSpec([None], tf.string)
         path = str(directory / "array_record" / "part-0")
@@ -88,7 +75,7 @@ def sources(directory: Path) -> dict[str, Callable[[], Source]]:
         columns = Columns(inputs="image", targets="label")
         return TFRecordSource(files=str(directory / "tfrecord" / "*"), features=FEATURES, columns=columns)
 
-    return {"TFRecord": tfrecord, "Parquet": table, "ArrayRecord": array_record, "text": text}
+    return {"TFRecord": tfrecord, "Parquet": table, "ArrayRecord": array_record}
 
 
 def total_bytes(directory: Path, format_name: str) -> int:
