@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import input_files
-import numpy as np
 import tensorflow as tf
 from measuring import choose_size
 
@@ -24,42 +23,28 @@ from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
-from tfdist.data.text.text import TextLines
 
 BATCHES = (256, 100)
 WORKERS = choose_size((2, 4, 8), (2,))
-FORMATS = {"TFRecord": "tfrecord", "text": "text"}
+FORMATS = {"TFRecord": "tfrecord"}
 NUM_RECORDS = choose_size(20_011, 2_011)
-NUM_LINES = choose_size(100_003, 20_103)
 FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
 
 
 def write(directory: Path) -> None:
     """Data sets of each format, in files of unequal sizes where the format allows it."""
-    generator = np.random.default_rng(0)
     records = input_files.small_images(NUM_RECORDS)
     input_files.write_records(directory / "tfrecord", records)
-    (directory / "text").mkdir()
-    words = np.array([f"word{i}" for i in range(1000)])
-    lines = ["\t".join((str(i % 3), " ".join(words[generator.integers(0, 1000, 12)]))) for i in range(NUM_LINES)]
-    for i, (first, end) in enumerate(((0, 20_000), (20_000, 20_001), (20_001, NUM_LINES))):
-        (directory / "text" / f"part-{i}.tsv").write_text("\n".join(lines[first:end]) + "\n")
 
 
 def sources(directory: Path) -> dict[str, Callable[[], Source]]:
     """By format, what makes a source of the files that `write` left."""
 
-    def text() -> Source:
-        files = str(directory / "text" / "*")
-        made = TextLines(files=files, fitted_on=files, vocabulary_size=100, max_length=16)
-        made.prepare(str(directory / "fitted"))
-        return made
-
     def tfrecord() -> Source:
         columns = Columns(inputs="image", targets="label")
         return TFRecordSource(files=str(directory / "tfrecord" / "*"), features=FEATURES, columns=columns)
 
-    return {"TFRecord": tfrecord, "text": text}
+    return {"TFRecord": tfrecord}
 
 
 def total_bytes(directory: Path, format_name: str) -> int:

@@ -15,11 +15,9 @@ import pytest
 import tensorflow as tf
 from support import REPOSITORY, run_python
 
-from tfdist.data.formats import input_files
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.order.length_order import LengthOrder
 from tfdist.data.pipeline.pipeline import build_pipeline
-from tfdist.data.sources.source import Order
 from tfdist.data.text.text import TextLines
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
@@ -112,24 +110,6 @@ def test_the_order_by_length_is_a_permutation(num_records: int, batch: int) -> N
     order = LengthOrder(block_sizes=tuple(sizes), batch_size=batch, seed=3, lengths=lengths, window_batches=5)
     for epoch in (0, 7):
         assert sorted(order.records(np.arange(num_records), epoch).tolist()) == list(range(num_records))
-
-
-def test_a_worker_reads_its_own_lines_only(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = write_numbered(tmp_path, [4096, 1024])
-    total = sum(path.stat().st_size for path in tmp_path.glob("part-*"))
-    read: list[int] = []
-    for bucket_batches in (0, 16):
-        source = lines(files, bucket_batches=bucket_batches)
-        with monkeypatch.context() as patch:
-            real = input_files.read_range
-            count = read.append
-            patch.setattr(input_files, "read_range", lambda p, b, n, count=count, real=real: count(n) or real(p, b, n))
-            for worker in range(4):
-                read.clear()
-                fetch = source._permuted(Order(64, 1))
-                for step in range(source.num_examples // 64):
-                    fetch(step * 64 + worker * 16 + np.arange(16), 0)
-                assert sum(read) <= 1.05 * total / 4
 
 
 def test_a_vocabulary_is_kept_with_the_run_and_serves_every_split(tmp_path: pathlib.Path) -> None:

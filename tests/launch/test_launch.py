@@ -485,6 +485,7 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
         (["--workers=2", "--max_restarts=-1", "--", "x"], "flag --max_restarts=-1: -1 is not a non-negative integer"),
         (["--workers=2", "--min_workers=3", "--max_restarts=1", "--", "x"], "--min_workers=3 is more than --workers=2"),
         (["--workers=2", "--min_workers=1", "--", "x"], "write --max_restarts=N, too"),
+        (["--print=slurm", "--time=1:00:00", "--", "x"], "copy a file of examples/clusters/"),
     ],
 )
 def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str], expected: str) -> None:

@@ -184,6 +184,8 @@ def _rules(options: flags.FlagValues) -> Rules:
 
 
 def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
+    if any(argument.split("=")[0] == "--print" for argument in arguments):
+        raise UserError("--print is gone: copy a file of examples/clusters/ or examples/pipelines/ (docs/clusters.md).")
     hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
     options = command_line.parse(FLAGS, arguments, about=DESCRIPTION, hint=hint)
     if options.launcher == "host":

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdist.data.formats.byte_ranges import file_version
-from tfdist.data.text.text_files import open_lines
+from tfdist.data.text.text_files import read_lines
 from tfdist.new.found import Found, Given, classes_of, is_test
 
 MOST_TOKENS = 256
@@ -17,18 +17,17 @@ MOST_WORDS = 10_000
 def find(given: Given) -> Found:
     """The lines of a file, of which nearly all are used to their end."""
     given.without_target()
-    lines = open_lines(file_version(given.file), separator="\t", split="whitespace")
+    lines = read_lines(file_version(given.file), separator="\t", split="whitespace")
     labels = np.array(lines.names)[lines.labels] if len(lines) else np.array([])
     classes = classes_of("label", labels, None)
     test = is_test(len(lines))
-    words = {word for text in lines.read(0, len(lines)) for word in text.lower().split()}
+    words = {word for text in lines.texts for word in text.lower().split()}
     length = int(np.ceil(np.quantile(lines.lengths, 0.98) / 8)) * 8
 
     def write_data(directory: Path) -> None:
         directory.mkdir()
-        texts = lines.read(0, len(lines))
         for split, chosen in {"train": ~test, "test": test}.items():
-            rows = [f"{labels[i]}\t".encode() + texts[i] + b"\n" for i in np.nonzero(chosen)[0]]
+            rows = [f"{labels[i]}\t".encode() + lines.texts[i] + b"\n" for i in np.nonzero(chosen)[0]]
             (directory / f"{split}.tsv").write_bytes(b"".join(rows))
 
     return Found(

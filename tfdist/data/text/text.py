@@ -24,7 +24,7 @@ from tfdist.data.sources.fitted_values import read_kept
 from tfdist.data.sources.preprocessing import Preprocessing
 from tfdist.data.sources.record_source import RecordSource
 from tfdist.data.sources.source import Order, Reader, Staged
-from tfdist.data.text.text_files import SPLITS, TextFile, open_class, open_lines
+from tfdist.data.text.text_files import SPLITS, TextFile, read_lines
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.storage import files as storage
 
@@ -36,7 +36,7 @@ BLOCK_LINES = 256
 
 
 class TextLines(RecordSource):
-    """One example a line: `(ids, label)`, int32 [n, length] and int32 [n].
+    """One example a line: `(ids, label)`, int32 [n, length] and int32 [n]. The files are held in memory.
 
     Lines are `label<TAB>text`, or, where `files` is a dict of patterns by label, texts of that label. Example:
 
@@ -80,13 +80,14 @@ class TextLines(RecordSource):
         split: str = "whitespace",
     ) -> None:
         _check(vocabulary_size, max_length, bucket_batches, separator, standardize, split)
-        self._lines = _opened(files, "TextLines.files", separator, split)
-        self._fit_lines = _opened(fitted_on, "TextLines.fitted_on", separator, split)
+        self._lines = _read(files, "TextLines.files", separator, split)
+        is_fitted_here = fitted_on == files
+        self._fit_lines = self._lines if is_fitted_here else _read(fitted_on, "TextLines.fitted_on", separator, split)
         super().__init__([len(lines) for lines in self._lines], block_records=BLOCK_LINES)
-        self.waits = any(storage.is_remote(lines.file.path) for lines in self._lines)
         if not self.num_examples:
             raise UserError(f"The files {files!r} have no lines.")
         self.labels = _labels(labels, fitted_on, self._fit_lines)
+        self._texts = np.array([text for lines in self._lines for text in lines.texts], dtype=object)
         self._classes = np.concatenate([_classes(lines, self.labels) for lines in self._lines])
         lengths = np.concatenate([lines.lengths for lines in self._lines])
         self._lengths = np.minimum(lengths, max_length)
@@ -102,6 +103,7 @@ class TextLines(RecordSource):
         """The words with the ids 2, 3, …, the frequent ones first; fitted the first time, unless `prepare` found it."""
         if self._vocabulary is None:
             self._vocabulary = self._fit()
+            self._fit_lines = []  # which may be other files, and need no memory any more
         return self._vocabulary
 
     def prepare(self, directory: str) -> None:
@@ -119,10 +121,9 @@ class TextLines(RecordSource):
                 f"The run was begun with the labels {labels} ({path}), but the files now give {self.labels}. "
                 "Write TextLines.labels in the run's order, or take another --run_dir."
             )
-        self._vocabulary = vocabulary
+        self._vocabulary, self._fit_lines = vocabulary, []
 
     def reader(self, order: Order) -> Reader:
-        fetch = self._in_order if order.seed is None else self._permuted(order)
         numbers = None if order.seed is None else self.block_order(order).records
         vectorize = keras.layers.TextVectorization(vocabulary=self.vocabulary, **self._settings)
 
@@ -135,8 +136,7 @@ class TextLines(RecordSource):
         def read_lines(positions: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             chosen = positions if numbers is None else numbers(positions, int(epoch))
             padded = self._max_length if self._pad_to_max else width(int(positions[0]) // order.batch_size, int(epoch))
-            texts = fetch(positions, int(epoch))
-            return texts, self._classes[chosen], np.asarray(padded, np.int32)
+            return self._texts[chosen], self._classes[chosen], np.asarray(padded, np.int32)
 
         safe = noted(read_lines)
 
@@ -163,7 +163,7 @@ class TextLines(RecordSource):
         )
 
     def read_run(self, file: int, first: int, count: int) -> list[bytes]:
-        return self._lines[file].read(first, count)
+        return self._lines[file].texts[first : first + count]
 
     def decode(self, records: tf.Tensor) -> Any:
         raise NotImplementedError("ids and labels come from `reader`")
@@ -178,8 +178,7 @@ class TextLines(RecordSource):
             return tf.ensure_shape(tf.pad(found, [[0, 0], [0, missing]]), self.structure[0].shape)
 
         def first(count: int) -> dict[str, np.ndarray]:
-            lines = [line for each in self._lines for line in each.read(0, min(count, len(each)))]
-            return {"text": np.array(lines[:count], dtype=object)}
+            return {"text": self._texts[:count]}
 
         return Preprocessing({"text": tf.TensorSpec([None], tf.string, name="text")}, ids, kept, first)
 
@@ -199,19 +198,20 @@ class TextLines(RecordSource):
         def texts() -> Any:
             for lines in self._fit_lines:
                 for first in range(0, len(lines), FIT_LINES):
-                    yield np.asarray(lines.read(first, FIT_LINES), dtype=object)
+                    yield np.asarray(lines.texts[first : first + FIT_LINES], dtype=object)
 
         layer.adapt(tf.data.Dataset.from_generator(texts, output_signature=tf.TensorSpec([None], tf.string)))
         return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
 
-def _opened(patterns: TextPatterns, setting: str, separator: str, split: str) -> list[TextFile]:
+def _read(patterns: TextPatterns, setting: str, separator: str, split: str) -> list[TextFile]:
     if not isinstance(patterns, Mapping):
-        return [open_lines(file, separator=separator, split=split) for file in find_files(patterns, setting)]
-    opened: list[TextFile] = []
-    for label, each in patterns.items():
-        opened += [open_class(file, label=label, split=split) for file in find_files(each, f"{setting}[{label!r}]")]
-    return opened
+        return [read_lines(file, separator=separator, split=split) for file in find_files(patterns, setting)]
+    return [
+        read_lines(file, separator=separator, split=split, label=label)
+        for label, each in patterns.items()
+        for file in find_files(each, f"{setting}[{label!r}]")
+    ]
 
 
 def _labels(given: Sequence[str] | None, fitted_on: TextPatterns, lines: Sequence[TextFile]) -> list[str]:

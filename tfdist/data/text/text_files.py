@@ -1,23 +1,15 @@
-"""Files of lines, of which runs are read by their place in the file.
-
-A file is scanned once: where each text begins, how many tokens it can have, which label it has. The result is kept in
-the user's cache. Empty lines are none.
-"""
+"""Files of lines, read whole: texts, how many tokens each can have, and which label it has. Empty lines are none."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from typing import Any
 
 import numpy as np
 
-from tfdist.data.cache.index_cache import Arrays, cached
 from tfdist.data.formats.byte_ranges import FileVersion
-from tfdist.data.formats.input_files import read_exactly, scan
+from tfdist.data.formats.input_files import read_exactly
 from tfdist.errors import UserError
 
-VERSION = "text 1"
 SPLITS = ("whitespace", "character")
 
 
@@ -27,8 +19,7 @@ class TextFile:
 
     Attributes:
       file: where it lies.
-      begins: int64 [n], the first byte of each text.
-      sizes: int64 [n], bytes of each text.
+      texts: without labels and ends of lines.
       lengths: int32 [n], words or characters of each text: as many tokens as it has, or more.
       labels: int32 [n], the label of each as an index into `names`.
       names: the labels that occur.
@@ -36,78 +27,40 @@ class TextFile:
     """
 
     file: FileVersion
-    begins: np.ndarray
-    sizes: np.ndarray
+    texts: list[bytes]
     lengths: np.ndarray
     labels: np.ndarray
     names: list[str]
     first_lines: list[int]
 
     def __len__(self) -> int:
-        return len(self.begins)
-
-    def read(self, first: int, count: int) -> list[bytes]:
-        """The texts of neighboring lines, by one read."""
-        begins, sizes = self.begins[first : first + count].tolist(), self.sizes[first : first + count].tolist()
-        if not begins:
-            return []
-        data = read_exactly(self.file, begins[0], begins[-1] + sizes[-1] - begins[0])
-        return [data[b - begins[0] : b - begins[0] + size] for b, size in zip(begins, sizes, strict=True)]
+        return len(self.texts)
 
 
-def open_lines(file: FileVersion, *, separator: str, split: str) -> TextFile:
-    """A file of lines `label`, separator, `text`.
+def read_lines(file: FileVersion, *, separator: str, split: str, label: str | None = None) -> TextFile:
+    """Reads a file of lines `label`, separator, `text`; with a `label`, of texts of that label.
 
     Raises:
-      UserError: a line has no separator, no label or no text.
+      UserError: the file cannot be read, or a line has no separator, no label or no text.
     """
-    index = cached(file, repr((VERSION, separator, split)), lambda: _scanned(file, separator.encode(), split, ""))
-    return _text_file(file, index)
-
-
-def open_class(file: FileVersion, *, label: str, split: str) -> TextFile:
-    """A file whose lines are texts of one label."""
-    index = cached(file, repr((VERSION, None, label, split)), lambda: _scanned(file, b"", split, label))
-    return _text_file(file, index)
-
-
-def _text_file(file: FileVersion, index: Arrays) -> TextFile:
-    parts: dict[str, Any] = {name: index[name].tolist() for name in ("names", "first_lines")}
-    parts |= {name: index[name] for name in ("begins", "sizes", "lengths", "labels")}
-    return TextFile(file, **parts)
-
-
-def _scanned(file: FileVersion, separator: bytes, split: str, only_label: str) -> Arrays:
-    begins, sizes, lengths, labels = [], [], [], []
+    texts, lengths, labels = [], [], []
+    first_lines: dict[bytes, int] = {}
     codes: dict[bytes, int] = {}
-    first_lines: list[int] = []
-    place, held, number = 0, b"", 0
-    for part in itertools.chain(scan(file), [b""]):
-        lines = (held + part).split(b"\n")
-        held = lines.pop() if part else b""
-        for line in lines:
-            number += 1
-            content = line.rstrip(b"\r")
-            if content.strip():
-                label, text = only_label.encode(), content
-                if separator:
-                    label, text = _cut(content, separator, f"{file.path}:{number}")
-                if label not in codes:
-                    codes[label] = len(codes)
-                    first_lines.append(number)
-                begins.append(place + len(content) - len(text))
-                sizes.append(len(text))
-                lengths.append(len(text.split()) if split == "whitespace" else len(text.decode("utf-8", "replace")))
-                labels.append(codes[label])
-            place += len(line) + 1
-    return {
-        "begins": np.array(begins, np.int64),
-        "sizes": np.array(sizes, np.int64),
-        "lengths": np.array(lengths, np.int32),
-        "labels": np.array(labels, np.int32),
-        "names": np.array([label.decode("utf-8", "replace") for label in codes], dtype=np.str_),
-        "first_lines": np.array(first_lines, np.int64),
-    }
+    for number, line in enumerate(read_exactly(file, 0, file.num_bytes).split(b"\n"), 1):
+        content = line.rstrip(b"\r")
+        if not content.strip():
+            continue
+        if label is None:
+            name, text = _cut(content, separator.encode(), f"{file.path}:{number}")
+        else:
+            name, text = label.encode(), content
+        first_lines.setdefault(name, number)
+        texts.append(text)
+        lengths.append(len(text.split()) if split == "whitespace" else len(text.decode("utf-8", "replace")))
+        labels.append(codes.setdefault(name, len(codes)))
+    names = [name.decode("utf-8", "replace") for name in codes]
+    counts, indices = np.array(lengths, np.int32), np.array(labels, np.int32)
+    return TextFile(file, texts, counts, indices, names, list(first_lines.values()))
 
 
 def _cut(line: bytes, separator: bytes, where: str) -> tuple[bytes, bytes]:
