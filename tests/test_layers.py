@@ -30,9 +30,7 @@ MAY_IMPORT = {
     }
     | MATERIAL,
     "new": {"main", "tuning", "report"} | MATERIAL,
-    "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"}
-    | {"launch.horovod.elastic_worker", "xla_cache"}
-    | MATERIAL,
+    "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"} | {"xla_cache"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "requirements", "errors"},
     "doctor": COMPUTING,

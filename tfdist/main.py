@@ -31,7 +31,6 @@ from tfdist.errors import (
     suggest,
 )
 from tfdist.requirements import REQUIREMENTS, check_tensorflow, missing_requirement
-from tfdist.strategies.cluster import environment
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 MODES = {
@@ -112,7 +111,6 @@ INHERITED = {
     for mode in USES
 }
 DRAWN_FROM_SECONDS = 60.0  # a report takes some two
-ELASTIC_MODES = ("train", "evaluate", "predict")  # those in which the workers of a horovodrun do something together
 
 
 def main(arguments: Sequence[str] | None = None, wait: Callable[[], object] = lambda: None) -> int:
@@ -125,13 +123,14 @@ def main(arguments: Sequence[str] | None = None, wait: Callable[[], object] = la
 
 
 def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
-    """Runs the mode that is asked for; under an elastic horovodrun as a child, a new one whenever workers change."""
+    """Runs the mode that is asked for."""
     given = parse(arguments)
     ignore_profile_signal()
-    if environment.is_elastic(os.environ) and given.mode in ELASTIC_MODES:
-        from tfdist.launch.horovod import elastic_worker
-
-        return elastic_worker.main(["--", *arguments])
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise UserError(
+            "An elastic horovodrun started this process, and tfdist does not follow it. Write: python -m tfdist.launch "
+            "--launcher=horovod --hosts_command=./hosts.sh --max_restarts=10 -- --gin_file=…"
+        )
     run(given, wait)
     return None
 

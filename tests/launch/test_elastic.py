@@ -1,9 +1,8 @@
-"""Elastic Horovod with real processes: horovodrun, its workers and their trainings, on two names of this machine."""
+"""Runs whose hosts come and go, with real processes under both launchers; 127.0.0.2 has a remote shell."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import signal
@@ -17,62 +16,60 @@ import numpy as np
 import pytest
 import support
 from crashes.runs import EXPERIMENT, Run, environment
-from launch import gates
+from launch import gates, ranks
+from launch.programs import both_launchers
 
-from tfdist.launch.horovod.elastic_account import Account
-from tfdist.launch.horovod.elastic_driver import Place
-from tfdist.launch.horovod.elastic_round import Ending
-
-pytestmark = pytest.mark.horovod
+from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from tfdist.launch.hosts import read_hosts
+from tfdist.launch.supervise.supervisor import Hosts
 
 TOLERANCE = 1e-5
 DEADLINE_SECONDS = 120.0
-HOSTS = ("localhost", "127.0.0.1")
-HOROVODRUN = pathlib.Path(__file__).with_name("horovodrun.py")
+HERE, THERE = "localhost", "127.0.0.2"
 TRAINING = [
     f"--gin_file={EXPERIMENT}",
     "--gin_file=configs/strategies/auto.gin",
     f"--gin_file={pathlib.Path(__file__).with_name('elastic.gin')}",
     "--gin_param=experiment.build_model.dropout = 0.0",  # masks are each replica's own
 ]
-
-
-# The worker's part of every program in place of tfdist.main: who it is, marks that it leaves, and waiting for others'.
+# As ssh: another environment, and the command line through a shell. What is in UNREACHABLE does not answer.
+REMOTE_SHELL = """#!/bin/sh
+grep -qsx "$1" {directory}/unreachable && {{ echo "no route to $1" >&2; exit 255; }}
+exec env -i PATH="$PATH" HOME="$HOME" {mark} sh -c "$2"
+"""
 PRELUDE = """
 import os, pathlib, signal, sys, time
-here = pathlib.Path(os.environ["TFDIST_TEST_GATES"])
-host = os.environ["HOROVOD_HOSTNAME"]
-rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+from launch.ranks import DIRECTORY, rank_and_size
+here = pathlib.Path(os.environ[DIRECTORY])
+rank, size = rank_and_size()
 def mark(name):
-    (here / f"{name}.{host}").touch()
-def wait_for(name, count=2):
+    (here / f"{name}.{rank}.{size}").touch()
+def wait_for(name, count=1):
     deadline = time.monotonic() + 60
     while len(list(here.glob(f"{name}.*"))) < count:
         assert time.monotonic() < deadline, name
         time.sleep(0.01)
-starts = len(list(here.glob(f"start-*.{host}"))) + 1
-mark(f"start-{starts}")
+mark(f"start-{len(list(here.glob(f'start-*.{rank}.{size}'))) + 1}")
 """
 
 
 class Elastic:
-    """An elastic horovodrun on `hosts`, which may change. Its workers find `directory` in DIRECTORY."""
+    """A launcher with `hosts`, which may change. Its workers find `directory` in DIRECTORY."""
 
-    def __init__(self, directory: pathlib.Path, *command: str, hosts: tuple[str, ...]) -> None:
+    def __init__(self, directory: pathlib.Path, launcher: str, *command: str, hosts: tuple[str, ...]) -> None:
         self.directory = directory
         self._hosts_file = directory / "hosts"
         self.set_hosts(*hosts)
-        script = directory / "hosts.sh"
-        script.write_text(f"#!/bin/sh\ncat {self._hosts_file}\n")
-        script.chmod(0o755)
-        elastic = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", script]
-        horovodrun = [HOROVODRUN, *elastic, "--network-interface", "lo", "--gloo-timeout-seconds", "60"]
         self._mark = uuid.uuid4().hex
+        shell = directory / "remote_shell"
+        shell.write_text(REMOTE_SHELL.format(directory=directory, mark=f"{support.MARK}={self._mark}"))
+        shell.chmod(0o755)
+        options = [f"--hosts_command=cat {self._hosts_file}", f"--remote_shell={shell}", f"--launcher={launcher}"]
         own = {"PYTHONPATH": os.pathsep.join([str(directory), environment()["PYTHONPATH"]])}
         self._output = (directory / "output").open("w", errors="replace")
-        self._popen = subprocess.Popen(
-            [sys.executable, *map(str, horovodrun), sys.executable, "-m", *command],
-            env=environment() | own | {support.MARK: self._mark, gates.DIRECTORY: str(directory)},
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "tfdist.launch", *options, *command],
+            env=environment() | own | {support.MARK: self._mark, ranks.DIRECTORY: str(directory)},
             cwd=support.REPOSITORY,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -82,28 +79,21 @@ class Elastic:
 
     def set_hosts(self, *hosts: str) -> None:
         part = self._hosts_file.with_suffix(".part")
-        part.write_text("".join(f"{host}:1\n" for host in hosts))
+        part.write_text("".join(f"{host}\n" for host in hosts))
         part.rename(self._hosts_file)
 
-    def terminate(self) -> None:
-        self._popen.terminate()
+    def set_unreachable(self, *hosts: str) -> None:
+        (self.directory / "unreachable").write_text("".join(f"{host}\n" for host in hosts))
 
     def marks(self, name: str) -> list[str]:
-        """What a program has left of that name, of every host."""
+        """What a program has left of that name, of every rank and size."""
         return sorted(path.name for path in self.directory.glob(f"{name}.*"))
 
-    def at_gate(self, step: int, size: int) -> dict[int, dict[str, Any]]:
-        """Who waits before `step`, by rank, as soon as these are `size` workers."""
-        found: dict[int, dict[str, Any]] = {}
-
-        def are_there() -> bool:
-            files = [self.directory / f"{step}.{host}" for host in HOSTS]
-            read = [json.loads(file.read_text()) for file in files if file.exists()]
-            found.update({each["rank"]: each for each in read if each["size"] == size})
-            return len(found) == size
-
-        self.wait_until(are_there)
-        return found
+    def at_gate(self, step: int, size: int) -> list[int]:
+        """The processes that wait before `step`, by rank, as soon as these are `size` workers."""
+        files = [self.directory / f"{step}.{rank}.{size}" for rank in range(size)]
+        self.wait_until(lambda: all(file.exists() for file in files))
+        return [int(file.read_text()) for file in files]
 
     def open_gate(self, step: int) -> None:
         (self.directory / f"{step}.open").touch()
@@ -114,20 +104,20 @@ class Elastic:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits for what has to come while it runs."""
         try:
-            support.wait_until(lambda: condition() or self._popen.poll() is not None, seconds=DEADLINE_SECONDS)
+            support.wait_until(lambda: condition() or self.popen.poll() is not None, seconds=DEADLINE_SECONDS)
             assert condition()
         except AssertionError:
             pytest.fail(f"did not come\n{self.output()}", pytrace=False)
 
     def end(self) -> int:
         """Its status, once nothing of it is left."""
-        self.wait_until(lambda: self._popen.poll() is not None)
+        self.wait_until(lambda: self.popen.poll() is not None)
         support.wait_until(lambda: not support.has_marked(self._mark), seconds=DEADLINE_SECONDS)
-        return self._popen.returncode
+        return self.popen.returncode
 
     def close(self) -> None:
         support.kill_marked(self._mark)
-        self._popen.wait()
+        self.popen.wait()
         self._output.close()
 
 
@@ -135,11 +125,11 @@ class Elastic:
 def open_elastic(tmp_path: pathlib.Path) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
 
-        def start(*command: str, program: str = "", hosts: tuple[str, ...] = HOSTS) -> Elastic:
+        def start(launcher: str, *command: str, program: str = "", hosts: tuple[str, ...] = (HERE, THERE)) -> Elastic:
             if program:
                 (tmp_path / "program.py").write_text(PRELUDE + program)
-                command = ("tfdist.launch.horovod.elastic_worker", *command, "--module=program", "--", "x")
-            elastic = Elastic(tmp_path, *command, hosts=hosts)
+                command = (*command, "--backoff_seconds=0.1", "--module=program", "--", "x")
+            elastic = Elastic(tmp_path, launcher, *command, hosts=hosts)
             stack.callback(elastic.close)
             return elastic
 
@@ -147,36 +137,40 @@ def open_elastic(tmp_path: pathlib.Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(tmp_path: pathlib.Path, open_elastic: Any) -> None:
+@both_launchers
+def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(
+    tmp_path: pathlib.Path, open_elastic: Any, launcher: str
+) -> None:
     run, reference = Run(tmp_path / "run"), Run(tmp_path / "reference")
-    elastic = open_elastic("tfdist.main", *TRAINING, f"--run_dir={run.directory}", hosts=HOSTS[:1])
+    command = ("--max_restarts=3", "--", *TRAINING, f"--run_dir={run.directory}")
+    elastic = open_elastic(launcher, *command, hosts=(HERE,))
     joins, dies, goes = gates.STEPS
 
     elastic.at_gate(joins, size=1)
-    elastic.set_hosts(*HOSTS)
-    elastic.wait_until(lambda: "the hosts have changed" in elastic.output())
+    elastic.set_hosts(HERE, THERE)
+    elastic.wait_until(lambda: "The hosts have changed" in elastic.output())
+    elastic.wait_until(lambda: "SIGTERM was received" in elastic.output())
     elastic.open_gate(joins)
 
     workers = elastic.at_gate(dies, size=2)
     elastic.wait_until(lambda: run.newest_step == dies)
-    os.kill(workers[1]["child"], signal.SIGKILL)
+    os.kill(workers[1], signal.SIGKILL)
     elastic.open_gate(dies)
 
     workers = elastic.at_gate(goes, size=2)
     elastic.wait_until(lambda: run.newest_step == goes)
-    os.kill(workers[0]["worker"], signal.SIGKILL)  # the chief's, as if its host was lost
+    os.kill(workers[1], signal.SIGTERM)  # its machine is taken away
+    elastic.wait_until(lambda: elastic.output().count("SIGTERM was received") == 2)
     elastic.open_gate(goes)
 
     assert elastic.end() == 0, elastic.output()
     started = [event["details"]["num_workers"] for event in run.events("run_started")]
     assert started == [1, 2, 2, 1], elastic.output()
-    joined, *later = [event["step"] for event in run.events("resumed")]
-    assert joins < joined < dies and later == [dies, goes]  # the step after the gate, or a later one on a busy machine
-    assert [event["step"] for event in run.events("hosts_changed")] == [joined]
-    failed = [(event["worker"], event["details"]["status"]) for event in run.events("worker_failed")]
-    assert failed == [(1, 137)]  # who notes it for the chief was lost with it
-    assert "worker 1 of 2 ended with status 137 (SIGKILL)" in elastic.output()
-    assert "worker 1 of 2 is worker 0 of 1 now" in elastic.output()
+    joined, died, gone = [event["step"] for event in run.events("resumed")]
+    assert joins < joined < dies and died == dies and gone > goes  # some steps later on a busy machine
+    assert len(run.events("hosts_changed")) == 2
+    assert [event["worker"] for event in run.events("worker_failed")] == [1]
+    assert "Starting worker 0 on localhost, worker 1 on 127.0.0.2." in elastic.output()
 
     support.run_python(
         ["-m", "tfdist.main", *TRAINING, f"--run_dir={reference.directory}"], env=environment(), cwd=support.REPOSITORY
@@ -189,118 +183,55 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(tmp_path: pa
 
 
 @pytest.mark.slow
-def test_a_status_that_would_be_so_again_ends_all_at_once(open_elastic: Any) -> None:
+@both_launchers
+def test_wrong_input_of_one_ends_all(open_elastic: Any, launcher: str) -> None:
     program = """
-wait_for("start-1")
+wait_for("start-1", 2)
 if rank == 1:
-    mark("misspelt")
+    print("error: misspelt", file=sys.stderr)
     sys.exit(2)
-wait_for("misspelt", 1)
-sys.exit(4)  # it lost the other
+time.sleep(100)
 """
-    elastic = open_elastic(program=program)
-    assert elastic.end() == 1
-    assert "ended with status 2, which would be so again: all end" in elastic.output()
-    assert elastic.output().count("ended with status 2: all end") == 1
+    elastic = open_elastic(launcher, "--max_restarts=3", program=program)
+    assert elastic.end() == EXIT_USER_ERROR
+    assert "[worker 1] error: misspelt" in elastic.output()
     assert len(elastic.marks("start-*")) == 2
 
 
 @pytest.mark.slow
-def test_what_fails_when_the_run_is_done_does_no_harm(open_elastic: Any) -> None:
-    program = """
-wait_for("start-1")
-if rank == 1:
-    wait_for("done", 1)
-    time.sleep(0.5)
-    os.abort()
-mark("done")
-"""
-    elastic = open_elastic(program=program)
-    assert elastic.end() == 0, elastic.output()
-    assert "worker 1 of 2 ended with status 134 (SIGABRT), when the run was done already" in elastic.output()
-    assert elastic.marks("start-2") == []
-
-
-@pytest.mark.slow
-def test_a_worker_that_fails_too_often_is_left_out_and_the_other_goes_on(open_elastic: Any) -> None:
-    program = """
-wait_for("start-1")
-if size == 1:
-    sys.exit(0)
-if rank == 1:
-    mark(f"failed-{starts}")
-    sys.exit(1)
-wait_for(f"failed-{starts}", 1)
-sys.exit(4)
-"""
-    elastic = open_elastic("--max_failures=1", program=program)
-    assert elastic.end() == 0, elastic.output()
-    assert "ended with status 1 and is not started again: 2 failures within an hour" in elastic.output()
-    assert len(elastic.marks("failed-*")) == 2
-    assert len(elastic.marks("start-*")) == 2 + 3  # the other was there once more, and alone
-
-
-@pytest.mark.slow
-def test_a_process_that_does_not_notice_the_end_of_a_round_is_killed(open_elastic: Any) -> None:
-    program = """
-wait_for("start-1")
-if starts == 2:
-    sys.exit(0)
-if rank == 1:
-    sys.exit(4)
-signal.signal(signal.SIGTERM, lambda *_: mark("heard"))
-while True:
-    time.sleep(1)
-"""
-    elastic = open_elastic("--end_seconds=1", program=program)
-    assert elastic.end() == 0, elastic.output()
-    assert len(elastic.marks("heard")) == 1
-    assert "worker 0 of 2 ended with status 137 (SIGKILL)" in elastic.output()
-    assert len(elastic.marks("start-2")) == 2
-
-
-@pytest.mark.slow
-def test_a_host_that_is_taken_away_is_left_also_before_the_training_has_begun(open_elastic: Any) -> None:
+def test_a_host_that_does_not_answer_is_left_out_until_a_new_step(open_elastic: Any, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "unreachable").write_text(f"{THERE}\n")
     program = """
 if size == 1:
     sys.exit(0)
-mark(f"rank{rank}")
+time.sleep(100)
+"""
+    elastic = open_elastic("tf_config", "--max_restarts=5", program=program)
+    assert elastic.end() == 0, elastic.output()
+    assert "worker 1 could not be started on 127.0.0.2: the connection to its host ended" in elastic.output()
+    assert "no route to 127.0.0.2" in elastic.output() and "without 127.0.0.2" in elastic.output()
+
+
+@pytest.mark.slow
+def test_hosts_may_change_before_the_training_has_begun_and_be_too_few(open_elastic: Any) -> None:
+    program = """
+if size == 3:
+    sys.exit(0)
 time.sleep(100)  # it imports TensorFlow, say, and SIGTERM ends it
 """
-    elastic = open_elastic(program=program)
-    elastic.wait_until(lambda: len(elastic.marks("rank*")) == 2)
-    (stays,) = (host for host in HOSTS if (elastic.directory / f"rank0.{host}").exists())
-    elastic.set_hosts(stays)
+    elastic = open_elastic("tf_config", "--min_workers=2", "--max_workers=3", program=program)
+    elastic.wait_until(lambda: len(elastic.marks("start-*")) == 2)
+    elastic.set_hosts(HERE)
+    elastic.wait_until(lambda: "Waiting for hosts: 1 can be used, at least 2 are wanted." in elastic.output())
+    elastic.set_hosts(f"{THERE}:2", f"{HERE}:2")
     assert elastic.end() == 0, elastic.output()
-    assert "has no worker any more; the run continues elsewhere" in elastic.output()
-    assert elastic.marks("start-2") == [f"start-2.{stays}"]
+    assert "Starting worker 0 on localhost, worker 1 on 127.0.0.2, worker 2 on 127.0.0.2#2" in elastic.output()
 
 
 @pytest.mark.slow
-def test_when_one_workers_machine_is_taken_away_the_others_go_on(open_elastic: Any) -> None:
-    program = """
-if size == 1:
-    sys.exit(0)
-def leave(*_):
-    mark("leaves")
-    sys.exit(143)
-signal.signal(signal.SIGTERM, leave)
-if rank == 1:
-    (here / "worker.part").write_text(str(os.getppid()))
-    (here / "worker.part").rename(here / "worker")
-wait_for("leaves", 1)
-sys.exit(143)  # as all agree to
-"""
-    elastic = open_elastic(program=program)
-    elastic.wait_until((elastic.directory / "worker").exists)
-    os.kill(int((elastic.directory / "worker").read_text()), signal.SIGTERM)
-    assert elastic.end() == 0, elastic.output()
-    assert "Process 1 exit with status code 143" in elastic.output()
-    assert len(elastic.marks("start-2")) == 1
-
-
-@pytest.mark.slow
-def test_when_horovodrun_is_told_to_end_the_workers_save_and_nothing_is_left(open_elastic: Any) -> None:
+@both_launchers
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_launcher_ends(open_elastic: Any, launcher: str, number: int) -> None:
     program = """
 def save(*_):
     time.sleep(0.5)
@@ -311,65 +242,54 @@ mark("ready")
 while True:
     time.sleep(1)
 """
-    elastic = open_elastic(program=program)
+    elastic = open_elastic(launcher, program=program)
     elastic.wait_until(lambda: len(elastic.marks("ready")) == 2)
-    elastic.terminate()
-    assert elastic.end() == 1
-    assert len(elastic.marks("saved")) == 2
-    assert elastic.marks("start-2") == []
+    elastic.popen.send_signal(number)
+    assert elastic.end() == (EXIT_PREEMPTED if number == signal.SIGTERM else -number)
+    assert len(elastic.marks("saved")) == (2 if number == signal.SIGTERM else 0)
 
 
-def test_failures_that_bring_no_new_step_are_enough_in_the_end() -> None:
-    alone, two = Place(0, 1, 0, 1, 0, 1), Place(0, 2, 0, 1, 0, 2)
+def test_a_listing_names_hosts_and_their_slots() -> None:
+    assert read_hosts("a:2\n\n# none\nb  # one\na\n") == ["a", "a#2", "b", "a#3"]
+    for wrong in ("a b", "a:x", "a:-1"):
+        with pytest.raises(UserError, match="HOST or HOST:SLOTS"):
+            read_hosts(wrong)
 
-    def ended(status: int, step: int | None = None, **how: Any) -> Ending:
-        known = {"was_told": False, "was_asked": False, "was_ended": False, "noted_no_signal": False}
-        return Ending(status, **known | how, step=step)
 
-    def account(place: Place, *endings: Ending, max_failures: int = 3) -> list[str | None]:
-        rounds = Account(max_failures)
-        return [rounds.enough(place, ending, now=10.0 * number) for number, ending in enumerate(endings)]
-
-    lost, killed, left = ended(4), ended(137), ended(143, was_asked=True)
-    assert account(two, lost, left, lost, lost) == [
-        None,
-        None,
-        None,
-        "3 failures in a row brought no new step (the last one is 0)",
-    ]
-    assert account(two, lost, lost, ended(4, 5), lost, lost, ended(4, 5))[-2:] == [
-        None,
-        "3 failures in a row brought no new step (the last one is 5)",
-    ]
-    assert account(two, killed, killed) == [None, "it failed 2 times in a row without a new step"]
-    assert account(alone, killed, killed) == [None, None]
-    assert account(two, *(ended(137, step) for step in (1, 2, 3, 4)))[-2:] == [
-        None,
-        "4 failures within an hour are more than --max_failures=3",
-    ]
-    assert account(two, ended(137, was_ended=True), ended(137, was_ended=True)) == [None, None]
+def test_hosts_that_stay_keep_their_places() -> None:
+    listed = ["a", "b"]
+    hosts = Hosts(lambda: listed, min_workers=1, max_workers=3)
+    assert hosts.take() == ("a", "b") and not hosts.have_changed()
+    listed = ["c", "b", "b#2", "d"]
+    assert hosts.have_changed() and hosts.take() == ("b", "b#2", "c")
+    hosts.taken_away.add("b")
+    assert hosts.take() == ("b#2", "c", "d")
+    listed = ["b", "e"]
+    assert hosts.take() == ("b", "e")
+    hosts.barred = frozenset({"b", "e"})
+    assert hosts.take() == () and hosts.describe() == "0 can be used, at least 1 are wanted"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--", "x"], "is started by an elastic horovodrun, which sets HOROVOD_ELASTIC=1; received None"),
-        (["--max_failures=3"], "The `--` and tfdist.main's arguments are missing"),
-        (["--max_failure=3", "--", "x"], "flag 'max_failure'. Did you mean: max_failures ?"),
-        (["--max_failures=-1", "--", "x"], "flag --max_failures=-1: -1 is not a non-negative integer"),
+        (["--hosts_command=exit 3"], "--hosts_command='exit 3' ended with status 3"),
+        (["--hosts_command=echo a b"], "lists HOST or HOST:SLOTS, one a line; received 'a b'"),
+        (["--hosts_command=echo a", "--workers=2"], "without --workers and --pin_cpus"),
+        (["--hosts_command=echo a", "--launcher=ray"], "is for --launcher=tf_config or horovod"),
         (
-            ["--peer_timeout_seconds=soon", "--", "x"],
-            "flag --peer_timeout_seconds=soon: could not convert string to float",
+            ["--hosts_command=echo a", "--min_workers=3", "--max_workers=2"],
+            "--min_workers=3 is more than --max_workers",
         ),
+        (["--workers=2", "--max_workers=2"], "--max_workers=2 is for --hosts_command"),
     ],
 )
-def test_wrong_arguments_end_with_one_message_and_status_2(arguments: list[str], expected: str) -> None:
-    done = support.run_python(
-        ["-m", "tfdist.launch.horovod.elastic_worker", *arguments],
-        env={"PYTHONPROFILEIMPORTTIME": "1"},
-        cwd=support.REPOSITORY,
-    )
-    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
-    assert done.status == 2 and len(said) == 1 and expected in said[0]
-    assert "tensorflow" not in done.stderr and "keras" not in done.stderr
+def test_a_mistake_is_one_message_and_status_2(arguments: list[str], expected: str) -> None:
+    done = support.run_python(["-m", "tfdist.launch", *arguments, "--", "x"], cwd=support.REPOSITORY)
+    assert done.status == EXIT_USER_ERROR and expected in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_an_elastic_horovodrun_is_refused_with_what_to_write() -> None:
+    done = support.run_python(["-m", "tfdist.main", *TRAINING], env={"HOROVOD_ELASTIC": "1"}, cwd=support.REPOSITORY)
+    assert done.status == EXIT_USER_ERROR and "--launcher=horovod --hosts_command=./hosts.sh" in done.stderr

@@ -11,7 +11,6 @@ import pytest
 
 from tfdist.errors import EXIT_PEER_LOST, PeerLostError
 from tfdist.strategies.cluster import horovod_rendezvous
-from tfdist.strategies.cluster.environment import ELASTIC_CHILD_VARIABLE
 from tfdist.strategies.cluster.horovod_rendezvous import Meeting, meet, read_meeting
 
 pytestmark = [pytest.mark.horovod, pytest.mark.slow]
@@ -66,6 +65,4 @@ def test_only_processes_of_horovodruns_gloo_meet() -> None:
     variables = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "h", "HOROVOD_GLOO_RENDEZVOUS_PORT": "7"}
     variables |= {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}
     assert read_meeting(variables) == Meeting("h", 7, 1, 2)
-    assert read_meeting(variables | {"HOROVOD_ELASTIC": "1"}) is None
-    assert read_meeting(variables | {"HOROVOD_ELASTIC": "1", ELASTIC_CHILD_VARIABLE: "1"}) is not None
     assert read_meeting({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}) is None

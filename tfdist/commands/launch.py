@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tfdist import command_line
 from tfdist.command_line import flags, split_at_dashes
 from tfdist.errors import TfdistError, UserError
-from tfdist.launch import host, local
+from tfdist.launch import host, hosts, local
 from tfdist.launch.horovod import horovod
 from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.ray import ray
@@ -24,18 +24,20 @@ from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals
-from tfdist.launch.supervise.supervisor import Start, supervise
+from tfdist.launch.supervise.supervisor import Hosts, Start, supervise
 from tfdist.launch.supervise.watch import Patience
 from tfdist.telemetry.console.terminal_width import columns_of
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
 ON_RAY = ("ray", "ray_horovod")
+WITH_HOSTS = ("tf_config", "horovod")
+REMOTE_SHELL = "ssh -o BatchMode=yes"
 EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
 DESCRIPTION = f"""\
 python -m tfdist.launch --workers=N [FLAGS] -- ARGUMENTS OF tfdist.main
 
-Runs `python -m tfdist.main ARGUMENTS` in N processes, as workers of one run: on this machine, or with --launcher=ray
-on the nodes of a Ray cluster, each with its --cpus, --gpus and --memory_gb.
+Runs `python -m tfdist.main ARGUMENTS` in N processes, as workers of one run: on this machine, on the hosts that
+--hosts_command lists, or with --launcher=ray on the nodes of a Ray cluster.
 
   {EXAMPLE}
 
@@ -47,6 +49,17 @@ was up.
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("workers", None, "how many processes", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_string(
+    "hosts_command",
+    None,
+    "a command that prints the hosts that there are now, HOST or HOST:SLOTS a line; in place of --workers. When they "
+    "change, the workers save, and the run continues on those that there are then",
+    flag_values=FLAGS,
+)
+flags.DEFINE_integer("max_workers", None, "of those that --hosts_command lists", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_string(
+    "remote_shell", REMOTE_SHELL, "starts a command on a host that --hosts_command lists", flag_values=FLAGS
+)
 flags.DEFINE_enum(
     "launcher",
     "tf_config",
@@ -81,7 +94,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "min_workers",
     None,
-    "continue with as few when one fails again and again without a new step; all without",
+    "continue with as few when one fails again and again without a new step, or --hosts_command lists no more; without "
+    "it all of --workers, or one",
     lower_bound=1,
     flag_values=FLAGS,
 )
@@ -111,8 +125,13 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
     output = Output()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        plan, start, patience, rules = parse(arguments)
-        return supervise(plan, start, output, signals=signals, patience=patience, rules=rules)
+        options, plan, start, patience, rules = parse(arguments)
+        found = None
+        if options.hosts_command is not None:
+            listing = hosts.HostList(options.hosts_command, output.say)
+            least, most = options.min_workers or 1, options.max_workers
+            found = Hosts(lambda: listing.slots, min_workers=least, max_workers=most)
+        return supervise(plan, start, output, signals=signals, patience=patience, rules=rules, hosts=found)
     except TfdistError as error:
         output.say(str(error))
         return error.exit_status
@@ -120,8 +139,8 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         ignore_signals()
 
 
-def parse(arguments: Sequence[str]) -> tuple[Plan, Start, Patience, Rules]:
-    """The plan, the launcher, the patience and the rules for restarts that the arguments ask for.
+def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Patience, Rules]:
+    """The flags, and the plan, the launcher, the patience and the rules for restarts that they ask for.
 
     Raises:
       UserError: they cannot be understood.
@@ -147,7 +166,7 @@ def parse(arguments: Sequence[str]) -> tuple[Plan, Start, Patience, Rules]:
         deadlines=Deadlines(options.start_deadline_seconds, options.deadline_seconds),
         ends_hangs=options.max_restarts > 0 or options.deadline_seconds is not None,
     )
-    return plan, _launcher(options), patience, _rules(options)
+    return options, plan, _launcher(options), patience, _rules(options)
 
 
 def _launcher(options: flags.FlagValues) -> Start:
@@ -155,6 +174,9 @@ def _launcher(options: flags.FlagValues) -> Start:
         for name in ("cpus", "gpus", "memory_gb", "placement", "working_dir"):
             if options[name].present:
                 raise UserError(f"--{name} is Ray's: write --launcher=ray, too, or leave it out.")
+        if options.hosts_command is not None:
+            is_horovod = options.launcher == "horovod"
+            return functools.partial(hosts.start, remote_shell=options.remote_shell, is_horovod=is_horovod)
         return LAUNCHERS[options.launcher]
     if options.pin_cpus:
         raise UserError(
@@ -175,10 +197,13 @@ def _launcher(options: flags.FlagValues) -> Start:
 
 
 def _rules(options: flags.FlagValues) -> Rules:
-    least = options.min_workers
-    if least is not None and least > options.workers:
-        raise UserError(f"--min_workers={least} is more than --workers={options.workers}. Write fewer.")
-    if least is not None and not options.max_restarts:
+    least, most = options.min_workers, options.workers
+    if options.hosts_command is not None:
+        least, most = options.min_workers or 1, options.max_workers
+    if least is not None and most is not None and least > most:
+        name = "workers" if options.hosts_command is None else "max_workers"
+        raise UserError(f"--min_workers={least} is more than --{name}={most}. Write fewer.")
+    if options.hosts_command is None and least is not None and not options.max_restarts:
         raise UserError(f"--min_workers={least} says how many continue after a failure: write --max_restarts=N, too.")
     return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
 
@@ -192,6 +217,15 @@ def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
         if options.workers not in (None, 1):
             raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")
         options["workers"].value = 1
+    if options.hosts_command is not None:
+        if options.launcher not in WITH_HOSTS or options.pin_cpus or options.workers is not None:
+            raise UserError(
+                f"--hosts_command is for --launcher={' or '.join(WITH_HOSTS)}, without --workers and --pin_cpus. "
+                "Write --min_workers and --max_workers."
+            )
+        options["workers"].value = 1  # until the hosts are known
+    elif options.max_workers is not None:
+        raise UserError(f"--max_workers={options.max_workers} is for --hosts_command: write that, too, or --workers.")
     if options.workers is None:
         raise UserError(f"--workers=N is missing: how many processes? Write, for example: {EXAMPLE}")
     return options

@@ -30,6 +30,7 @@ class Plan:
       left_out: the places, counted from 0, of workers that are not started. The others are numbered without a gap.
       begin_at: the moment by `time.monotonic` until which workers that are ready wait; None does not wait.
       first_index: of the workers that are started; others may be somewhere else.
+      hosts: of each worker, as `--hosts_command` lists it; empty: this machine.
     """
 
     num_workers: int
@@ -39,6 +40,7 @@ class Plan:
     left_out: frozenset[int] = frozenset()
     begin_at: float | None = None
     first_index: int = 0
+    hosts: tuple[str, ...] = ()
 
     @property
     def places(self) -> list[int]:

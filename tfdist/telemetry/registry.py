@@ -157,7 +157,7 @@ _EVENTS = (
     EventKind("restarted", "info", "the supervisor has started the workers again"),
     EventKind("restarts_used_up", "error", "the supervisor has restarted as often as it may"),
     EventKind("breaker_opened", "error", "restarts brought no new step, and the supervisor gives up"),
-    EventKind("hosts_changed", "info", "an elastic run goes on with other hosts"),
+    EventKind("hosts_changed", "info", "the workers have left for other hosts to continue"),
     # Telling.
     EventKind("sink_dropped", "warning", "a sink of train.sinks failed or hung"),
     EventKind("sampling_stopped", "warning", "what the process uses could not be stored"),

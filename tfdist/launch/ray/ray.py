@@ -9,7 +9,6 @@ Invariant: nothing is left of the actors and their processes when `start` ends, 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import tempfile
@@ -22,101 +21,36 @@ from typing import Any
 from tfdist.errors import EXIT_BUG, TfdistError
 from tfdist.launch import local
 from tfdist.launch.horovod.rendezvous import serve_rendezvous
+from tfdist.launch.hosted_worker import HostedWorker, HostLostError
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.ray import cluster
 from tfdist.launch.ray.cluster import Resources
-from tfdist.launch.ray.worker_host import Seen, WorkerHost
-from tfdist.launch.supervise.output import STDERR, STDOUT, Output
-from tfdist.telemetry import heartbeat
+from tfdist.launch.supervise.output import Output
+from tfdist.launch.worker_host import Seen, WorkerHost
 
-LOOK_SECONDS = 0.25
 ASK_SECONDS = 0.5
 FIRST_WORD_SECONDS, NEXT_WORD_SECONDS = 10.0, 60.0  # that Ray has no place yet
 PLACE_SECONDS = 30.0  # after which a run that may continue with fewer workers does
 _DRAIN_SECONDS = 5.0
 _CALLS_AT_ONCE = 4  # of one actor
-_LOST = 128 + signal.SIGKILL
 
 
-class RayWorker(Worker):
-    """A worker as its actor shows it; before it is placed it only runs, and any signal ends it."""
+class _RayHost:
+    """The actor of a worker."""
 
-    def __init__(self, index: int, directory: Path, output: Output) -> None:
-        self.index = index
-        self.heartbeat = directory / f"{index}.heartbeat"
-        self._output = output
-        self._pid: int | None = None
-        self._state = ""
-        self._status: int | None = None
-        self._actor: Any = None
-        self._lock = threading.Lock()
-        pipes = {stream: os.pipe() for stream in (STDOUT, STDERR)}
-        self._writing = {stream: writing for stream, (_, writing) in pipes.items()}
-        for stream, (reading, _) in pipes.items():
-            output.follow(os.fdopen(reading, "rb", buffering=0), stream, functools.partial(_labeled, index))
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
 
-    @property
-    def pid(self) -> int | None:
-        return self._pid
-
-    @property
-    def state(self) -> str:
-        return self._state
-
-    def poll(self) -> int | None:
-        return self._status
+    def look(self, seconds: float) -> Seen:
+        try:
+            return self._ray.get(self._actor.look.remote(seconds))
+        except self._ray.exceptions.RayError as error:
+            raise HostLostError(cluster.reason(error)) from error
 
     def send(self, signal_number: int) -> None:
-        with self._lock:
-            if self._actor is None:
-                if self._status is None and signal_number in (signal.SIGTERM, signal.SIGKILL):
-                    self._end(128 + signal_number)
-            elif self._status is None:
-                self._actor.send.remote(signal_number)
-
-    def begin(self, actor: Any) -> bool:
-        """Whether the actor may start the process: nobody has ended it before."""
-        with self._lock:
-            if self._status is None:
-                self._actor = actor
-            return self._status is None
-
-    def follow(self, ray: Any) -> None:
-        """Takes what the actor shows until the process ends, or the actor is lost."""
-        assert self._actor is not None
-        try:
-            while self._status is None:
-                self._take(ray.get(self._actor.look.remote(LOOK_SECONDS)))
-        except ray.exceptions.RayError as error:
-            self.fail(f"worker {self.index} was lost: {cluster.reason(error)}")
-
-    def fail(self, why: str, status: int = _LOST) -> None:
-        """Ends it from here."""
-        with self._lock:
-            if self._status is None:
-                self._output.say(why)
-                self._end(status)
-
-    def _take(self, seen: Seen) -> None:
-        for stream, data in seen.written:
-            _write_all(self._writing[stream], data)
-        for ending, content in seen.shown.items():
-            if not ending:
-                content = heartbeat.shifted(content, time.monotonic() - seen.now)
-            part = self.heartbeat.with_name(f"{self.heartbeat.name}.part")
-            part.write_bytes(content)
-            part.replace(self.heartbeat.with_name(self.heartbeat.name + ending))
-        self._pid, self._state = seen.pid, seen.state
-        if seen.status is not None:
-            with self._lock:
-                self._end(seen.status)
-
-    def _end(self, status: int) -> None:
-        for writing in self._writing.values():
-            os.close(writing)
-        self._writing.clear()
-        self._status = status
+        self._actor.send.remote(signal_number)
 
 
 @contextlib.contextmanager
@@ -150,7 +84,7 @@ def start(
             if is_horovod
             else None
         )
-        workers = [RayWorker(plan.first_index + number, directory, output) for number in range(len(plan.places))]
+        workers = [HostedWorker(plan.first_index + number, directory, output) for number in range(len(plan.places))]
         at_end.callback(output.drain, _DRAIN_SECONDS)
         started_in = os.getcwd() if working_dir is None else None
         starting = _Starting(ray, plan, workers, resources, meeting, output.say, may_shrink, started_in)
@@ -166,7 +100,7 @@ class _Starting:
         self,
         ray: Any,
         plan: Plan,
-        workers: Sequence[RayWorker],
+        workers: Sequence[HostedWorker],
         resources: Resources,
         meeting: Callable[[Sequence[str]], list[dict[str, str]]] | None,
         say: Callable[[str], None],
@@ -250,9 +184,9 @@ class _Starting:
             else:
                 found = self._meeting([nodes[n] for n in order])[number]
             variables = _passed_on(plan) | plan.own_variables(worker.index) | found
-            if worker.begin(actor):
+            if worker.begin(_RayHost(ray, actor)):
                 ray.get(actor.start.remote(worker.index, plan.command[1:], variables, begin_in))
-                follower = threading.Thread(target=worker.follow, args=(ray,), daemon=True)
+                follower = threading.Thread(target=worker.follow, daemon=True)
                 self._followers.append(follower)
                 follower.start()
         hosts = ", ".join(f"worker {w.index} on {nodes[n]}" for w, n in zip(self._workers, order, strict=True))
@@ -269,12 +203,3 @@ def _node_address(_: object) -> str:
     import ray
 
     return ray.util.get_node_ip_address()
-
-
-def _labeled(index: int, line: bytes) -> list[tuple[int, bytes]]:
-    return [(index, line)]
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -8,6 +8,7 @@ for it. Holds no process; `supervisor.py` asks after each start.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tfdist.errors import (
     EXIT_DIVERGED,
@@ -47,12 +48,12 @@ class Failure:
 
     Attributes:
       status: of the whole.
-      place: of the worker that was the cause; None where nobody knows.
+      place: of the worker that was the cause, or its host; None where nobody knows.
       step: the last one that this start has done; None where none was shown.
     """
 
     status: int
-    place: int | None
+    place: int | str | None
     step: int | None
 
 
@@ -63,14 +64,14 @@ class Again:
     Attributes:
       number: of the restart, counted from 1.
       seconds: to wait.
-      left_out: the places that are not started.
+      left_out: the places, or hosts, that are not started.
       is_warm: whether processes may be started meanwhile, to wait when they are ready: the last start came to new
         steps, so starting is not what fails.
     """
 
     number: int
     seconds: float
-    left_out: frozenset[int]
+    left_out: frozenset[Any]
     is_warm: bool = False
 
 
@@ -87,13 +88,13 @@ class Restarts:
 
     def __init__(self, rules: Rules, num_workers: int) -> None:
         self._rules = rules
-        self._num_workers = num_workers
+        self.num_workers = num_workers  # that there would be with those that are left out
         self._number = 0
         self._newest_step = 0
         self._fruitless = 0
         self._outages = 0
-        self._strikes: dict[int, int] = {}
-        self._left_out: frozenset[int] = frozenset()
+        self._strikes: dict[Any, int] = {}
+        self._left_out: frozenset[Any] = frozenset()
 
     @property
     def newest_step(self) -> int:
@@ -138,11 +139,11 @@ class Restarts:
         elif failure.place is not None and failure.status != EXIT_STORE_UNAVAILABLE:
             self._strikes[failure.place] = self._strikes.get(failure.place, 0) + 1
 
-    def _choose(self, is_fruitful: bool) -> frozenset[int]:
-        least = self._rules.min_workers or self._num_workers
+    def _choose(self, is_fruitful: bool) -> frozenset[Any]:
+        least = self._rules.min_workers or self.num_workers
         failing = [place for place, strikes in sorted(self._strikes.items()) if strikes >= STRIKES]
         kept = set() if is_fruitful else set(self._left_out)
         for place in failing:
-            if self._num_workers - len(kept | {place}) >= least:
+            if self.num_workers - len(kept | {place}) >= least:
                 kept.add(place)
         return frozenset(kept)

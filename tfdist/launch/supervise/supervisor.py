@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.journal import Journal
@@ -30,11 +30,72 @@ from tfdist.launch.supervise.watch import (
     watch,
 )
 
+
+class Hosts:
+    """The hosts of an elastic run: those that are listed, but for those that fail or were taken away.
+
+    Args:
+      find_slots: gives the slots that are listed now, those of a host side by side.
+      min_workers: for a start.
+      max_workers: of a start; None is as many as there are.
+
+    Attributes:
+      barred: slots whose workers fail again and again.
+      taken_away: slots whose workers were told to leave; until the listing changes.
+    """
+
+    def __init__(self, find_slots: Callable[[], Sequence[str]], *, min_workers: int, max_workers: int | None) -> None:
+        self._find_slots = find_slots
+        self._min_workers = min_workers
+        self._max_workers = max_workers
+        self._listed: Sequence[str] = ()
+        self._taken: tuple[str, ...] = ()
+        self.barred: frozenset[str] = frozenset()
+        self.taken_away: set[str] = set()
+
+    def take(self) -> tuple[str, ...]:
+        """The slots for a start; empty where there are too few."""
+        slots = self._choose()
+        if len(slots) >= self._min_workers:
+            self._taken = slots
+            return slots
+        return ()
+
+    def have_changed(self) -> bool:
+        """Whether a start should have other slots than the last one has."""
+        return self._choose() != self._taken
+
+    def describe(self) -> str:
+        """How many there are, and are wanted."""
+        return f"{len(self._choose())} can be used, at least {self._min_workers} are wanted"
+
+    def _choose(self) -> tuple[str, ...]:
+        listed = list(self._find_slots())
+        if listed != self._listed:
+            self._listed = listed
+            self.taken_away.clear()
+        free = [slot for slot in listed if slot not in self.barred and slot not in self.taken_away]
+        kept = [slot for slot in self._taken if slot in free]  # worker 0 stays worker 0
+        chosen = [*kept, *(slot for slot in free if slot not in kept)][: self._max_workers]
+        hosts = list(dict.fromkeys(slot.partition("#")[0] for slot in chosen))
+        return tuple(sorted(chosen, key=lambda slot: hosts.index(slot.partition("#")[0])))
+
+
 Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Worker]]]
 
 
+HOSTS_WORD_SECONDS = 60.0  # between two lines that say that hosts are missing
+
+
 def supervise(
-    plan: Plan, start: Start, output: Output, *, signals: collections.deque[int], patience: Patience, rules: Rules
+    plan: Plan,
+    start: Start,
+    output: Output,
+    *,
+    signals: collections.deque[int],
+    patience: Patience,
+    rules: Rules,
+    hosts: Hosts | None = None,
 ) -> int:
     """Runs the workers to the end of the run; returns the exit status.
 
@@ -45,8 +106,9 @@ def supervise(
       signals: received by the launcher, see `watch`.
       patience: of each start; its time limit is for all of them together.
       rules: how often, and how, to start again.
+      hosts: for the workers, which may change; None: those of `plan`.
     """
-    return _Supervisor(plan, start, output, signals, patience, rules).run()
+    return _Supervisor(plan, start, output, signals, patience, rules, hosts).run()
 
 
 class _Supervisor:
@@ -58,6 +120,7 @@ class _Supervisor:
         signals: collections.deque[int],
         patience: Patience,
         rules: Rules,
+        hosts: Hosts | None,
     ) -> None:
         self.plan = plan
         self.start = start
@@ -68,14 +131,19 @@ class _Supervisor:
         self.restarts = Restarts(rules, plan.num_workers)
         self.journal = Journal(output.say, worker=plan.first_index)
         self.run_dir: str | None = None
+        self.hosts = hosts
 
     def run(self) -> int:
         while True:
             if self.signals:
                 return self._leave()
+            if self.hosts is not None and (status := self._take_hosts(self.hosts)) is not None:
+                return status
             outcome = self._run_once()
             report(outcome, self.output)
             self.run_dir = outcome.facts.get("run_dir", self.run_dir)
+            if self.hosts is not None and self._continues_elsewhere(self.hosts, outcome):
+                continue
             has_left = outcome.facts.get("left_after_saving") or outcome.facts.get("left_unsaved")
             left = outcome.was_interrupted or has_left or outcome.status == EXIT_TIMED_OUT
             decision: Again | Enough = Enough() if left or not outcome.status else self._decide(outcome)
@@ -88,10 +156,60 @@ class _Supervisor:
 
     def _run_once(self) -> Outcome:
         with self.start(self.plan, self.output) as workers:
-            return watch(workers, signals=self.signals, say=self.output.say, patience=self.patience)
+            have_changed = (lambda: False) if self.hosts is None else self.hosts.have_changed
+            return watch(
+                workers,
+                signals=self.signals,
+                say=self.output.say,
+                patience=self.patience,
+                have_hosts_changed=have_changed,
+            )
+
+    def _take_hosts(self, hosts: Hosts) -> int | None:
+        """Plans a start on the hosts that there are; the exit status where the run ends before there are enough."""
+        limit = self.begun + (self.patience.timeout_seconds or float("inf"))
+        told = float("-inf")
+        while not (slots := hosts.take()):
+            now = time.monotonic()
+            if self.signals:
+                return self._leave()
+            if now >= limit:
+                self.output.say(f"The time of {self.patience.timeout_seconds:g} s is up.")
+                return EXIT_TIMED_OUT
+            if now - told >= HOSTS_WORD_SECONDS:
+                told = now
+                self.output.say(f"Waiting for hosts: {hosts.describe()}.")
+            time.sleep(POLL_SECONDS)
+        self.restarts.num_workers = len(slots) + len(hosts.barred)
+        if slots != self.plan.hosts:
+            names = ", ".join(f"worker {index} on {slot}" for index, slot in enumerate(slots))
+            self.output.say(f"Starting {names}.")
+        self.plan = dataclasses.replace(self.plan, num_workers=len(slots), hosts=slots)
+        return None
+
+    def _continues_elsewhere(self, hosts: Hosts, outcome: Outcome) -> bool:
+        """Whether the workers have left, as asked or because a machine is taken away, for others to continue."""
+        if outcome.status == EXIT_DONE or outcome.status in OWN_DOING or outcome.first_signal is not None:
+            return False
+        if not outcome.made_way:
+            has_left = outcome.status == EXIT_PREEMPTED or outcome.facts.get("left_after_saving")
+            if not has_left or outcome.worker is None:
+                return False
+            hosts.taken_away.add(self.plan.hosts[outcome.worker])
+        self.journal.note(
+            "info",
+            "hosts_changed",
+            step=outcome.step,
+            message="The workers have left for other hosts to continue.",
+            hosts=list(self.plan.hosts),
+        )
+        self.journal.store(self.run_dir)
+        return True
 
     def _decide(self, outcome: Outcome) -> Again | Enough:
-        place = self.plan.place_of(outcome.worker) if outcome.is_certain and outcome.worker is not None else None
+        place: int | str | None = None
+        if outcome.is_certain and outcome.worker is not None:
+            place = self.plan.place_of(outcome.worker) if self.hosts is None else self.plan.hosts[outcome.worker]
         may_mend = bool(outcome.facts.get("address_taken"))  # a start chooses its ports anew
         decision = self.restarts.after(Failure(outcome.status, place, outcome.step), may_mend=may_mend)
         if outcome.status not in OWN_DOING or may_mend:
@@ -126,8 +244,13 @@ class _Supervisor:
         """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
         was_out = self.plan.left_out
         ends = noticed + again.seconds
-        self.plan = dataclasses.replace(self.plan, left_out=again.left_out, begin_at=ends if again.is_warm else None)
-        words = self._changes(was_out)
+        self.plan = dataclasses.replace(self.plan, begin_at=ends if again.is_warm else None)
+        if self.hosts is None:
+            self.plan = dataclasses.replace(self.plan, left_out=again.left_out)
+            words = self._changes(was_out)
+        else:
+            self.hosts.barred = again.left_out
+            words = f" without {', '.join(sorted(again.left_out))}" if again.left_out else ""
         message = f"Starting again {again.seconds:g} s after the failure (restart {again.number}){words}."
         self.output.say(message)
         self.journal.note("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)

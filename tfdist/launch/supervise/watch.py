@@ -107,6 +107,7 @@ class Outcome:
       was_interrupted: the launcher, or a worker, was told to end.
       first_signal: that told the launcher; None where none did.
       noticed: when the failure was, by `time.monotonic`.
+      made_way: the workers were asked to save and end because the hosts have changed.
 
     A worker that lost its peers, or one of several that may hang, stands in `worker` although it may not be the cause:
     then `is_certain` is False.
@@ -122,6 +123,7 @@ class Outcome:
     was_interrupted: bool = False
     first_signal: int | None = None
     noticed: float = 0.0
+    made_way: bool = False
 
     @property
     def is_certain(self) -> bool:
@@ -136,6 +138,7 @@ def watch(
     signals: collections.deque[int],
     say: Callable[[str], None],
     patience: Patience = Patience(),
+    have_hosts_changed: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Returns when all workers have ended.
 
@@ -143,8 +146,9 @@ def watch(
       signals: received by the launcher, see `signals.py`. SIGINT and SIGHUP are passed on as SIGTERM, others as they
         are; SIGINT behind any of them kills.
       say: is told what is done and why.
+      have_hosts_changed: whether the workers are to save and end, for others to continue.
     """
-    return _Watch(workers, signals, say, patience).run()
+    return _Watch(workers, signals, say, patience, have_hosts_changed).run()
 
 
 def blame(endings: Sequence[Ending]) -> Ending | None:
@@ -176,8 +180,15 @@ def describe(status: int) -> str:
 
 class _Watch:
     def __init__(
-        self, workers: Sequence[Worker], signals: collections.deque[int], say: Callable[[str], None], patience: Patience
+        self,
+        workers: Sequence[Worker],
+        signals: collections.deque[int],
+        say: Callable[[str], None],
+        patience: Patience,
+        have_hosts_changed: Callable[[], bool],
     ) -> None:
+        self.have_hosts_changed = have_hosts_changed
+        self.makes_way = False  # the workers were asked to save and end because the hosts have changed
         self.workers = tuple(workers)
         self.running = list(workers)
         self.signals = signals
@@ -208,6 +219,8 @@ class _Watch:
                 if profiles:
                     profiles.clear()
                     self._ask_for_profiles()
+                if not (self.was_interrupted or self.is_ending) and self.have_hosts_changed():
+                    self._make_way()
                 self._collect()
                 self._look(time.monotonic())
                 self._act(time.monotonic())
@@ -233,6 +246,7 @@ class _Watch:
             was_interrupted=self.was_interrupted,
             first_signal=self.first_signal,
             noticed=self.noticed,
+            made_way=self.makes_way,
         )
 
     def _see(self, workers: Sequence[Worker]) -> list[Vital]:
@@ -293,6 +307,12 @@ class _Watch:
                 self._pass_on(number)
                 self.first_signal = self.first_signal or number
             self.was_interrupted = True
+
+    def _make_way(self) -> None:
+        self.say("The hosts have changed. The workers save and end, to continue on those that there are now.")
+        self._send_all(signal.SIGTERM)
+        self.was_interrupted = self.makes_way = True
+        self.kill_at = time.monotonic() + self.patience.save_seconds
 
     def _ask_for_profiles(self) -> None:
         name = heartbeat.PROFILE_SIGNAL.name

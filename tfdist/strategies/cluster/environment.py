@@ -12,7 +12,6 @@ HOROVOD_MARKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 HOROVOD_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # of an srun; a batch script itself, which has SLURM_NTASKS too, is no task of it
 ALL_WORKERS_VARIABLE = "TFDIST_ALL_WORKERS"  # how many a run has; tfdist.launch sets it where it resumes with fewer
-ELASTIC_CHILD_VARIABLE = "TFDIST_ELASTIC_CHILD"  # set in what an elastic worker starts, and so in what that starts
 TPU_MARKS = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR")
 
 
@@ -54,11 +53,6 @@ def all_workers(environment: Mapping[str, str]) -> int | None:
     """How many workers the run has when all are there; None where nobody said that some are not."""
     text = environment.get(ALL_WORKERS_VARIABLE, "")
     return int(text) if text.isdecimal() else None
-
-
-def is_elastic(environment: Mapping[str, str]) -> bool:
-    """Whether an elastic horovodrun started this process itself, so that its place among the others may change."""
-    return environment.get("HOROVOD_ELASTIC") == "1" and ELASTIC_CHILD_VARIABLE not in environment
 
 
 def set_horovod_tuning(*, fusion_threshold_bytes: int | None, cycle_time_milliseconds: float | None) -> None:

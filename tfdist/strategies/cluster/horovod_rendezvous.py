@@ -4,8 +4,7 @@ Horovod 0.28 waits for 30 seconds without a word and then aborts the process. `h
 and values for its processes: each one puts its name there and looks for the others'.
 
 Invariant: when one process returns, all have come as far as this; who does not come is named. Under MPI there is
-nothing to do; under an elastic horovodrun places are those of one round, after which the store is emptied. Imports
-neither TensorFlow nor Horovod.
+nothing to do. Imports neither TensorFlow nor Horovod.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from collections.abc import Callable, Mapping
 
 from tfdist.errors import PeerLostError
 from tfdist.strategies import failure_report
-from tfdist.strategies.cluster.environment import is_elastic
 from tfdist.strategies.failure_report import FailureReport
 
 SCOPE = "tfdist"
@@ -46,7 +44,7 @@ def read_meeting(environment: Mapping[str, str]) -> Meeting | None:
     """The meeting that `horovodrun --gloo` arranged; None where it did not."""
     names = ("HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK", "HOROVOD_SIZE")
     host, numbers = environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), [environment.get(name, "") for name in names]
-    if not host or not all(number.isdecimal() for number in numbers) or is_elastic(environment):
+    if not host or not all(number.isdecimal() for number in numbers):
         return None
     return Meeting(host, *map(int, numbers))
 

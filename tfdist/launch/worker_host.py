@@ -1,6 +1,6 @@
-"""One worker of a run, on the node where Ray put it: an actor that starts the process, shows it, and signals it.
+"""One worker of a run on its node: a host that starts the process, shows it, and signals it.
 
-Invariant: the process does not outlive the actor, which does not outlive the launcher that made it. What the process
+Invariant: the process does not outlive the host, which does not outlive the launcher that made it. What the process
 writes is handed out once, in its order; its end is told when all of that was.
 """
 
@@ -49,7 +49,7 @@ class Seen:
 
 
 class WorkerHost:
-    """The actor. Methods are called from several threads.
+    """A Ray actor, or in a process of `remote_worker.py`. Methods are called from several threads.
 
     Args:
       directory: where the launcher was started; the process starts there if the node has it. None: where Ray starts it.

@@ -1,0 +1,269 @@
+"""The hosts that a command lists, and workers on them, started through a remote shell.
+
+Invariant: nothing is left of the workers when `start` ends, or when this process does: each has a `remote_worker` on
+its host that ends with the connection. Variables travel on that connection, not on a command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import UserError
+from tfdist.launch import local
+from tfdist.launch.horovod.rendezvous import serve_rendezvous
+from tfdist.launch.hosted_worker import HostedWorker, HostLostError
+from tfdist.launch.plan import Plan
+from tfdist.launch.processes import Worker
+from tfdist.launch.remote_worker import decode_seen
+from tfdist.launch.supervise.output import Output
+from tfdist.launch.worker_host import Seen
+
+ASK_SECONDS = 1.0
+ANSWER_SECONDS = 30.0  # for the command
+LOOPBACK = ("localhost", "127.0.0.1")
+# What belongs to a host; a worker elsewhere has its own.
+OF_HOST = ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_")
+_DRAIN_SECONDS = 5.0
+_END_SECONDS = 10.0
+
+
+def read_hosts(text: str) -> list[str]:
+    """The slots that a listing names: `HOST` or `HOST:SLOTS` a line; a host's second slot is `HOST#2`.
+
+    Raises:
+      UserError: a line is neither.
+    """
+    slots: list[str] = []
+    for line in text.splitlines():
+        host, _, count = line.partition("#")[0].strip().partition(":")
+        if not host:
+            continue
+        if not (count or "1").isdecimal() or " " in host:
+            raise UserError(f"--hosts_command lists HOST or HOST:SLOTS, one a line; received {line!r}.")
+        known = sum(slot.partition("#")[0] == host for slot in slots)
+        slots += [host if not number else f"{host}#{number + 1}" for number in range(known, known + int(count or 1))]
+    return slots
+
+
+class HostList:
+    """What a command lists, asked again each second on a thread of its own.
+
+    Args:
+      command: for the shell.
+      say: is told when it fails; the last listing then stays.
+
+    Raises:
+      UserError: it fails the first time.
+    """
+
+    def __init__(self, command: str, say: Callable[[str], None]) -> None:
+        self._command = command
+        self._say = say
+        self._slots = self._ask()
+        self._ended = threading.Event()
+        threading.Thread(target=self._follow, name="tfdist-hosts", daemon=True).start()
+
+    @property
+    def slots(self) -> list[str]:
+        """The newest listing."""
+        return self._slots
+
+    def _follow(self) -> None:
+        failure = ""
+        while True:
+            time.sleep(ASK_SECONDS)
+            try:
+                self._slots, failure = self._ask(), ""
+            except UserError as error:
+                if str(error) != failure:
+                    self._say(f"{error} The hosts stay as they are.")
+                failure = str(error)
+
+    def _ask(self) -> list[str]:
+        try:
+            done = subprocess.run(
+                self._command,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=ANSWER_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"--hosts_command={self._command!r} did not end within {ANSWER_SECONDS:g} s.") from error
+        if done.returncode:
+            words = done.stderr.strip().splitlines()[-1:] or ["no message"]
+            raise UserError(f"--hosts_command={self._command!r} ended with status {done.returncode}: {words[0]}.")
+        return read_hosts(done.stdout)
+
+
+@contextlib.contextmanager
+def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = False) -> Iterator[Sequence[Worker]]:
+    """Starts the workers on `plan.hosts`; none is left when the context ends, whatever ends it.
+
+    Args:
+      remote_shell: a command that takes a host and a command line; hosts of this machine need none.
+      is_horovod: they find each other as Horovod's processes; else through TF_CONFIG.
+
+    Raises:
+      UserError: Horovod is not installed.
+    """
+    hosts = [slot.partition("#")[0] for slot in plan.hosts]
+    with contextlib.ExitStack() as at_end:
+        directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
+        workers = [HostedWorker(index, directory, output) for index in range(len(hosts))]
+        at_end.callback(output.drain, _DRAIN_SECONDS)
+        assign = None
+        if is_horovod:
+            address = _find_address(hosts)
+            listens_on = address if address in LOOPBACK else ""
+            assign = at_end.enter_context(serve_rendezvous(address, listens_on=listens_on))
+        starting = _Starting(plan, hosts, workers, remote_shell, assign)
+        at_end.callback(starting.end)
+        starting.thread.start()
+        yield workers
+
+
+class _ShellHost:
+    """The `remote_worker` on a host, through a remote shell."""
+
+    def __init__(self, host: str, remote_shell: str) -> None:
+        agent = [sys.executable, "-m", "tfdist.launch.remote_worker"]
+        if not is_here(host):
+            line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(agent)}"
+            agent = [*shlex.split(remote_shell), host, line]
+        self._popen = subprocess.Popen(agent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._writing = threading.Lock()
+        self._asking = threading.Lock()
+
+    def look(self, seconds: float) -> Seen:
+        return decode_seen(self.ask("look", seconds))
+
+    def send(self, signal_number: int) -> None:
+        with contextlib.suppress(HostLostError):
+            self._write("send", [signal_number])
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What a method returns; raises HostLostError where it fails or the connection is lost."""
+        with self._asking:
+            self._write(name, arguments)
+            assert self._popen.stdout is not None
+            line = self._popen.stdout.readline()
+        try:
+            answer = json.loads(line)
+        except ValueError as error:
+            shown = f"; received {line[:80]!r}" if line else f" (status {self._popen.poll()})"
+            raise HostLostError(f"the connection to its host ended{shown}") from error
+        if "error" in answer:
+            raise HostLostError(answer["error"])
+        return answer["value"]
+
+    def close(self) -> None:
+        """Ends the connection, and with it the worker."""
+        with contextlib.suppress(OSError):
+            assert self._popen.stdin is not None
+            self._popen.stdin.close()
+        try:
+            self._popen.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait()
+
+    def _write(self, name: str, arguments: Sequence[Any]) -> None:
+        request = json.dumps({"name": name, "arguments": list(arguments)}) + "\n"
+        try:
+            with self._writing:
+                assert self._popen.stdin is not None
+                self._popen.stdin.write(request.encode())
+                self._popen.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise HostLostError(f"the connection to its host ended: {error}") from error
+
+
+class _Starting:
+    """Opens the connections, starts the workers, and follows each on a thread of its own."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        hosts: Sequence[str],
+        workers: Sequence[HostedWorker],
+        remote_shell: str,
+        assign: Callable[[Sequence[str]], list[dict[str, str]]] | None,
+    ) -> None:
+        self._plan, self._hosts, self._workers, self._assign = plan, hosts, workers, assign
+        self._shells = [_ShellHost(host, remote_shell) for host in hosts]
+        self._followers: list[threading.Thread] = []
+        self.thread = threading.Thread(target=self._run, name="tfdist-hosts-start", daemon=True)
+
+    def end(self) -> None:
+        """Ends what there is of the workers."""
+        for worker in self._workers:
+            worker.send(signal.SIGKILL)
+        for shell in self._shells:
+            shell.close()
+        self.thread.join()
+        for follower in self._followers:
+            follower.join()
+
+    def _run(self) -> None:
+        addresses: list[str] = []
+        worker = self._workers[0]
+        try:
+            for number, worker in enumerate(self._workers):  # noqa: B007
+                addresses.append(self._shells[number].ask("meet", self._hosts[number]))
+            own = self._assign(self._hosts) if self._assign else []
+            if all(host in LOOPBACK for host in self._hosts):
+                own = [{"HOROVOD_GLOO_IFACE": "lo"} | variables for variables in own]
+            own = own or [{"TF_CONFIG": local.tf_config(addresses, number)} for number in range(len(addresses))]
+            for number, worker in enumerate(self._workers):
+                self._start(worker, self._shells[number], own[number])
+        except HostLostError as error:
+            worker.fail(f"worker {worker.index} could not be started on {self._hosts[worker.index]}: {error}")
+
+    def _start(self, worker: HostedWorker, shell: _ShellHost, own: Mapping[str, str]) -> None:
+        plan, host = self._plan, self._hosts[worker.index]
+        inherited = {} if is_here(host) else {n: v for n, v in plan.environment.items() if not _is_of_host(n)}
+        begin_in = None if plan.begin_at is None else max(0.0, plan.begin_at - time.monotonic())
+        variables = plan.own_variables(worker.index) | dict(own)
+        if worker.begin(shell):
+            shell.ask("start", worker.index, inherited, plan.command[1:], variables, begin_in)
+            follower = threading.Thread(target=worker.follow, daemon=True)
+            self._followers.append(follower)
+            follower.start()
+
+
+def is_here(host: str) -> bool:
+    """Whether it is a name of this machine."""
+    return host in (*LOOPBACK, socket.gethostname())
+
+
+def _is_of_host(name: str) -> bool:
+    return name in OF_HOST or name.startswith(("SSH_", "XDG_", "LC_", "BASH_FUNC_"))
+
+
+def _find_address(hosts: Sequence[str]) -> str:
+    """The address of this machine under which the hosts find it."""
+    others = [host for host in hosts if not is_here(host)]
+    if not others:
+        return local.HOST
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((others[0], 9))  # sends nothing: the kernel chooses the interface
+        except OSError as error:
+            raise UserError(f"--hosts_command lists {others[0]!r}, which has no address: {error}.") from error
+        return probe.getsockname()[0]
