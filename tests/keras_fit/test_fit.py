@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
 
 import tfdist
+from tfdist.checkpoint import policy
 from tfdist.training.loop.callback_model import COMPILED
 from tfdist.training.step.optimizer import REDUCTION
 
@@ -188,6 +190,78 @@ def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() 
     assert np.array_equal(next(given)[0], X[10:20])  # 6 batches of 5
     with pytest.raises(ValueError, match=r"ended after 4 batches, and 6 are needed"):
         tfdist.fit(classifier(), batches(4), epochs=2, steps_per_epoch=3, verbose=0)
+
+
+def logged_epochs(path: pathlib.Path) -> list[int]:
+    header, *rows = path.read_text().splitlines()
+    assert header.startswith("epoch,")
+    return [int(row.partition(",")[0]) for row in rows]
+
+
+@pytest.mark.slow
+def test_a_csv_logger_has_each_epoch_once_after_kills_repetitions_and_extensions(tmp_path: pathlib.Path) -> None:
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 4:
+                raise InterruptedError
+
+    path, run_dir = tmp_path / "log.csv", str(tmp_path / "run")
+
+    def call(epochs: int, *others: Any, append: bool = False, **changes: Any) -> list[int]:
+        logger = keras.callbacks.CSVLogger(str(path), append=append)
+        fit(classifier(), callbacks=[logger, *others], **{"epochs": epochs, "run_dir": run_dir} | changes)
+        return logged_epochs(path)
+
+    assert call(2) == call(2) == [0, 1]
+    saves = policy.CheckpointPolicy(every_epochs=2)
+    with pytest.raises(InterruptedError):
+        call(6, Fails(), checkpoint=saves)
+    assert logged_epochs(path) == [0, 1, 2, 3, 4]
+    with path.open("a") as file:
+        file.write("5,0.2")  # as a kill leaves it
+    assert call(6, append=True, checkpoint=saves) == [0, 1, 2, 3, 4, 5]
+    assert call(2, append=True, run_dir=str(tmp_path / "other")) == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert call(1, run_dir=None) == [0]
+
+
+class Remembers(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_number: dict[int, float] = {}
+        self.seen: set[int] = set()
+        self.lists = collections.defaultdict(list)
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.last: collections.deque[int] = collections.deque(maxlen=3)
+        self.total = keras.Variable(0.0)
+        self.raw: dict[str, bytes] = {}
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.by_number[epoch] = logs["loss"]
+        self.seen.add(epoch)
+        self.lists["loss"].append(epoch)
+        self.counts["epochs"] += 1
+        self.last.append(epoch)
+        self.total.assign_add(1.0)
+        self.raw[str(epoch)] = b"bytes"
+
+
+@pytest.mark.slow
+def test_collections_and_variables_of_callbacks_come_back_and_what_does_not_is_named_once(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves = policy.CheckpointPolicy(every_epochs=1)
+    for epochs in (2, 4):
+        remembers = Remembers()
+        fit(classifier(), epochs=epochs, run_dir=str(tmp_path / "run"), callbacks=remembers, checkpoint=saves)
+        assert list(remembers.by_number) == list(range(epochs)) and remembers.seen == set(range(epochs))
+        assert remembers.lists == {"loss": list(range(epochs))} and remembers.lists["new"] == []
+        assert remembers.counts == {"epochs": epochs} and float(remembers.total) == epochs
+        assert list(remembers.last) == list(range(epochs))[-3:] and remembers.last.maxlen == 3
+        assert [each.message for each in caplog.records if "cannot be kept" in each.message] == [
+            "Remembers.raw cannot be kept in checkpoints: a resumed run begins with what on_train_begin sets. "
+            "Checkpoints keep numbers, texts and arrays, and lists, dicts, sets and variables of them."
+        ]
+        caplog.clear()
 
 
 class Changing(keras.utils.PyDataset):
