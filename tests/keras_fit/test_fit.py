@@ -23,6 +23,7 @@ from keras_fit.test_behaviors import differences
 import tfdist
 from tfdist.checkpoint import policy
 from tfdist.training.loop.callback_model import COMPILED
+from tfdist.training.step.layers.layer_state import ThreadLosses
 from tfdist.training.step.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
@@ -339,6 +340,59 @@ def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
         assert next(iter(adapter.get_numpy_iterator())) is not None
 
 
+class Counts(keras.layers.Layer):
+    """Counts its calls, and adds a loss."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation="sum", name="count")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        self.add_loss(0.01 * keras.ops.mean(x))
+        if training:
+            self.count.assign_add(1.0)
+        return x
+
+
+def counting() -> keras.Model:
+    layers = [Counts(), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(3, activation="softmax")])
+    optimizer = keras.optimizers.Adam(0.01, loss_scale_factor=8.0)
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def parts(model: keras.Model) -> list[Any]:
+    layers = model._flatten_layers()
+    generators = [each for layer in layers for each in getattr(layer, "_seed_generators", ())]
+    return [*layers, *generators, model.optimizer, *model.variables, *model.optimizer.variables]
+
+
+def check_that_fit_leaves_objects_as_they_were(model: keras.Model, **arguments: Any) -> None:
+    """But for the History, that the model was called, and what its layers added to its loss."""
+
+    def attributes(part: Any) -> dict[str, Any]:
+        return {name: value for name, value in vars(part).items() if name not in ("history", "_called")}
+
+    before = [(part, attributes(part)) for part in parts(model)]
+    tfdist.fit(model, X, Y, verbose=0, **arguments)
+    for part, had in before:
+        now = attributes(part)
+        assert now.keys() == had.keys(), part
+        for name in now.keys() - {"_losses", "_loss_ids"}:
+            same = now[name] == had[name] if isinstance(had[name], bool | int | float) else now[name] is had[name]
+            assert same, f"{name} of {part}"
+        assert not isinstance(now.get("_losses"), ThreadLosses)
+
+
+@pytest.mark.slow
+def test_fit_leaves_no_patch_on_the_model_and_its_optimizer() -> None:
+    model = counting()
+    check_that_fit_leaves_objects_as_they_were(model)
+    check_that_fit_leaves_objects_as_they_were(model)
+    assert model.optimizer.loss_scale_factor == 8.0 and float(model.layers[0].count) == 4.0
+
+
 @pytest.mark.slow
 def test_models_of_a_scope_train_on_its_replicas() -> None:
     """TensorFlow's own MirroredStrategy and tfdist's, against fit on one device."""
@@ -366,8 +420,10 @@ def test_each_of_two_workers_ends_with_the_weights_of_one_device(tmp_path: pathl
     first, second = (pickle.loads((tmp_path / str(index)).read_bytes()) for index in range(2))
     assert not differences(first, second)
     assert first.pop("generator").startswith("A Python generator is read once")
+    assert first.pop("own fit").endswith("Call tfdist.fit(model, …) again.")
     for name, data in (("arrays", (X, Y)), ("dataset", (dataset(),)), ("numbered", (Numbered(),))):
         model = classifier()
         history = tfdist.fit(model, *data, epochs=2, seed=5, validation_data=(X[:20], Y[:20]), verbose=0)
         alone = {"history": history.history, "weights": model.get_weights()}
         assert not differences(alone, first[name]), name
+    assert not differences(first["evaluated"], [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)])
