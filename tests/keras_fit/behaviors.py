@@ -523,6 +523,15 @@ class Told(keras.callbacks.Callback):
         self.epochs.append(("end", epoch, sorted(logs), self.params["epochs"], self.params["steps"]))
 
 
+@behavior(CALLBACKS, "a metric of several numbers is an array in the logs and the history")
+def _(fit: Fit) -> Seen:
+    means: list[float] = []
+    notes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: means.append(logs["val_f1_score"].mean()))
+    scores = [keras.metrics.F1Score(average=None, name="f1_score")]
+    model, labels = classifier(loss="categorical_crossentropy", metrics=scores), np.eye(3, dtype=np.float32)[Y]
+    return simply(fit, X, labels, model=model, epochs=2, validation_data=(X, labels), callbacks=notes), means
+
+
 @behavior(CALLBACKS, "one, without a list")
 def _(fit: Fit) -> Seen:
     told = Told()
@@ -836,6 +845,13 @@ mistake(
     model=heads_of_one_name,
 )
 mistake("something that is no data", "Unrecognized data type", x=3, y=None)
+mistake(
+    "a callback that monitors a metric of several numbers",
+    "EarlyStopping monitors 'f1_score', which gives 3 numbers",
+    y=lambda: np.eye(3, dtype=np.float32)[Y],
+    model=lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(name="f1_score")]),
+    callbacks=keras.callbacks.EarlyStopping("f1_score"),
+)
 mistake("something that is no callback", "no keras.callbacks.Callback", callbacks=[3])
 
 

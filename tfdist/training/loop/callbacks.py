@@ -115,7 +115,7 @@ class Callbacks:
         may_change = self._has_end_hooks or keeps_average(self._optimizer)
         before = self._model.get_weights() if may_change else []
         self._optimizer.finalize_variable_values(self._model.trainable_variables)
-        self._list.on_train_end(logs)
+        self._list.on_train_end(_as_in_fit(logs))
         after = self._model.get_weights() if may_change else []
         return any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
 
@@ -128,7 +128,7 @@ class Callbacks:
 
     def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """`logs`: the epoch's training metrics, and the evaluation's under `val_…` names."""
-        self._list.on_epoch_end(epoch, logs)
+        self._list.on_epoch_end(epoch, _as_in_fit(logs))
 
     def batch_begin(self, step_in_epoch: int) -> None:
         if self.act_on_batches:
@@ -137,7 +137,7 @@ class Callbacks:
     def batch_end(self, step_in_epoch: int, logs: dict[str, Any], *, diverged: bool = False) -> None:
         """`logs`: means over the epoch so far. With `diverged` those are called, too, that only wait for that."""
         if self.act_on_batches or diverged:
-            self._list.on_train_batch_end(step_in_epoch, logs)
+            self._list.on_train_batch_end(step_in_epoch, _as_in_fit(logs))
 
     def test_begin(self) -> None:
         self._model.stop_evaluating = False
@@ -148,10 +148,15 @@ class Callbacks:
 
     def test_batch_end(self, step: int, logs: dict[str, Any]) -> None:
         """`logs`: means over the evaluation so far."""
-        self._list.on_test_batch_end(step, logs)
+        self._list.on_test_batch_end(step, _as_in_fit(logs))
 
     def test_end(self, logs: dict[str, Any]) -> None:
-        self._list.on_test_end(logs)
+        self._list.on_test_end(_as_in_fit(logs))
+
+
+def _as_in_fit(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The logs with arrays where a metric gives several numbers."""
+    return {name: np.asarray(value, np.float32) if isinstance(value, list) else value for name, value in logs.items()}
 
 
 class CallbackError(UserError):

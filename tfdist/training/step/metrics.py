@@ -7,6 +7,7 @@ device that saw every example once. Read once a call of the step function, in th
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -42,15 +43,19 @@ class MetricGroup:
                     "function that returns keras.metrics.…(name='another_name')."
                 )
 
-    def reported_names(self) -> list[str] | None:
-        """What `read` will call its results; None where a metric of the user's own does not tell before it counts."""
-        names: list[str] = []
+    def reported_names(self) -> dict[str, int] | None:
+        """What `read` will call its results, and of how many numbers each is.
+
+        None where a metric of the user's own does not tell before it counts.
+        """
+        names: dict[str, int] = {}
         for name, metric in zip(self.names, self.metrics, strict=True):
             try:
                 result = metric.result()
             except Exception:  # whatever a metric that has seen nothing may do
                 return None
-            names += list(result) if isinstance(result, dict) else [name]
+            results = result if isinstance(result, dict) else {name: result}
+            names |= {each: math.prod(getattr(value, "shape", ())) for each, value in results.items()}
         return names
 
     def reset(self) -> None:
