@@ -63,6 +63,13 @@ def main() -> None:
         check_that_fit_leaves_objects_as_they_were(model)
     if (count := float(model.layers[0].count.value.numpy())) != 8.0:  # two steps a call, two replicas
         different.append(f"counted {count}")
+    with ours.scope():
+        model = classifier(metrics=[lambda y, p: keras.ops.mean(p)])
+    try:
+        tfdist.fit(model, dataset(), verbose=0)
+        different.append("a metric of one number for a batch was not refused")
+    except ValueError as error:
+        different += [] if "Return a value for each example" in str(error) else [str(error)]
     print("\n".join(different) or "all the same")
 
 

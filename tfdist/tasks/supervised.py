@@ -232,7 +232,15 @@ class Supervised(Task):
             weight = None if counts_once else weights[output]
             if prediction.mask is not None and not counts_once:
                 weight = _masked(weight, prediction.mask)
-            metric.update_state(targets[output], prediction.values, sample_weight=_shared_out(weight, shares))
+            try:
+                metric.update_state(targets[output], prediction.values, sample_weight=_shared_out(weight, shares))
+            except ValueError as error:
+                if shares is None:
+                    raise
+                raise UserError(
+                    f"The metric {metric.name!r} takes no weights of examples, by which several replicas count each "
+                    f"example once: {error}. Return a value for each example, and not their mean."
+                ) from error
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
         return self._named(_parts(examples)[1], "The targets")

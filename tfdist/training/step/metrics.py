@@ -20,6 +20,8 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import replica_index
 from tfdist.tasks.base import MetricSpec
 
+ADDED = "sum"  # the aggregation of a variable, by default
+
 
 class MetricGroup:
     """The metrics of one split. Make it inside the strategy's scope.
@@ -76,7 +78,7 @@ class MetricGroup:
         results: dict[str, tf.Tensor] = {}
         for name, metric in zip(self.names, self.metrics, strict=True):
             own, states = states[: len(metric.variables)], states[len(metric.variables) :]
-            result = _result(metric, own)
+            result = result_of(metric, own)
             results.update(result if isinstance(result, dict) else {name: result})
         return results, sums
 
@@ -92,20 +94,20 @@ class MetricGroup:
         """
         is_first = tf.equal(replica_index(), 0)
         for variable, state in zip(self.variables, states, strict=True):
-            is_summed = variable.aggregation == "sum" and strategy.topology.num_replicas > 1
+            is_summed = variable.aggregation == ADDED and strategy.topology.num_replicas > 1
             variable.assign(tf.where(is_first, state, tf.zeros_like(state)) if is_summed else state)
 
     def _contribution(self, variable: Any, strategy: Strategy) -> tf.Tensor:
         """What this replica adds to the variable's value over all replicas."""
         value = tf.convert_to_tensor(variable.value)
-        if variable.aggregation == "sum" or strategy.topology.num_replicas == 1:
+        if variable.aggregation == ADDED or strategy.topology.num_replicas == 1:
             return value
         if variable.aggregation == "mean":
             return value / tf.cast(strategy.topology.num_replicas, value.dtype)
         return tf.where(tf.equal(replica_index(), 0), value, tf.zeros_like(value))
 
 
-def _result(metric: keras.metrics.Metric, states: Sequence[tf.Tensor]) -> Any:
+def result_of(metric: keras.metrics.Metric, states: Sequence[tf.Tensor]) -> Any:
     """The metric's result if its variables had these values: a tensor, or a dict of them.
 
     A result that is a variable is read here: `Metric.stateless_result` would hand out the variable, with the value that

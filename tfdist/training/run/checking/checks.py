@@ -28,6 +28,7 @@ from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.checking.batch_dependence import batch_dependent_layers
 from tfdist.training.run.checking.examples import check_first_batch, named_arrays
+from tfdist.training.run.checking.metric_sums import metrics_without_sum
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explained
@@ -65,6 +66,13 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             check_fit(built, task, each.structure, [metrics])
         assembly.check_examples(task, built, each, split)
         check_first_batch(built, task, batches[split], split)
+    with explained(source.structure):
+        unsummed = metrics_without_sum(built, task, metrics, batches["training"])
+    if unsummed:
+        tell(
+            f"note: {', '.join(unsummed)}: no sum over examples, nor made of such sums. Several replicas, which add up "
+            "the variables of a metric, report another value than one device."
+        )
     made = build_optimizer(optimizer, built)
     assembly.check_reported(settings, metrics, task, made)
     if settings.start_from is not None:
