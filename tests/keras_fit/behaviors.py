@@ -207,6 +207,16 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, [Y, X[:, :1]], model=two_outputs(), batch_size=10)
 
 
+@behavior(DATA, "several outputs, one of them without a loss")
+def _(fit: Fit) -> Seen:
+    found = []
+    for losses in (["sparse_categorical_crossentropy", None], [None, "mse"]):
+        for weights in (None, [WEIGHTS, WEIGHTS]):
+            model = two_outputs(loss=losses)
+            found.append(simply(fit, X, [Y, X[:, :1]], sample_weight=weights, model=model, batch_size=10))
+    return found
+
+
 @behavior(DATA, "several outputs, as a dict by name, with loss weights and metrics")
 def _(fit: Fit) -> Seen:
     model = two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]})

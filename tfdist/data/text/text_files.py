@@ -6,6 +6,7 @@ the user's cache. Empty lines are none.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import itertools
 from typing import Any
@@ -17,7 +18,7 @@ from tfdist.data.formats.byte_ranges import FileVersion
 from tfdist.data.formats.input_files import read_exactly, scan
 from tfdist.errors import UserError
 
-VERSION = "text 1"
+VERSION = "text 2"
 SPLITS = ("whitespace", "character")
 
 
@@ -87,6 +88,8 @@ def _scanned(file: FileVersion, separator: bytes, split: str, only_label: str) -
         held = lines.pop() if part else b""
         for line in lines:
             number += 1
+            if number == 1 and line.startswith(codecs.BOM_UTF8):
+                line, place = line.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
             content = line.rstrip(b"\r")
             if content.strip():
                 label, text = only_label.encode(), content
