@@ -147,6 +147,24 @@ def test_files_by_label_and_characters_of_one_length(tmp_path: pathlib.Path) -> 
         build_pipeline(lines(files), plan, Topology(0, 1, 1))
 
 
+def test_a_byte_order_mark_belongs_to_no_label_and_no_word(tmp_path: pathlib.Path) -> None:
+    mark, words = b"\xef\xbb\xbf", b"0\tgood film\r\n1\tbad film\r\n0\tgood play\r\n"
+    for name, content in (
+        ("plain", words),
+        ("marked", mark + words),
+        ("yes", mark + b"good film\n"),
+        ("no", mark + b"bad\n"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    plain, marked = (lines(str(tmp_path / name)) for name in ("plain", "marked"))
+    assert marked.labels == plain.labels == ["0", "1"] and marked.vocabulary == plain.vocabulary
+    by_label = lines({name: str(tmp_path / name) for name in ("yes", "no")})
+    assert sorted(by_label.vocabulary) == ["bad", "film", "good"]
+    plan = BatchPlan(num_examples=3, global_batch_size=3, num_replicas=1)
+    batches = [next(iter(build_pipeline(each, plan, Topology(0, 1, 1))))["examples"] for each in (plain, marked)]
+    assert np.array_equal(*(batch[0].numpy() for batch in batches))
+
+
 def test_what_is_wrong_gets_a_message(tmp_path: pathlib.Path) -> None:
     def file(name: str, content: str) -> str:
         (tmp_path / name).write_text(content)

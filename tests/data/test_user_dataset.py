@@ -243,7 +243,33 @@ def test_mistakes_have_messages(function: Any, settings: dict[str, Any], message
 def test_fewer_examples_than_said_end_the_stream_with_an_error() -> None:
     with pytest.raises(tf.errors.FailedPreconditionError) as raised:
         global_batches(lambda: DatasetFunction(plain, num_examples=40), steps=5)
-    assert "ended after 29 examples; num_examples says 40" in str(failures.explained(raised.value))
+    assert "has only 29 examples, and 40 are expected" in str(failures.explained(raised.value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "later"), [(40, 60), (60, 40)])
+@pytest.mark.parametrize("knows", [True, False])
+def test_epochs_of_other_lengths_than_the_first_are_refused(first: int, later: int, knows: bool) -> None:
+    def make(epoch: int) -> tf.data.Dataset:
+        dataset = tf.data.Dataset.range(later if epoch else first).map(pair)
+        return dataset if knows else dataset.filter(lambda x, i: i >= 0)
+
+    failures.forget()
+    with pytest.raises(tf.errors.OpError) as raised:
+        global_batches(lambda: DatasetFunction(make), steps=3 * first // 8)
+    told = str(failures.take() or failures.explained(raised.value))
+    assert (f"epoch 1 has {later} examples" if knows else f"and {first} are expected") in told
+    assert global_batches(lambda: DatasetFunction(make, num_examples=40), steps=3)
+
+
+@pytest.mark.slow
+def test_the_policy_that_is_told_is_the_one_that_is_used(shards: list[str]) -> None:
+    source = DatasetFunction(lambda: tf.data.TFRecordDataset(shards).map(parse), num_examples=32)
+    assert source.describe_sharing(1, trains=True).startswith("policy 'data'")
+    assert source.describe_sharing(2, trains=False).startswith("policy 'data'")
+    told = source.describe_sharing(2, trains=True)
+    assert told.startswith("policy 'file'") and "come more than once and others not at all" in told
+    assert source.describe_sharing(None, trains=True).endswith(f"With several workers {told}")
 
 
 @pytest.mark.slow

@@ -207,6 +207,16 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, [Y, X[:, :1]], model=two_outputs(), batch_size=10)
 
 
+@behavior(DATA, "several outputs, one of them without a loss")
+def _(fit: Fit) -> Seen:
+    found = []
+    for losses in (["sparse_categorical_crossentropy", None], [None, "mse"]):
+        for weights in (None, [WEIGHTS, WEIGHTS]):
+            model = two_outputs(loss=losses)
+            found.append(simply(fit, X, [Y, X[:, :1]], sample_weight=weights, model=model, batch_size=10))
+    return found
+
+
 @behavior(DATA, "several outputs, as a dict by name, with loss weights and metrics")
 def _(fit: Fit) -> Seen:
     model = two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]})
@@ -523,6 +533,15 @@ class Told(keras.callbacks.Callback):
         self.epochs.append(("end", epoch, sorted(logs), self.params["epochs"], self.params["steps"]))
 
 
+@behavior(CALLBACKS, "a metric of several numbers is an array in the logs and the history")
+def _(fit: Fit) -> Seen:
+    means: list[float] = []
+    notes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: means.append(logs["val_f1_score"].mean()))
+    scores = [keras.metrics.F1Score(average=None, name="f1_score")]
+    model, labels = classifier(loss="categorical_crossentropy", metrics=scores), np.eye(3, dtype=np.float32)[Y]
+    return simply(fit, X, labels, model=model, epochs=2, validation_data=(X, labels), callbacks=notes), means
+
+
 @behavior(CALLBACKS, "one, without a list")
 def _(fit: Fit) -> Seen:
     told = Told()
@@ -836,6 +855,13 @@ mistake(
     model=heads_of_one_name,
 )
 mistake("something that is no data", "Unrecognized data type", x=3, y=None)
+mistake(
+    "a callback that monitors a metric of several numbers",
+    "EarlyStopping monitors 'f1_score', which gives 3 numbers",
+    y=lambda: np.eye(3, dtype=np.float32)[Y],
+    model=lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(name="f1_score")]),
+    callbacks=keras.callbacks.EarlyStopping("f1_score"),
+)
 mistake("something that is no callback", "no keras.callbacks.Callback", callbacks=[3])
 
 

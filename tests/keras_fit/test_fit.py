@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
@@ -20,7 +21,9 @@ from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
 
 import tfdist
+from tfdist.checkpoint import policy
 from tfdist.training.loop.callback_model import COMPILED
+from tfdist.training.step.layers.layer_state import ThreadLosses
 from tfdist.training.step.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
@@ -197,6 +200,78 @@ def test_accumulated_gradients_are_refused_with_what_to_write() -> None:
         fit(model)
 
 
+def logged_epochs(path: pathlib.Path) -> list[int]:
+    header, *rows = path.read_text().splitlines()
+    assert header.startswith("epoch,")
+    return [int(row.partition(",")[0]) for row in rows]
+
+
+@pytest.mark.slow
+def test_a_csv_logger_has_each_epoch_once_after_kills_repetitions_and_extensions(tmp_path: pathlib.Path) -> None:
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 4:
+                raise InterruptedError
+
+    path, run_dir = tmp_path / "log.csv", str(tmp_path / "run")
+
+    def call(epochs: int, *others: Any, append: bool = False, **changes: Any) -> list[int]:
+        logger = keras.callbacks.CSVLogger(str(path), append=append)
+        fit(classifier(), callbacks=[logger, *others], **{"epochs": epochs, "run_dir": run_dir} | changes)
+        return logged_epochs(path)
+
+    assert call(2) == call(2) == [0, 1]
+    saves = policy.CheckpointPolicy(every_epochs=2)
+    with pytest.raises(InterruptedError):
+        call(6, Fails(), checkpoint=saves)
+    assert logged_epochs(path) == [0, 1, 2, 3, 4]
+    with path.open("a") as file:
+        file.write("5,0.2")  # as a kill leaves it
+    assert call(6, append=True, checkpoint=saves) == [0, 1, 2, 3, 4, 5]
+    assert call(2, append=True, run_dir=str(tmp_path / "other")) == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert call(1, run_dir=None) == [0]
+
+
+class Remembers(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_number: dict[int, float] = {}
+        self.seen: set[int] = set()
+        self.lists = collections.defaultdict(list)
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.last: collections.deque[int] = collections.deque(maxlen=3)
+        self.total = keras.Variable(0.0)
+        self.raw: dict[str, bytes] = {}
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.by_number[epoch] = logs["loss"]
+        self.seen.add(epoch)
+        self.lists["loss"].append(epoch)
+        self.counts["epochs"] += 1
+        self.last.append(epoch)
+        self.total.assign_add(1.0)
+        self.raw[str(epoch)] = b"bytes"
+
+
+@pytest.mark.slow
+def test_collections_and_variables_of_callbacks_come_back_and_what_does_not_is_named_once(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves = policy.CheckpointPolicy(every_epochs=1)
+    for epochs in (2, 4):
+        remembers = Remembers()
+        fit(classifier(), epochs=epochs, run_dir=str(tmp_path / "run"), callbacks=remembers, checkpoint=saves)
+        assert list(remembers.by_number) == list(range(epochs)) and remembers.seen == set(range(epochs))
+        assert remembers.lists == {"loss": list(range(epochs))} and remembers.lists["new"] == []
+        assert remembers.counts == {"epochs": epochs} and float(remembers.total) == epochs
+        assert list(remembers.last) == list(range(epochs))[-3:] and remembers.last.maxlen == 3
+        assert [each.message for each in caplog.records if "cannot be kept" in each.message] == [
+            "Remembers.raw cannot be kept in checkpoints: a resumed run begins with what on_train_begin sets. "
+            "Checkpoints keep numbers, texts and arrays, and lists, dicts, sets and variables of them."
+        ]
+        caplog.clear()
+
+
 class Changing(keras.utils.PyDataset):
     """Four examples a batch, all of the batch's number; `on_epoch_end` goes on to the next length."""
 
@@ -272,6 +347,59 @@ def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
         assert next(iter(adapter.get_numpy_iterator())) is not None
 
 
+class Counts(keras.layers.Layer):
+    """Counts its calls, and adds a loss."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation="sum", name="count")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        self.add_loss(0.01 * keras.ops.mean(x))
+        if training:
+            self.count.assign_add(1.0)
+        return x
+
+
+def counting() -> keras.Model:
+    layers = [Counts(), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(3, activation="softmax")])
+    optimizer = keras.optimizers.Adam(0.01, loss_scale_factor=8.0)
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def parts(model: keras.Model) -> list[Any]:
+    layers = model._flatten_layers()
+    generators = [each for layer in layers for each in getattr(layer, "_seed_generators", ())]
+    return [*layers, *generators, model.optimizer, *model.variables, *model.optimizer.variables]
+
+
+def check_that_fit_leaves_objects_as_they_were(model: keras.Model, **arguments: Any) -> None:
+    """But for the History, that the model was called, and what its layers added to its loss."""
+
+    def attributes(part: Any) -> dict[str, Any]:
+        return {name: value for name, value in vars(part).items() if name not in ("history", "_called")}
+
+    before = [(part, attributes(part)) for part in parts(model)]
+    tfdist.fit(model, X, Y, verbose=0, **arguments)
+    for part, had in before:
+        now = attributes(part)
+        assert now.keys() == had.keys(), part
+        for name in now.keys() - {"_losses", "_loss_ids"}:
+            same = now[name] == had[name] if isinstance(had[name], bool | int | float) else now[name] is had[name]
+            assert same, f"{name} of {part}"
+        assert not isinstance(now.get("_losses"), ThreadLosses)
+
+
+@pytest.mark.slow
+def test_fit_leaves_no_patch_on_the_model_and_its_optimizer() -> None:
+    model = counting()
+    check_that_fit_leaves_objects_as_they_were(model)
+    check_that_fit_leaves_objects_as_they_were(model)
+    assert model.optimizer.loss_scale_factor == 8.0 and float(model.layers[0].count) == 4.0
+
+
 @pytest.mark.slow
 def test_models_of_a_scope_train_on_its_replicas() -> None:
     """TensorFlow's own MirroredStrategy and tfdist's, against fit on one device."""
@@ -299,8 +427,10 @@ def test_each_of_two_workers_ends_with_the_weights_of_one_device(tmp_path: pathl
     first, second = (pickle.loads((tmp_path / str(index)).read_bytes()) for index in range(2))
     assert not differences(first, second)
     assert first.pop("generator").startswith("A Python generator is read once")
+    assert first.pop("own fit").endswith("Call tfdist.fit(model, …) again.")
     for name, data in (("arrays", (X, Y)), ("dataset", (dataset(),)), ("numbered", (Numbered(),))):
         model = classifier()
         history = tfdist.fit(model, *data, epochs=2, seed=5, validation_data=(X[:20], Y[:20]), verbose=0)
         alone = {"history": history.history, "weights": model.get_weights()}
         assert not differences(alone, first[name]), name
+    assert not differences(first["evaluated"], [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)])

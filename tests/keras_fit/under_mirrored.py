@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 from keras_fit.behaviors import Numbered, Subclassed, X, Y, batches, classifier, compiled_as, dataset, seen
 from keras_fit.test_behaviors import differences
+from keras_fit.test_fit import check_that_fit_leaves_objects_as_they_were, counting
 
 import tfdist
 from tfdist.strategies.mirrored import Mirrored
@@ -56,6 +57,19 @@ def main() -> None:
     single = classifier()
     single.fit(X, Y, shuffle=False, epochs=2, verbose=0)
     different += differences(list(single.get_weights()), list(model.get_weights()), "fit afterwards")
+    with ours.scope():
+        model = counting()
+    for _ in range(2):
+        check_that_fit_leaves_objects_as_they_were(model)
+    if (count := float(model.layers[0].count.value.numpy())) != 8.0:  # two steps a call, two replicas
+        different.append(f"counted {count}")
+    with ours.scope():
+        model = classifier(metrics=[lambda y, p: keras.ops.mean(p)])
+    try:
+        tfdist.fit(model, dataset(), verbose=0)
+        different.append("a metric of one number for a batch was not refused")
+    except ValueError as error:
+        different += [] if "Return a value for each example" in str(error) else [str(error)]
     print("\n".join(different) or "all the same")
 
 

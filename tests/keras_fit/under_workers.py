@@ -10,6 +10,7 @@ import numpy as np
 from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 
 import tfdist
+from tfdist.errors import UserError
 from tfdist.strategies.multi_worker import MultiWorker
 
 
@@ -22,6 +23,11 @@ def main(path: str) -> None:
             model = classifier()
         history = tfdist.fit(model, *make(), epochs=2, seed=5, validation_data=(X[:20], Y[:20]), verbose=0)
         found[name] = {"history": history.history, "weights": [np.asarray(w) for w in model.get_weights()]}
+    found["evaluated"] = [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)]
+    try:
+        model.fit(X, Y, verbose=0)
+    except UserError as error:
+        found["own fit"] = str(error)
     try:
         tfdist.fit(model, batches(), steps_per_epoch=2, verbose=0)
     except ValueError as error:

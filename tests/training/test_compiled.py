@@ -77,3 +77,16 @@ def test_a_model_that_is_not_compiled_needs_optimizer_and_task() -> None:
         parts_of(None, plain, None, None, STRUCTURE)
     task = Supervised(loss=keras.losses.MeanSquaredError())
     assert parts_of(None, plain, keras.optimizers.SGD, task, STRUCTURE).model is plain
+
+
+def test_a_metric_around_a_function_of_ones_own_is_made_again() -> None:
+    def gap(y: tf.Tensor, p: tf.Tensor, power: int) -> tf.Tensor:
+        return tf.abs(y - p)[:, 0] ** power
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse", metrics=[keras.metrics.MeanMetricWrapper(gap, "gap", power=2)])
+    targets = tf.TensorSpec((None, 1), tf.float32)
+    (made,) = metrics_of(parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets)).task)
+    made.update_state(np.zeros((2, 1)), np.full((2, 1), 3.0))
+    assert made.name == "gap" and float(made.result()) == 9.0

@@ -14,6 +14,8 @@ from training.trainings import one_hot_digits, run
 
 from tfdist.errors import UserError
 from tfdist.tasks.base import MetricSpec
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.run.checking.metric_sums import metrics_without_sum
 from tfdist.training.step.metrics import MetricGroup
 
 pytestmark = pytest.mark.slow
@@ -59,3 +61,24 @@ def test_names_do_not_depend_on_what_the_process_built_before() -> None:
     assert [MetricGroup(specs).names for _ in range(3)] == [expected] * 3
     with pytest.raises(UserError, match="called 'own'"):
         MetricGroup([MetricSpec(lambda: keras.metrics.AUC(name="own"))] * 2)
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self, name: str = "largest") -> None:
+        super().__init__(name=name)
+        self.largest = self.add_variable(shape=(), initializer="zeros", name="largest")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(y_pred)))
+
+    def result(self) -> Any:
+        return self.largest
+
+
+def test_a_metric_that_is_no_sum_is_named_by_the_check_of_a_batch() -> None:
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, inputs + 0.0 * keras.layers.Dense(1)(inputs))
+    sums = [keras.metrics.MeanAbsoluteError, keras.metrics.RootMeanSquaredError, keras.metrics.AUC]
+    task, x = Supervised(loss="mse", metrics=[*sums, Largest]), np.linspace(0.01, 1, 9, dtype=np.float32)[:, np.newaxis]
+    metrics = MetricGroup(task.metric_specs())
+    assert metrics_without_sum(model, task, metrics, (x, np.float32(x > 0.5))) == ["largest"]

@@ -6,14 +6,23 @@ Invariant: afterwards the model is compiled with the same objects as before.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
+from typing import NoReturn
 
 import keras
+import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.strategies.base import Strategy
 from tfdist.training.loop.callback_model import as_it_was
+from tfdist.training.step.layers.aggregation import forget_aggregation
+from tfdist.training.step.layers.layer_state import join_losses
 from tfdist.training.step.optimizer import with_reduction
+from tfdist.training.step.randomness import join_replicas
 
+# Where models of several workers were made, which Keras does not know of them after a training.
+_scopes: weakref.WeakKeyDictionary[keras.Model, tf.distribute.Strategy] = weakref.WeakKeyDictionary()
 PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
@@ -36,13 +45,38 @@ def precision_of(model: keras.Model) -> str:
     return next((precision for policy, precision in PRECISIONS.items() if policy in policies), "float32")
 
 
+def scope_of(model: keras.Model) -> tf.distribute.Strategy:
+    """TensorFlow's strategy in whose scope the model was made."""
+    return _scopes.get(model) or model.distribute_strategy
+
+
 @contextlib.contextmanager
-def given_back(model: keras.Model) -> Iterator[None]:
-    """Compiled as before once this ends; the global dtype policy too, which a training sets."""
+def given_back(model: keras.Model, strategy: Strategy) -> Iterator[None]:
+    """Compiled as before once this ends, without what a training puts onto layers, variables and the optimizer.
+
+    The global dtype policy, which a training sets, is as before too. With several workers `evaluate` and `predict`,
+    which Keras cannot distribute over these, compute in this process alone.
+    """
     policy, optimizer = keras.config.dtype_policy(), model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    scale_factor = inner.loss_scale_factor
     try:
         with as_it_was(model):
             yield
     finally:
-        with_reduction(getattr(optimizer, "inner_optimizer", optimizer))
+        with_reduction(inner)
+        inner.loss_scale_factor = scale_factor
+        forget_aggregation(model)
+        join_replicas(model)
+        join_losses(model)
         keras.config.set_dtype_policy(policy)
+        if strategy.topology.num_workers > 1:
+            _scopes[model] = scope_of(model)
+            model._distribute_strategy, model.train_function = None, _refuse_training
+
+
+def _refuse_training(iterator: object) -> NoReturn:
+    raise UserError(
+        "The model's own fit would train this worker's copy alone, apart from those of the other workers. Call "
+        "tfdist.fit(model, …) again."
+    )

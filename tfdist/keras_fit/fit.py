@@ -21,7 +21,7 @@ from tfdist import experiment
 from tfdist.errors import EXIT_INTERRUPTED, PreemptedError, UserError, suggest
 from tfdist.keras_fit import examples
 from tfdist.keras_fit.callback_lists import flat_callbacks, history_among
-from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of
+from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of, scope_of
 from tfdist.keras_fit.consoles import console_for
 from tfdist.keras_fit.identity import identity_of, note_end
 from tfdist.keras_fit.trial import trial_of
@@ -138,7 +138,7 @@ def fit(
         known_by |= identity_of(model, data.source) if resumes and data.source is not None else {}
         with contextlib.ExitStack() as leaving:
             path = kept or leaving.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-fit-"))
-            leaving.enter_context(given_back(model))
+            leaving.enter_context(given_back(model, strategy))
             leaving.callback(data.close)
             leaving.callback(held_out.close)
             trained = TrainSettings(
@@ -214,7 +214,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
     """The strategy, connected; that of the scope which the model was made in where none was given."""
-    made_in = model.distribute_strategy
+    made_in = scope_of(model)
     is_given, strategy = strategy is not None, strategy or strategy_over(made_in)
     strategy.check_alone()
     strategy.connect()

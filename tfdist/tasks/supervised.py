@@ -216,7 +216,15 @@ class Supervised(Task):
             weight = None if counts_once else weights[output]
             if prediction.mask is not None and not counts_once:
                 weight = _masked(weight, prediction.mask)
-            metric.update_state(targets[output], prediction.values, sample_weight=_shared_out(weight, shares))
+            try:
+                metric.update_state(targets[output], prediction.values, sample_weight=_shared_out(weight, shares))
+            except ValueError as error:
+                if shares is None:
+                    raise
+                raise UserError(
+                    f"The metric {metric.name!r} takes no weights of examples, by which several replicas count each "
+                    f"example once: {error}. Return a value for each example, and not their mean."
+                ) from error
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
         return self._named(_parts(examples)[1], "The targets")
@@ -224,22 +232,28 @@ class Supervised(Task):
     def _weights(self, examples: Any) -> Mapping[str, tf.Tensor | None]:
         given = _parts(examples)[2]
         if isinstance(given, Mapping):
-            unknown = [name for name in given if name not in self._losses]
+            unknown = [name for name in given if name not in (*self._losses, *self._names_of(len(given)))]
             if unknown:
                 raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
             return {name: _column(given[name]) if name in given else None for name in self._losses}
         if isinstance(given, (list, tuple)):
-            if len(given) != len(self._losses):
+            names = self._names_of(len(given))
+            if len(given) != len(names):
                 raise UserError(
                     f"sample_weight is a list of {len(given)}, and there are losses for {list(self._losses)}. Give one "
                     "array for each, one for all, or a dict of arrays by output name."
                 )
-            by_name = dict(zip(self._losses, given, strict=True))
-            return {name: None if weight is None else _column(weight) for name, weight in by_name.items()}
+            by_name = dict(zip(names, given, strict=True))
+            return {name: None if by_name[name] is None else _column(by_name[name]) for name in self._losses}
         return dict.fromkeys(self._names, None if given is None else _column(given))
 
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)
+
+    def _names_of(self, count: int) -> list[str]:
+        """The names of a list of so many parts: of the outputs that have losses, or of all that the model has."""
+        outputs = list(getattr(self._model, "output_names", None) or [])
+        return outputs if len(outputs) == count != len(self._losses) else list(self._losses)
 
     def _named(self, value: Any, what: str, model: keras.Model | None = None) -> Mapping[str, Any]:
         """`value` by output name."""
@@ -248,7 +262,7 @@ class Supervised(Task):
                 raise UserError(f"{what} are several; give Supervised.loss as a dict by output name.")
             return {ONLY_OUTPUT: value[0] if isinstance(value, (list, tuple)) else value}
         if isinstance(value, (list, tuple)):
-            names = getattr(model, "output_names", None) or list(self._losses)
+            names = getattr(model, "output_names", None) or self._names_of(len(value))
             if len(names) != len(value):
                 raise UserError(
                     f"{what} are a list of {len(value)}, which cannot be told apart by {list(names)}. Give a dict by "

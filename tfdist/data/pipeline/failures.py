@@ -75,11 +75,12 @@ def forget() -> None:
 def explained(error: BaseException) -> TfdistError | None:
     """Returns what TensorFlow's own error says about the data, for the two that do not say it well."""
     said = str(error.message) if isinstance(error, tf.errors.FailedPreconditionError) else ""
-    ended = re.search(r"expected to contain (?P<said>\d+) elements but contained only (?P<found>\d+)", said)
+    ended = re.search(r"expected to contain (?P<said>\d+) elements? but contained (only|at least) (?P<found>\d+)", said)
     if ended is not None:
         return UserError(
-            f"The dataset ended after {ended['found']} examples; num_examples says {ended['said']}. Correct it, or "
-            "leave it out and let the examples be counted."
+            f"An epoch of the dataset has {ended[2]} {ended['found']} examples, and {ended['said']} are expected, "
+            "which is num_examples or, without it, what the first epoch had. Give every epoch as many, or write "
+            "num_examples = N, no more than the shortest has."
         )
     # A message of TensorFlow's with bytes of a record in it fails to become text.
     if isinstance(error, UnicodeDecodeError) and b"Could not parse example input" in error.object:

@@ -113,6 +113,11 @@ class Source(abc.ABC):
         """Lines on what is read and how, for `--mode=validate`."""
         return []
 
+    def describe_sharing(self, num_workers: int | None, *, trains: bool) -> str:
+        """How several workers share the examples, where they have more than one way; of None, an unknown number."""
+        del num_workers, trains
+        return ""
+
 
 class RandomAccessSource(Source):
     """A source that can read any example by its index."""

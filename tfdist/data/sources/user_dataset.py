@@ -28,6 +28,7 @@ from tfdist.strategies.base import Topology
 
 POLICIES = ("auto", "data", "file", "off")
 _SEED_STRIDE = 1_000_003  # keeps epochs of one run's seed apart from those of the next
+NO_PASS = "in an epoch some examples come more than once and others not at all"
 _LOG = logging.getLogger(__name__)
 
 
@@ -96,6 +97,7 @@ class DatasetFunction(StreamSource):
             self._unseeded = self._parts.unseeded and unseeded_in_both(dataset, self._made(0, None))
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset, self._parts)
+        self._is_counted = num_examples is None
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
     def policy(self, num_workers: int, *, trains: bool) -> tuple[str, str]:
@@ -117,16 +119,17 @@ class DatasetFunction(StreamSource):
         if self._policy != "auto":
             return self._policy, f"policy {self._policy!r}, as it was set"
         if parts.is_sharded:
-            return "off", "policy 'off': the dataset is sharded already (Dataset.shard)"
+            return "off", f"policy 'off': the dataset is sharded already (Dataset.shard); {NO_PASS}"
         if self._unseeded and num_workers > 1 and trains:
             return "off", (
-                f"policy 'off': {self._unseeded} draws without a seed, so workers cannot agree on batches, and some "
-                "examples come twice and others not in an epoch; give it a seed"
+                f"policy 'off': {self._unseeded} draws without a seed, so workers cannot agree on batches; {NO_PASS}; "
+                "give it a seed"
             )
         if trains and num_workers > 1 and parts.num_files >= num_workers:
             return "file", (
                 f"policy 'file': it reads {parts.num_files} files, at least one for each of {num_workers} workers; "
-                "batches depend on the number of workers, which policy = 'data' avoids by reading everything everywhere"
+                f"batches depend on the number of workers, and {NO_PASS} unless the files are of one length; policy = "
+                "'data' avoids both by reading everything everywhere"
             )
         why = f"{parts.num_files} files" if parts.num_files else "no files that could be shared out"
         return "data", f"policy 'data': it reads {why}; every worker reads all and takes its part of each batch"
@@ -150,11 +153,17 @@ class DatasetFunction(StreamSource):
             )
         if self._parts.unseeded and not self._unseeded:
             resuming += f"; {self._parts.unseeded} has no seed and takes the run's, what Python draws in it does not"
-        return [f"a tf.data.Dataset: {self.policy(1, trains=True)[1]}; {resuming}"]
+        return [f"a tf.data.Dataset: {resuming}"]
+
+    def describe_sharing(self, num_workers: int | None, *, trains: bool) -> str:
+        if num_workers is not None:
+            return self.policy(num_workers, trains=trains)[1]
+        alone = self.policy(1, trains=trains)[1]
+        several = self.policy(2, trains=trains)[1] if self._policy == "auto" else alone
+        return alone if several == alone else f"{alone}. With several workers {several}"
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        policy, reason = self.policy(topology.num_workers, trains=plan.shuffle_seed is not None)
-        _LOG.info("%s", reason)
+        policy, _ = self.policy(topology.num_workers, trains=plan.shuffle_seed is not None)
         if policy != "data":
             return self._own_batches(plan, topology, first_step, policy)
         if self._unseeded and topology.num_workers > 1:
@@ -186,12 +195,12 @@ class DatasetFunction(StreamSource):
         epoch, step = divmod(first_step, plan.steps_per_epoch)
 
         def of_epoch(dataset: tf.data.Dataset) -> tf.data.Dataset:
-            short = tf.data.experimental.assert_cardinality(self.num_examples)
-            whole = dataset.take(self.num_examples).apply(short)
+            taken = dataset if self._is_counted else dataset.take(self.num_examples)
+            whole = taken.apply(tf.data.experimental.assert_cardinality(self.num_examples))
             return whole.batch(plan.global_batch_size, drop_remainder=plan.drop_remainder)
 
         if self._parameters and plan.shuffle_seed is not None:
-            first = of_epoch(self._dataset(epoch, plan.shuffle_seed)).skip(step)
+            first = of_epoch(self._epoch(epoch, plan.shuffle_seed)).skip(step)
             return first.concatenate(self._epochs_from(epoch + 1, plan.shuffle_seed).flat_map(of_epoch))
         dataset = self._dataset(0, plan.shuffle_seed)
         if self._is_endless:
@@ -201,7 +210,19 @@ class DatasetFunction(StreamSource):
 
     def _epochs_from(self, epoch: int, seed: int) -> _Epochs:
         """The datasets of this epoch and all that follow, each made by the user's function when its turn comes."""
-        return _Epochs(lambda number: self._dataset(number, seed), epoch, self._dataset(epoch, seed).element_spec)
+        return _Epochs(lambda number: self._epoch(number, seed), epoch, self._dataset(epoch, seed).element_spec)
+
+    def _epoch(self, number: int, seed: int) -> tf.data.Dataset:
+        """The dataset of an epoch, which has as many examples as was counted, as far as it knows."""
+        dataset = self._dataset(number, seed)
+        known = int(dataset.cardinality())
+        if self._is_counted and known not in (tf.data.UNKNOWN_CARDINALITY, self.num_examples):
+            length = "no end" if known == tf.data.INFINITE_CARDINALITY else f"{known:,} examples"
+            raise UserError(
+                f"The dataset of epoch {number} has {length}, and that of epoch 0 has {self.num_examples:,}. Give "
+                "every epoch as many, or write num_examples = N, no more than the shortest has."
+            )
+        return dataset
 
     def _own_batches(self, plan: BatchPlan, topology: Topology, first_step: int, policy: str) -> tf.data.Dataset:
         """Batches from this worker's own stream, every one of them full: epochs of workers need not be as long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 
 import numpy as np
@@ -46,7 +47,8 @@ def read_lines(file: FileVersion, *, separator: str, split: str, label: str | No
     texts, lengths, labels = [], [], []
     first_lines: dict[bytes, int] = {}
     codes: dict[bytes, int] = {}
-    for number, line in enumerate(read_exactly(file, 0, file.num_bytes).split(b"\n"), 1):
+    data = read_exactly(file, 0, file.num_bytes).removeprefix(codecs.BOM_UTF8)
+    for number, line in enumerate(data.split(b"\n"), 1):
         content = line.rstrip(b"\r")
         if not content.strip():
             continue

@@ -7,8 +7,9 @@ all; those that write files run on the chief alone.
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -88,8 +89,10 @@ class Callbacks:
     def wants_evaluation_stop(self) -> bool:
         return bool(self._model.stop_evaluating)
 
-    def train_begin(self) -> None:
-        self._list.on_train_begin()
+    def train_begin(self, resumes_at: int | None = None) -> None:
+        """`resumes_at`: the next epoch whose end the callbacks see, of a run that an earlier start began."""
+        with continued_files(self._mine, resumes_at):
+            self._list.on_train_begin()
         self._baseline = Baseline(self._mine)
 
     def changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -112,7 +115,7 @@ class Callbacks:
         may_change = self._has_end_hooks or keeps_average(self._optimizer)
         before = self._model.get_weights() if may_change else []
         self._optimizer.finalize_variable_values(self._model.trainable_variables)
-        self._list.on_train_end(logs)
+        self._list.on_train_end(_as_in_fit(logs))
         after = self._model.get_weights() if may_change else []
         return any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
 
@@ -125,7 +128,7 @@ class Callbacks:
 
     def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """`logs`: the epoch's training metrics, and the evaluation's under `val_…` names."""
-        self._list.on_epoch_end(epoch, logs)
+        self._list.on_epoch_end(epoch, _as_in_fit(logs))
 
     def batch_begin(self, step_in_epoch: int) -> None:
         if self.act_on_batches:
@@ -134,7 +137,7 @@ class Callbacks:
     def batch_end(self, step_in_epoch: int, logs: dict[str, Any], *, diverged: bool = False) -> None:
         """`logs`: means over the epoch so far. With `diverged` those are called, too, that only wait for that."""
         if self.act_on_batches or diverged:
-            self._list.on_train_batch_end(step_in_epoch, logs)
+            self._list.on_train_batch_end(step_in_epoch, _as_in_fit(logs))
 
     def test_begin(self) -> None:
         self._model.stop_evaluating = False
@@ -145,10 +148,15 @@ class Callbacks:
 
     def test_batch_end(self, step: int, logs: dict[str, Any]) -> None:
         """`logs`: means over the evaluation so far."""
-        self._list.on_test_batch_end(step, logs)
+        self._list.on_test_batch_end(step, _as_in_fit(logs))
 
     def test_end(self, logs: dict[str, Any]) -> None:
-        self._list.on_test_end(logs)
+        self._list.on_test_end(_as_in_fit(logs))
+
+
+def _as_in_fit(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The logs with arrays where a metric gives several numbers."""
+    return {name: np.asarray(value, np.float32) if isinstance(value, list) else value for name, value in logs.items()}
 
 
 class CallbackError(UserError):
@@ -186,6 +194,40 @@ def _raising(error: Exception) -> str:
     found = [h for h in holders if isinstance(h, keras.callbacks.Callback)]
     found = [h for h in found if not isinstance(h, keras.callbacks.CallbackList)]
     return type(found[0]).__name__ if found else "list"
+
+
+@contextlib.contextmanager
+def continued_files(callbacks: Sequence[keras.callbacks.Callback], epoch: int | None) -> Iterator[None]:
+    """Has each CSVLogger continue its file where a run resumes at an epoch, of which it may have rows already."""
+    loggers = [each for each in callbacks if isinstance(each, keras.callbacks.CSVLogger)]
+    appends = [each.append for each in loggers]
+    for each in loggers:
+        each.append_header = True  # an earlier call of `fit` may have left it False
+        if epoch is not None:
+            each.append = True
+            _drop_rows(each, epoch)
+    try:
+        yield
+    finally:
+        for each, append in zip(loggers, appends, strict=True):
+            each.append = append
+
+
+def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
+    """Takes the rows of this and later epochs off the end of its file, and one that a kill cut off."""
+    if not os.path.exists(logger.filename):
+        return
+    with open(logger.filename, newline="") as file:
+        lines = file.readlines()
+    kept = list(lines)
+    while len(kept) > 1 and not (kept[-1].endswith("\n") and _is_before(kept[-1].partition(logger.sep)[0], epoch)):
+        kept.pop()
+    if kept != lines:
+        files.write_atomic(logger.filename, "".join(kept))
+
+
+def _is_before(text: str, epoch: int) -> bool:
+    return not text.isdecimal() or int(text) < epoch
 
 
 def writes(callback: keras.callbacks.Callback) -> bool:

@@ -142,7 +142,7 @@ class Loop:
         outcome, boundaries = self._outcome, self._boundaries
         if self._recovery is not None:
             self._recovery.begin()
-        self._callbacks.train_begin()
+        self._callbacks.train_begin(None if self._start is None else self._next_epoch_end(self._start))
         if self._start is not None:
             self._continue_from(self._start)
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
@@ -170,6 +170,12 @@ class Loop:
         if self._diverged is not None and not (changed and self._callbacks.weights_are_finite):
             raise self._diverged  # no callback has put back weights of before
         return outcome
+
+    def _next_epoch_end(self, start: Position) -> int | None:
+        """The epoch whose end callbacks see next, of a run that was begun before."""
+        if not start.values or not start.step:
+            return None
+        return (start.step - bool(start.values.get("boundary_is_due"))) // self._boundaries.steps_per_epoch
 
     def _continue_from(self, start: Position) -> None:
         """Puts the loop where `_save` found it; the variables are there already."""

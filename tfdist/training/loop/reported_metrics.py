@@ -6,7 +6,7 @@ Invariant: a name is refused before the first step where it is known that nothin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.errors import UserError, suggest
@@ -24,30 +24,36 @@ class Reported:
     """What a training reports.
 
     Attributes:
-      names: of its own metrics; None where one of them does not tell before it counts.
+      names: its own metrics, and of how many numbers each is; None where one does not tell before it counts.
       evaluates: whether an evaluation reports the same names with `val_` before them.
     """
 
-    names: Sequence[str] | None
+    names: Mapping[str, int] | None
     evaluates: bool
 
     def check(self, setting: str, name: str | None) -> None:
-        """Raises UserError where a setting, such as "tune.objective is", names what will not be reported."""
+        """Raises UserError where a setting, such as "tune.objective is", names what is not reported as one number."""
         if name is None:
             return
         if name.startswith(VALIDATION) and not self.evaluates:
             raise not_evaluated(setting, name)
         if self.names is None:
             return
-        known = [*self.names, *(f"{VALIDATION}{each}" for each in self.names if self.evaluates)]
+        known = {**self.names, **{f"{VALIDATION}{each}": n for each, n in self.names.items() if self.evaluates}}
         if name not in known:
-            raise not_reported(setting, name, known)
+            raise not_reported(setting, name, list(known))
+        if known[name] > 1:
+            raise UserError(
+                f"{setting} {name!r}, which gives {known[name]:,} numbers. Name a metric of one number, such as "
+                "keras.metrics.F1Score(average='macro') gives."
+            )
 
 
 def reported_by(metrics: MetricGroup, task: Task, *, evaluates: bool) -> Reported:
     """What a training with these metrics and this task's loss reports."""
     names = metrics.reported_names()
-    own = None if names is None else ["loss", *(f"{term}_loss" for term in task.term_names()), *names]
+    losses = dict.fromkeys(["loss", *(f"{term}_loss" for term in task.term_names())], 1)
+    own = None if names is None else losses | names
     return Reported(own, evaluates)
 
 

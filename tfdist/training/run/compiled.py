@@ -147,6 +147,8 @@ def _by_output(given: Any, outputs: Mapping[str, Any], what: str, *, every: bool
 
 
 def _metric(given: Any, targets: Any, outputs: Any) -> keras.metrics.Metric:
+    if type(given) is keras.metrics.MeanMetricWrapper:  # whose configuration knows a function by name alone
+        return keras.metrics.MeanMetricWrapper(given._fn, given.name, given.dtype, **given._fn_kwargs)
     if isinstance(given, keras.metrics.Metric):
         return type(given).from_config(given.get_config())
     return compile_utils.get_metric(given, targets, outputs)

@@ -7,6 +7,7 @@ device that saw every example once. Read once a call of the step function, in th
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import replica_index
 from tfdist.tasks.base import MetricSpec
+
+ADDED = "sum"  # the aggregation of a variable, by default
 
 
 class MetricGroup:
@@ -42,15 +45,19 @@ class MetricGroup:
                     "function that returns keras.metrics.…(name='another_name')."
                 )
 
-    def reported_names(self) -> list[str] | None:
-        """What `read` will call its results; None where a metric of the user's own does not tell before it counts."""
-        names: list[str] = []
+    def reported_names(self) -> dict[str, int] | None:
+        """What `read` will call its results, and of how many numbers each is.
+
+        None where a metric of the user's own does not tell before it counts.
+        """
+        names: dict[str, int] = {}
         for name, metric in zip(self.names, self.metrics, strict=True):
             try:
                 result = metric.result()
             except Exception:  # whatever a metric that has seen nothing may do
                 return None
-            names += list(result) if isinstance(result, dict) else [name]
+            results = result if isinstance(result, dict) else {name: result}
+            names |= {each: math.prod(getattr(value, "shape", ())) for each, value in results.items()}
         return names
 
     def reset(self) -> None:
@@ -71,7 +78,7 @@ class MetricGroup:
         results: dict[str, tf.Tensor] = {}
         for name, metric in zip(self.names, self.metrics, strict=True):
             own, states = states[: len(metric.variables)], states[len(metric.variables) :]
-            result = _result(metric, own)
+            result = result_of(metric, own)
             results.update(result if isinstance(result, dict) else {name: result})
         return results, sums
 
@@ -87,20 +94,20 @@ class MetricGroup:
         """
         is_first = tf.equal(replica_index(), 0)
         for variable, state in zip(self.variables, states, strict=True):
-            is_summed = variable.aggregation == "sum" and strategy.topology.num_replicas > 1
+            is_summed = variable.aggregation == ADDED and strategy.topology.num_replicas > 1
             variable.assign(tf.where(is_first, state, tf.zeros_like(state)) if is_summed else state)
 
     def _contribution(self, variable: Any, strategy: Strategy) -> tf.Tensor:
         """What this replica adds to the variable's value over all replicas."""
         value = tf.convert_to_tensor(variable.value)
-        if variable.aggregation == "sum" or strategy.topology.num_replicas == 1:
+        if variable.aggregation == ADDED or strategy.topology.num_replicas == 1:
             return value
         if variable.aggregation == "mean":
             return value / tf.cast(strategy.topology.num_replicas, value.dtype)
         return tf.where(tf.equal(replica_index(), 0), value, tf.zeros_like(value))
 
 
-def _result(metric: keras.metrics.Metric, states: Sequence[tf.Tensor]) -> Any:
+def result_of(metric: keras.metrics.Metric, states: Sequence[tf.Tensor]) -> Any:
     """The metric's result if its variables had these values: a tensor, or a dict of them.
 
     A result that is a variable is read here: `Metric.stateless_result` would hand out the variable, with the value that

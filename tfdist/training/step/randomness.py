@@ -52,6 +52,12 @@ def separate_replicas(model: keras.Model) -> None:
                 generator.next = _offset_by_replica(generator.next)
 
 
+def join_replicas(model: keras.Model) -> None:
+    """Takes `separate_replicas` back."""
+    for generator in seed_generators(model):
+        vars(generator).pop("next", None)
+
+
 def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
     """The seed generators of all layers, whose states belong to the training's state."""
     found = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", ())]

@@ -26,6 +26,7 @@ from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisi
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.checking.examples import check_first_batch, named_arrays
+from tfdist.training.run.checking.metric_sums import metrics_without_sum
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explained
@@ -62,6 +63,13 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             check_fit(built, task, each.structure, [metrics])
         assembly.check_examples(task, built, each, split)
         check_first_batch(built, task, batches[split], split)
+    with explained(source.structure):
+        unsummed = metrics_without_sum(built, task, metrics, batches["training"])
+    if unsummed:
+        tell(
+            f"note: {', '.join(unsummed)}: no sum over examples, nor made of such sums. Several replicas, which add up "
+            "the variables of a metric, report another value than one device."
+        )
     made = build_optimizer(optimizer, built)
     assembly.check_reported(settings, metrics, task, made)
     if settings.start_from is not None:
@@ -170,7 +178,8 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
-    for line in source.describe():
+    sharing = source.describe_sharing(None, trains=split == "training")
+    for line in filter(None, [*source.describe(), sharing]):
         tell(f"  {line}")
     alone = dataclasses.replace(plan, num_replicas=1)
     failures.forget()

@@ -41,6 +41,13 @@ def follow_aggregation(model: keras.Model, strategy: Strategy) -> None:
         variable.assign = _on_replicas(assign, _assigning(variable, assign, strategy))
 
 
+def forget_aggregation(model: keras.Model) -> None:
+    """Takes `follow_aggregation` back."""
+    for variable in aggregated_variables(model):
+        for name in ("assign", "assign_add", "assign_sub"):
+            vars(variable).pop(name, None)
+
+
 def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:
     """Chooses by where it is called: a callback, say, assigns for all replicas at once."""
 

@@ -50,6 +50,14 @@ def separate_losses(model: keras.Model) -> None:
             object.__setattr__(layer, "_loss_ids", ThreadIds())
 
 
+def join_losses(model: keras.Model) -> None:
+    """Takes `separate_losses` back."""
+    for layer in model._flatten_layers():
+        if isinstance(layer._losses, ThreadLosses):
+            object.__setattr__(layer, "_losses", [])
+            object.__setattr__(layer, "_loss_ids", set())
+
+
 class ThreadLosses(threading.local):
     """As much of a list as Keras's layers use for their losses; every thread has its own."""
 
