@@ -161,6 +161,7 @@ _EVENTS = (
     EventKind("hosts_changed", "info", "an elastic run goes on with other hosts"),
     # Telling.
     EventKind("sink_dropped", "warning", "a sink of train.sinks failed or hung"),
+    EventKind("log_not_written", "warning", "a full disk or an outage costs lines of a log, or summaries"),
     EventKind("sampling_stopped", "warning", "what the process uses could not be stored"),
 )
 EVENTS = {event.name: event for event in _EVENTS}
