@@ -388,6 +388,12 @@ def test_a_gin_file_in_a_bucket_that_cannot_be_reached_is_told_within_seconds() 
     assert "'gs://no-such-bucket/experiment.gin' cannot be read" in told.stderr
 
 
+def test_a_run_directory_with_a_line_break_is_refused(answer: Callable[..., Answer]) -> None:
+    check_refused(
+        answer(DIGITS, "--run_dir=runs/a\nrm -r x"), "runs/a\\nrm -r x' has characters that cannot be printed"
+    )
+
+
 def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdist.storage import files
 

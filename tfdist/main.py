@@ -165,6 +165,8 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
             f"--run_dir={values.run_dir} is empty; a variable in it may have no value. Write a directory, or leave "
             "--run_dir out: then it is runs/ and the first gin file's name."
         )
+    if values.run_dir is not None and not values.run_dir.isprintable():
+        raise UserError(f"--run_dir={values.run_dir!r} has characters that cannot be printed. Write a plain name.")
     if values.mode not in MODES:
         raise UserError(
             f"There is no --mode={values.mode}; the modes are {', '.join(MODES)}.{suggest(values.mode, MODES)}"

@@ -87,6 +87,10 @@ def read_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
             raise UserError(f"There is no gin file {name!r} here, so the workers would not find it either.")
     if not values_of("--run_dir", arguments):
         raise UserError("No --run_dir given. Every worker must write into one place: add --run_dir=… behind `--`.")
+    if not values_of("--run_dir", arguments)[-1].isprintable():
+        raise UserError(
+            f"--run_dir={values_of('--run_dir', arguments)[-1]!r} holds a character that cannot be printed."
+        )
     name = options.name or name_from(gin_files[0])
     return Job(
         name=f"{name[:33]}-doctor" if options.doctor else name,
