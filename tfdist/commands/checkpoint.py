@@ -19,7 +19,7 @@ from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.listing import entry_row, reason_to_keep, summary, table, tensor_row
 from tfdist.checkpoint.policy import BEST_MODES, CheckpointPolicy
 from tfdist.command_line import exit_status_of, flags
-from tfdist.errors import EXIT_DONE, UserError, suggest
+from tfdist.errors import EXIT_DONE, UserError, printable, suggest
 from tfdist.storage import files
 from tfdist.telemetry.console.sizes import in_bytes
 from tfdist.telemetry.run_directory import RunDirectory
@@ -35,13 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments), trusts_the_disk=False)
 
 
+def _show(text: str) -> None:
+    """Prints what checkpoints, which may be anybody's, hold."""
+    print(printable(text), flush=True)
+
+
 def run(arguments: Sequence[str]) -> int:
     """The status of the command that the arguments name."""
     given = parse(arguments)
     try:
         return given.command.run(given)
     except DamagedCheckpoint as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(printable(f"error: {error}"), file=sys.stderr, flush=True)
         return EXIT_DAMAGED
 
 
@@ -62,10 +67,10 @@ def list_command(given: Given) -> int:
     """Prints the checkpoints, the newest first; the exit status."""
     entries = found_in(given.run_dir)
     if not entries:
-        print(f"no checkpoints in {given.run_dir}")
+        _show(f"no checkpoints in {given.run_dir}")
         return EXIT_DONE
     problems = {entry.path: catalog.verify(entry) for entry in entries} if given.flags.verify else {}
-    print(table([entry_row(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
+    _show(table([entry_row(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
     damaged = [entry for entry in entries if not entry.is_leftover and (entry.problem or problems.get(entry.path))]
     return EXIT_DAMAGED if damaged else EXIT_DONE
 
@@ -83,9 +88,9 @@ def verify_command(given: Given) -> int:
         damaged += problem is not None
         if problem is None and entry.manifest is not None:
             num_files, size = len(entry.manifest.files), in_bytes(entry.manifest.num_stored_bytes)
-            print(f"step {entry.step:,}: right ({num_files:,} file{'s' * (num_files != 1)}, {size})", flush=True)
+            _show(f"step {entry.step:,}: right ({num_files:,} file{'s' * (num_files != 1)}, {size})")
         else:
-            print(f"step {entry.step:,}: damaged: {problem} ({entry.path})", flush=True)
+            _show(f"step {entry.step:,}: damaged: {problem} ({entry.path})")
     return EXIT_DAMAGED if damaged else EXIT_DONE
 
 
@@ -96,12 +101,12 @@ def show_command(given: Given) -> int:
         raise DamagedCheckpoint(f"{entry.problem} ({entry.path})")
     manifest = entry.manifest
     size = f"{in_bytes(manifest.num_tensor_bytes)}, {in_bytes(manifest.num_stored_bytes)} stored"
-    print(f"path      {entry.path}\nstep      {entry.step:,}\ncreated   {manifest.created}\nsize      {size}")
+    _show(f"path      {entry.path}\nstep      {entry.step:,}\ncreated   {manifest.created}\nsize      {size}")
     for title, values in (("metrics", manifest.metrics), ("identity", manifest.identity), ("values", manifest.values)):
-        print(f"\n{title}\n{summary(values)}")
-    print(f"\n{manifest.num_tensors:,} tensors")
+        _show(f"\n{title}\n{summary(values)}")
+    _show(f"\n{manifest.num_tensors:,} tensors")
     tensors = restore.load(entry.path, verify=False).tensors
-    print(table([tensor_row(name, tensors[name]) for name in sorted(tensors)], right=("bytes",)))
+    _show(table([tensor_row(name, tensors[name]) for name in sorted(tensors)], right=("bytes",)))
     return EXIT_DONE
 
 
@@ -125,11 +130,11 @@ def prune_command(given: Given) -> int:
     expired = retention.expired(entries, policy, newest=newest)
     kept = [entry for entry in entries if entry not in expired]
     for entry in kept:
-        print(f"keep step {entry.step:,}: {reason_to_keep(entry, kept, newest, policy)}")
+        _show(f"keep step {entry.step:,}: {reason_to_keep(entry, kept, newest, policy)}")
     for entry in expired:
         if not given.flags.dry_run:
             catalog.remove(entry.path)
-        print(f"{'would remove' if given.flags.dry_run else 'removed'} step {entry.step:,}", flush=True)
+        _show(f"{'would remove' if given.flags.dry_run else 'removed'} step {entry.step:,}")
     return EXIT_DONE
 
 
@@ -144,10 +149,7 @@ def copy_command(given: Given) -> int:
     destination = RunDirectory(given.destination)
     as_run = source != RunDirectory(given.run_dir).path and not destination.path.endswith("/checkpoints")
     for entry in entries:
-        print(
-            f"step {entry.step:,}: {transfer.copy(entry, destination.checkpoints if as_run else destination.path)}",
-            flush=True,
-        )
+        _show(f"step {entry.step:,}: {transfer.copy(entry, destination.checkpoints if as_run else destination.path)}")
     return EXIT_DONE
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from tfdist.errors import printable, redacted
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.facts import Event, Level
 from tfdist.telemetry.logs.event_text import event_line
@@ -75,6 +76,8 @@ class EventLog:
     def _write(
         self, level: Level, name: str, step: int | None, message: str | None, details: dict[str, object]
     ) -> None:
+        message = None if message is None else printable(redacted(message))
+        details = {each: redacted(value) if isinstance(value, str) else value for each, value in details.items()}
         event = Event(name=name, level=level, worker=self._worker, step=step, message=message, details=details)
         self._console.event(event)
         line = event_line(event)
