@@ -388,6 +388,21 @@ def test_a_gin_file_in_a_bucket_that_cannot_be_reached_is_told_within_seconds() 
     assert "'gs://no-such-bucket/experiment.gin' cannot be read" in told.stderr
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_terminal_that_lacks_a_character_is_told_all_the_same(encoding: str) -> None:
+    environment = {"PYTHONIOENCODING": f"{encoding}:strict", "PYTHONUTF8": "0"}
+    told = run_python(["-m", "tfdist.main", "--gin_file=日本語.gin"], env=environment)
+    assert told.status == 2 and "Traceback" not in told.stderr and "\\u65e5\\u672c\\u8a9e.gin" in told.stderr
+    about = run_python(["-m", "tfdist.main", "--help"], env=environment).check()
+    assert "--gin_file=FILE" in about.stdout
+
+
+def test_a_run_directory_with_a_line_break_is_refused(answer: Callable[..., Answer]) -> None:
+    check_refused(
+        answer(DIGITS, "--run_dir=runs/a\nrm -r x"), "runs/a\\nrm -r x' has characters that cannot be printed"
+    )
+
+
 def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdist.storage import files
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+import stat
 import subprocess
 import sys
 
 import pytest
 from support import REPOSITORY, clean_environment
 
-from tfdist.xla_cache import FLAG, FLAGS, keep_compiled
+from tfdist.xla_cache import FLAG, FLAGS, NAME, keep_compiled, remove_damaged
 
 
 @pytest.mark.parametrize(
@@ -32,16 +33,57 @@ def test_the_flag_is_set_where_it_can_be(
     assert (f"{FLAG}={tmp_path}/run/xla_cache/" in environment[FLAGS]) == is_kept
 
 
+def test_the_cache_is_this_users_alone_and_nothing_that_others_may_have_written_is_used(tmp_path: pathlib.Path) -> None:
+    cache = tmp_path / NAME
+    for mode, is_kept in ((0o755, True), (0o700, True), (0o777, False)):
+        (cache / "x86").mkdir(parents=True, exist_ok=True)
+        (cache / "x86" / "entry.pb").write_bytes(b"code")
+        cache.chmod(mode)
+        keep_compiled(str(tmp_path), {})
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+        assert (cache / "x86" / "entry.pb").exists() == is_kept
+    cache.rename(tmp_path / "elsewhere")
+    cache.symlink_to(tmp_path / "elsewhere")
+    environment: dict[str, str] = {}
+    with pytest.raises(PermissionError, match="a link to one"):
+        keep_compiled(str(tmp_path), environment)
+    assert not environment
+    (tmp_path / "elsewhere" / "x86").mkdir()
+    (tmp_path / "elsewhere" / "x86" / "torn.pb").write_bytes(b"")
+    assert remove_damaged(str(tmp_path)) == []
+
+
+def train(run_dir: pathlib.Path, epochs: int) -> str:
+    """Trains up to that epoch in a process that imports TensorFlow itself; returns what it wrote to stderr."""
+    digits = f"--gin_file={REPOSITORY / 'configs/experiments/digits.gin'}"
+    settings = ["train.xla = 'on'", f"train.epochs = {epochs}", "train.eval_data = None"]
+    given = [f"--gin_param={text}" for text in settings]
+    command = [sys.executable, "-m", "tfdist.main", digits, *given, f"--run_dir={run_dir}"]
+    return subprocess.run(command, env=clean_environment(), check=True, capture_output=True, text=True).stderr
+
+
 @pytest.mark.slow
 def test_a_second_resumed_start_compiles_nothing(tmp_path: pathlib.Path) -> None:
-    def train(epochs: int) -> set[tuple[str, float]]:
-        digits = f"--gin_file={REPOSITORY / 'configs/experiments/digits.gin'}"
-        settings = ["train.xla = 'on'", f"train.epochs = {epochs}", "train.eval_data = None"]
-        given = [f"--gin_param={text}" for text in settings]
-        command = [sys.executable, "-m", "tfdist.main", digits, *given, f"--run_dir={tmp_path / 'run'}"]
-        subprocess.run(command, env=clean_environment(), check=True, capture_output=True)  # imports TensorFlow itself
-        return {(path.name, path.stat().st_mtime) for path in (tmp_path / "run" / "xla_cache").glob("*/*")}
+    def entries() -> set[tuple[str, float]]:
+        return {(path.name, path.stat().st_mtime) for path in (tmp_path / NAME).glob("*/*")}
 
-    assert train(1)
-    resumed = train(2)
-    assert train(3) == resumed
+    train(tmp_path, 1)
+    assert entries()
+    train(tmp_path, 2)
+    resumed = entries()
+    train(tmp_path, 3)
+    assert entries() == resumed
+
+
+@pytest.mark.slow
+def test_a_start_that_cannot_read_the_cache_removes_it_and_trains(tmp_path: pathlib.Path) -> None:
+    for epochs in (1, 2):
+        train(tmp_path, epochs)
+    for path in (tmp_path / NAME).glob("*/*.pb"):  # as a loss of power leaves blocks that were not written
+        content = bytearray(path.read_bytes())
+        middle, length = len(content) // 2, len(content) // 4
+        content[middle : middle + length] = bytes(length)
+        path.write_bytes(content)
+    said = train(tmp_path, 3)
+    assert said.count("warning: What XLA had compiled") == 1 and "Traceback" not in said
+    assert "warning" not in train(tmp_path, 4)

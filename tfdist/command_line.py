@@ -7,6 +7,7 @@ process. Invariant: what a user did wrong is a `UserError`, one message and exit
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import math
 import os
@@ -22,6 +23,7 @@ from tfdist.errors import (
     TfdistError,
     UserError,
     exit_status_of_error,
+    printable,
     redacted,
 )
 from tfdist.requirements import missing_requirement
@@ -38,6 +40,9 @@ _HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
 
 def start(command: Callable[[list[str]], int]) -> None:
     """Runs a command as absl's programs are run; `command` takes the arguments and returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack a character of a message, or of a name in it
+            stream.reconfigure(errors="backslashreplace")
     if _HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
         sys.exit(command(sys.argv[1:]))
     from absl import app
@@ -146,7 +151,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     except OSError as error:
         if trusts_the_disk:
             raise
-        _say(f"error: {redacted(' '.join(str(error).split()))}")
+        _say(f"error: {printable(redacted(' '.join(str(error).split())))}")
         return exit_status_of_error(error)
 
 

@@ -2,7 +2,7 @@
 
 Invariant: an error that the user can mend is a `UserError` whose message says what was wrong, what was received and
 what to write instead; the commands print that message without a traceback and end with its `exit_status`. No message
-shows the user name and password of a URL.
+shows the user name and password of a URL, nor has it control characters, which a terminal would obey.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ EXIT_STORE_UNAVAILABLE = 7
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_NO_READER = 141  # 128 + SIGPIPE
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for tabs and line breaks
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*@")
 
 
@@ -34,7 +35,7 @@ class TfdistError(Exception):
     """Whether all workers of a run raise it at the same point, so that none needs to be told."""
 
     def __str__(self) -> str:
-        return redacted(super().__str__())
+        return printable(redacted(super().__str__()))
 
 
 class UserError(TfdistError):
@@ -138,6 +139,11 @@ def exit_status_of_error(error: BaseException) -> int:
 def redacted(text: str) -> str:
     """A text without the credentials of the URLs in it: "http://user:password@host" becomes "http://***@host"."""
     return _CREDENTIALS.sub("***@", text)
+
+
+def printable(text: str) -> str:
+    """A text with its control characters escaped as by `repr`: whatever a file holds, a terminal only shows it."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> UserError:

@@ -162,6 +162,8 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
             f"--run_dir={values.run_dir} is empty; a variable in it may have no value. Write a directory, or leave "
             "--run_dir out: then it is runs/ and the first gin file's name."
         )
+    if values.run_dir is not None and not values.run_dir.isprintable():
+        raise UserError(f"--run_dir={values.run_dir!r} has characters that cannot be printed. Write a plain name.")
     if values.mode not in MODES:
         raise UserError(
             f"There is no --mode={values.mode}; the modes are {', '.join(MODES)}.{suggest(values.mode, MODES)}"
@@ -238,7 +240,13 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     try:
         loaded = load()
         heartbeat.wait_to_begin(begin_at)
-        run_mode(given, loaded, load, fork_servers, wait)
+        try:
+            run_mode(given, loaded, load, fork_servers, wait)
+        except xla_cache.UnreadableCacheError as error:
+            if "TF_CONFIG" in os.environ or "HOROVOD_RANK" in os.environ:  # the other workers have lost this one
+                raise
+            print(f"warning: {error}", file=sys.stderr)
+            run_mode(given, load(), load, fork_servers, wait)
     except TfdistError as error:
         if given.verbose:
             traceback.print_exception(error)
@@ -278,7 +286,10 @@ def keep_compiled(given: flags.FlagValues) -> None:
         if damaged := xla_cache.remove_damaged(run_dir):
             print(f"warning: {damaged[0]} is damaged. XLA compiles again.", file=sys.stderr)
         if "tensorflow" not in sys.modules:
-            xla_cache.keep_compiled(run_dir, os.environ)
+            try:
+                xla_cache.keep_compiled(run_dir, os.environ)
+            except OSError as error:
+                print(f"warning: {error}. XLA compiles again.", file=sys.stderr)
 
 
 def run_mode(
@@ -344,6 +355,10 @@ def run_mode(
     except TfdistError:
         raise
     except (Exception, SystemExit) as error:
+        if given.mode == "train" and xla_cache.remove_unreadable(error, os.path.expanduser(run_dir)):
+            raise xla_cache.UnreadableCacheError(
+                f"What XLA had compiled for {run_dir} could not be read and was removed: the next start compiles again."
+            ) from error
         users = loaded.user_error(error) or troubles.failed(error)
         if users is None:
             raise

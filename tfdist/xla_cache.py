@@ -4,7 +4,8 @@ TensorFlow finds it by the names of functions, which count what the process has 
 that resumes find nothing of each other.
 
 Invariant: holds no TensorFlow, which reads its flags once, when it is imported. What was compiled for a processor may
-use instructions that another one lacks, so each kind has a place of its own.
+use instructions that another one lacks, so each kind has a place of its own. TensorFlow runs what it finds there
+unchecked, so it is looked for only where nobody but this user can have written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import hashlib
 import os
 import pathlib
 import platform
+import shutil
+import stat
 from collections.abc import MutableMapping
+
+from tfdist.errors import TfdistError
+from tfdist.storage import private_directory
 
 FLAGS = "TF_XLA_FLAGS"
 FLAG = "--tf_xla_persistent_cache_directory"
@@ -21,21 +27,52 @@ NAME = "xla_cache"
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
 
+class UnreadableCacheError(TfdistError):
+    """XLA could not read what it had kept."""
+
+
 def keep_compiled(run_dir: str, environment: MutableMapping[str, str]) -> None:
     """Has a TensorFlow that is imported from here on keep what XLA compiles below `run_dir`, unless that is remote.
 
     A directory that the user names in TF_XLA_FLAGS stays.
+
+    Raises:
+      PermissionError: the directory in `run_dir` is another user's, or a link.
     """
     flags, place = environment.get(FLAGS, ""), os.path.join(os.path.abspath(run_dir), NAME, _kind_of_processor())
     if "://" not in run_dir and FLAG not in flags and not any(map(str.isspace, place)):
+        if os.path.isdir(run_dir):
+            _make_private(os.path.join(run_dir, NAME))
         environment[FLAGS] = f"{flags} {FLAG}={place}".strip()
+
+
+def _make_private(cache: str) -> None:
+    """Makes the directory for this user alone, without what others may have written there."""
+    if os.path.lexists(cache):
+        found = os.lstat(cache)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            if found.st_mode & 0o022:
+                shutil.rmtree(cache, ignore_errors=True)  # another worker may be doing so
+            else:
+                os.chmod(cache, 0o700)
+    private_directory.make(cache)
+
+
+def remove_unreadable(error: BaseException, run_dir: str) -> bool:
+    """Whether an error is XLA's, of something kept that it could not read; then what it kept is gone."""
+    cache = os.path.join(run_dir, NAME)
+    if "serialized" not in str(error).lower() or os.path.islink(cache) or not os.path.isdir(cache):
+        return False
+    shutil.rmtree(cache, ignore_errors=True)
+    return True
 
 
 def remove_damaged(run_dir: str) -> list[pathlib.Path]:
     """Removes what is not whole, as after a loss of power, since TensorFlow would fail at it again and again; its
     paths.
     """
-    found = [path for path in pathlib.Path(run_dir, NAME).glob("*/*.pb") if not _is_whole(path.read_bytes())]
+    cache = pathlib.Path(run_dir, NAME)
+    found = [path for path in cache.glob("*/*.pb") if not cache.is_symlink() and not _is_whole(path.read_bytes())]
     for path in found:
         path.unlink(missing_ok=True)
     return found

@@ -68,6 +68,19 @@ def test_list_shows_the_newest_first(run_dir: pathlib.Path, capsys: pytest.Captu
     assert lines[2].endswith("acc=0.9")
 
 
+def test_a_strangers_checkpoint_gives_the_terminal_no_orders(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b[2Ja"
+    policy = CheckpointPolicy(keep_last=9)
+    manager = CheckpointManager(str(tmp_path / "checkpoints"), policy, identity={evil: evil}, tell=Silent())
+    manager.save(State(1, {evil: np.zeros(3)}, {evil: {evil: evil}}), metrics={evil: 1.0})
+    manager.close()
+    assert command.main(["list", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err and "\\x1b[2Ja" in shown.out
+
+
 def test_the_directory_of_the_checkpoints_may_be_given_itself(
     run_dir: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

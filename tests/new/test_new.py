@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pty
 import shlex
@@ -193,6 +194,19 @@ def test_whole_numbers_that_pandas_wrote_beside_missing_ones_are_classes(
     (tmp_path / "rows.csv").write_text("\n".join(["a,y", *rows, "30,", f"31,{last}"]))
     found = new.look_at(Given("table", str(tmp_path / "rows.csv"), "y", None))
     assert found.classes == classes
+
+
+@pytest.mark.parametrize("name", ['y""" + print("ran") + """', "y\\", 'y"', "y\nimport os", "y\u2028z", "y\x1b[2J"])
+def test_a_name_in_the_data_ends_no_docstring_and_no_comment(tmp_path: Path, name: str) -> None:
+    x, y = np.ones((40, 2), np.float32), np.arange(40) % 2
+    np.savez(tmp_path / "data.npz", **{"x": x, name: y})
+    assert main([f"--file={tmp_path / 'data.npz'}", f"--target={name}", str(tmp_path / "own")]) == 0
+    tree = ast.parse((tmp_path / "own" / "experiment.py").read_text())
+    first = tree.body[0]
+    assert isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    assert [type(each) for each in tree.body[1:3]] == [ast.Import, ast.Import]
+    gin = (tmp_path / "own" / "train.gin").read_text().splitlines()
+    assert gin[1].startswith("# Often changed") and "y" in gin[0]
 
 
 def test_nothing_is_asked_without_a_terminal_and_every_mistake_is_one_message(

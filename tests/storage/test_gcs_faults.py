@@ -215,6 +215,39 @@ def test_a_server_that_stays_busy_is_given_up_in_the_end(gcs: GcsServer, monkeyp
     assert len(gcs.asked) >= 3
 
 
+def test_an_upload_that_breaks_after_a_long_while_of_sending_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
+    attempts, tries = gcs_requests.Attempts(PATH), []
+
+    def send(pieces: int) -> None:
+        tries.append(pieces)
+        for _ in range(pieces):
+            time.sleep(0.2)
+            attempts.sent()
+        raise ConnectionResetError("reset by peer")
+
+    with pytest.raises(StoreUnavailableError, match="reset by peer"):
+        gcs_requests.persist(PATH, lambda: send(10), attempts)
+    assert len(tries) >= 2
+    tries.clear()
+    attempts.advanced()
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailableError):
+        gcs_requests.persist(PATH, lambda: send(0), attempts)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_slow_network_takes_an_upload_whose_megabytes_last_longer_than_a_request_may_stand_still(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs_transfers, "PART_BYTES", 1 << 30)
+    monkeypatch.setattr(gcs_transfers, "TIMEOUT", (0.6, 20.0))
+    gcs.faults.add(Fault("slow_upload", method="POST", bytes_per_second=8e5, count=None))
+    data = content(8 << 20)  # more than the buffers of the kernel take
+    files.write_new(PATH, [data])
+    assert files.read(PATH) == data.tobytes()
+
+
 def test_an_outage_has_an_exit_status_of_its_own_and_a_refusal_is_the_users(
     gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

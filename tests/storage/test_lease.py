@@ -8,6 +8,7 @@ import datetime
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -127,6 +128,38 @@ def test_a_released_lease_is_not_held(root: str) -> None:
         held.check()
 
 
+FORK = """
+import os, sys, time
+from tfdist.storage import lease
+held = lease.acquire(sys.argv[1], owner="the first run", wait_seconds=0, notify=print)
+if os.fork() == 0:
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+held.check()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_child_does_not_keep_the_lease_of_a_killed_run(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-c", FORK, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=clean_environment(), start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(UserError, match="in use by the first run"):
+                take(str(tmp_path))
+            process.kill()
+            process.wait()
+            held, _ = take(str(tmp_path), wait_seconds=5.0)
+            held.check()
+            held.release()
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 # gs:// alone
 
 
@@ -174,6 +207,44 @@ def test_a_bucket_that_refuses_to_delete_does_not_hold_up_the_end_of_a_run(gcs: 
 
 
 @pytest.mark.slow
+def test_a_renewal_that_was_stored_and_never_answered_is_still_ones_own(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, _ = take("gs://bucket/run")
+    gcs.faults.add(Fault("lost_reply", method="POST", count=None))
+    held._renewed -= 1000
+    with files.impatient(0.1), pytest.raises(OSError):
+        held.check()
+    gcs.faults.clear()
+    held.check()
+    held.check()
+    held.release()
+    assert not files.exists(f"gs://bucket/run/{lease.NAME}")
+
+
+def test_a_lease_is_released_within_seconds_of_an_outage(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
+    held, _ = take("gs://bucket/run")
+    gcs.faults.add(Fault("status", count=None))
+    time.sleep(1.0)  # a renewal is being tried again
+    begun = time.monotonic()
+    held.release()
+    assert time.monotonic() - begun < 6
+
+
+def test_a_machine_that_was_suspended_asks_whether_the_lease_is_still_its_own(
+    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, _ = take("gs://bucket/run")
+    files.write_atomic(f"gs://bucket/run/{lease.NAME}", b"another's")
+    held.check()  # not asked for: it was renewed a moment ago
+    real = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + 60 * (clock == time.CLOCK_BOOTTIME))
+    with pytest.raises(lease.LeaseLostError):
+        held.check()
+    held.release()
+
+
 def test_the_lease_of_another_machine_is_taken_when_it_lapses(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere("gs://bucket/run/.lease")
     with pytest.raises(UserError, match="far run"):

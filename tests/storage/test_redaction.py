@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import pathlib
+
 import pytest
 
 from tfdist.commands import checkpoint as checkpoint
-from tfdist.errors import UserError, redacted
+from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
 from tfdist.storage import gcs_requests
+from tfdist.telemetry.console.console import PlainConsole
+from tfdist.telemetry.facts import Event, RunFacts
+from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.stream import Stream
 
 SECRET = "hunter2"
 
@@ -34,12 +43,13 @@ def test_an_emulator_that_does_not_answer_is_named_without_its_password(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], port: str
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://user:{SECRET}@127.0.0.1:{port}")
-    monkeypatch.setattr(gcs_requests, "_REFUSED_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(gcs_requests, "_REFUSED_PATIENCE_SECONDS", 0.1)
     gcs_requests.forget_client()
     try:
-        assert checkpoint.main(["list", "gs://bucket/run"]) == 2
+        ended = checkpoint.main(["list", "gs://bucket/run"])
     finally:
         gcs_requests.forget_client()
+    assert ended == (EXIT_STORE_UNAVAILABLE if port == "1" else EXIT_USER_ERROR)
     said = capsys.readouterr().err
     assert f"127.0.0.1:{port}" in said and SECRET not in said and "user" not in said
 
@@ -49,3 +59,33 @@ def test_a_place_that_is_no_place_is_named_without_its_password(capsys: pytest.C
     assert checkpoint.main(["list", f"https://user:{SECRET}@host/run"]) == 2
     said = capsys.readouterr().err
     assert "https://***@host/run" in said and SECRET not in said
+
+
+def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path) -> None:
+    class Tracker(Sink):
+        def event(self, event: Event) -> None:
+            raise ConnectionError(f"no answer of http://user:{SECRET}@tracker/api")
+
+    taken: list[Event] = []
+    stdout, stderr = io.StringIO(), io.StringIO()
+    console = PlainConsole(stdout, stderr)
+    log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=console, tell=taken.append)
+    run = RunFacts(
+        directory=str(tmp_path),
+        run_id="0" * 32,
+        mode="train",
+        strategy="one_device",
+        worker=0,
+        num_workers=1,
+        num_replicas=1,
+        settings={},
+        config_text="",
+        start=0,
+    )
+    stream = Stream([Tracker()], run, warn=lambda message: log.warning("sink_dropped", message=message, why=message))
+    stream.tell(Event(name="run_started", level="info", worker=0, step=None, message=None, details={}))
+    stream.close()
+    log.close()
+    assert "http://***@tracker/api" in stderr.getvalue()
+    told = stderr.getvalue() + (tmp_path / "events.jsonl").read_text() + repr(taken)
+    assert "sink_dropped" in told and SECRET not in told

@@ -13,7 +13,7 @@ from tfdist import command_line
 from tfdist.checkpoint import catalog
 from tfdist.checkpoint.catalog import Entry
 from tfdist.command_line import exit_status_of, flags
-from tfdist.errors import EXIT_DONE, UserError, suggest
+from tfdist.errors import EXIT_DONE, UserError, printable, suggest
 from tfdist.storage import files
 from tfdist.telemetry.console.sizes import in_bytes
 from tfdist.telemetry.run_directory import RunDirectory
@@ -47,6 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments), trusts_the_disk=False)
 
 
+def _show(text: str) -> None:
+    """Prints what checkpoints, which may be anybody's, hold."""
+    print(printable(text), flush=True)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Prints the checkpoints that the arguments ask for; returns the exit status."""
     values, operands = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT, hint=f"Write: {USAGE}")
@@ -58,10 +63,10 @@ def run(arguments: Sequence[str]) -> int:
     run_dir = operands[1]
     entries = catalog.list_checkpoints(checkpoints_in(run_dir))
     if not entries:
-        print(f"no checkpoints in {run_dir}")
+        _show(f"no checkpoints in {run_dir}")
         return EXIT_DONE
     problems = {entry.path: catalog.verify(entry) for entry in entries} if values.verify else {}
-    print(table([entry_row(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
+    _show(table([entry_row(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
     damaged = [entry for entry in entries if not entry.is_leftover and (entry.problem or problems.get(entry.path))]
     return EXIT_DAMAGED if damaged else EXIT_DONE
 

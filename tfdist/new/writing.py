@@ -51,14 +51,20 @@ def _settings(found: Found) -> dict[str, Any]:
     epochs = min(max(round(STEPS * batch_size / found.num_training), 5), 90)
     return {
         "kind": found.kind,
-        "told": found.told,
-        "target": found.target,
+        "told": _prose(found.told),
+        "target": _prose(found.target),
         "classes": found.classes,
         "loader": LOADERS[found.kind],
         "batch_size": batch_size,
         "epochs": epochs,
         "has_data": found.write_data is not None,
     }
+
+
+def _prose(text: str) -> str:
+    """A name for a comment, or within a docstring, neither of which it ends, whatever the data call it."""
+    printable = "".join(each if each.isprintable() else " " for each in text)
+    return printable.replace("\\", "/").replace('"', "'")
 
 
 def _assignment(name: str, value: Any) -> str:

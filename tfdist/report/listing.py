@@ -9,7 +9,7 @@ import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, printable
 from tfdist.report.run_data import Run, read_run
 from tfdist.storage import files
 from tfdist.telemetry.console.console_text import number_text
@@ -55,16 +55,16 @@ def table_of(directory: str, now: datetime.datetime) -> Table:
     for run in runs:
         status, goodput = run.status(now), run.goodput
         table.add_row(
-            Text(run.path.removeprefix(f"{RunDirectory(directory).path}/")),
-            Text(status, STYLES.get(status, "")),
-            Text(str(run.fact("strategy") or "")),
+            Text(printable(run.path.removeprefix(f"{RunDirectory(directory).path}/"))),
+            Text(printable(status), STYLES.get(status, "")),
+            Text(printable(str(run.fact("strategy") or ""))),
             f"{run.steps:,}",
             "" if goodput is None else f"{goodput:.0%}",
             "" if run.last_word is None else age_text(now - run.last_word),
-            Text(metrics_text(run)),
+            Text(printable(metrics_text(run))),
         )
     for path in unread:
-        table.add_row(Text(path.removeprefix(f"{RunDirectory(directory).path}/")), Text("unreadable", "red"))
+        table.add_row(Text(printable(path.removeprefix(f"{RunDirectory(directory).path}/"))), Text("unreadable", "red"))
     return table
 
 

@@ -24,7 +24,7 @@ CONNECT_SECONDS = 5.0  # also what sending one piece of a body may take
 TIMEOUT = (CONNECT_SECONDS, 10.0)
 PARALLEL = 8  # transfers at once of one file; one stream of a bucket gives some 200 MiB/s
 
-# A failure is final when so much time has passed since the request, or since its last progress.
+# A failure is final when so much time has passed since the request, or its last progress, in which nothing was sent.
 _REFUSED_PATIENCE_SECONDS = 4.0  # nobody listens there, or the name is not known
 _UNREACHABLE_PATIENCE_SECONDS = 15.0
 _STALLED_PATIENCE_SECONDS = 20.0
@@ -98,9 +98,9 @@ def impatient(seconds: float) -> Iterator[None]:
         _most_patience_seconds.reset(token)
 
 
-def persist(path: str, call: Callable[[], _T]) -> _T:
+def persist(path: str, call: Callable[[], _T], attempts: Attempts | None = None) -> _T:
     """What `call` returns, tried again while that may help; `call` itself must try once and may run again."""
-    attempts = Attempts(path)
+    attempts = attempts or Attempts(path)
     while True:
         try:
             return call()
@@ -117,15 +117,27 @@ class Attempts:
 
     def advanced(self) -> None:
         """Something arrived: the patience begins anew."""
-        self._since = time.monotonic()
+        self._idle_seconds = 0.0
+        self._moved_at = time.monotonic()
+        self._is_sending = False
         self._delay = _FIRST_DELAY_SECONDS
+
+    def sent(self) -> None:
+        """A piece of this try was taken: sending it counts as no waiting, however slow the network is."""
+        now = time.monotonic()
+        if not self._is_sending:
+            self._idle_seconds += now - self._moved_at
+        self._moved_at, self._is_sending = now, True
 
     def wait_after(self, error: Exception) -> None:
         """Waits for the next try; raises what the failure means where there should be none."""
         if not isinstance(error, _failures()):
             raise error
         delay = self._delay * _JITTER.uniform(0.5, 1.0)
-        if time.monotonic() - self._since + delay > min(_patience_seconds(error), _most_patience_seconds.get()):
+        now = time.monotonic()
+        self._idle_seconds += now - self._moved_at
+        self._moved_at, self._is_sending = now, False
+        if self._idle_seconds + delay > min(_patience_seconds(error), _most_patience_seconds.get()):
             raise as_os_error(self._path, error) from error
         time.sleep(delay)
         self._delay = min(self._delay * 2, _MOST_DELAY_SECONDS)

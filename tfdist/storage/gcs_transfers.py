@@ -15,7 +15,7 @@ import errno
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
@@ -37,7 +37,8 @@ from tfdist.storage.gcs_requests import (
 PART_BYTES = 32 << 20  # larger objects are uploaded in parts
 MOST_PARTS = 32  # https://cloud.google.com/storage/docs/composite-objects
 RANGE_BYTES = 16 << 20  # larger reads are done in ranges
-_SEND_BYTES = 1 << 20  # each is to be taken within CONNECT_SECONDS
+_SEND_BYTES = 1 << 17  # each is to be taken within CONNECT_SECONDS, of each of some 32 uploads at once
+_READ_BYTES = 1 << 20
 _WRITER = "tfdist-writer"
 
 _log = logging.getLogger(__name__)
@@ -133,7 +134,8 @@ def _upload_whole(path: str, parts: Sequence[memoryview], replaces: int | None, 
     bucket, name = split(path)
     writer = uuid.uuid4().hex
     metadata = {"name": name, "crc32c": _encoded(checksum), "metadata": {_WRITER: writer}}
-    body = _Multipart(metadata, parts)
+    attempts = Attempts(path)
+    body = _Multipart(metadata, parts, attempts.sent)
     condition = {} if replaces is None else {"ifGenerationMatch": str(replaces)}
 
     def send() -> int:
@@ -148,7 +150,7 @@ def _upload_whole(path: str, parts: Sequence[memoryview], replaces: int | None, 
         _raise_for(answer, 200)
         return int(answer.json()["generation"])
 
-    return _commit(path, send, writer)
+    return _commit(path, send, writer, attempts)
 
 
 def _upload_composed(path: str, parts: Sequence[memoryview], replaces: int | None, checksum: int) -> int:
@@ -182,10 +184,10 @@ def _upload_composed(path: str, parts: Sequence[memoryview], replaces: int | Non
             _log.warning("Parts of an upload could not be removed: %s", error)
 
 
-def _commit(path: str, send: Any, writer: str) -> int:
+def _commit(path: str, send: Any, writer: str, attempts: Attempts | None = None) -> int:
     """What `send` returns; where an earlier try had succeeded and its answer was lost, the generation it made."""
     try:
-        return persist(path, send)
+        return persist(path, send, attempts)
     except SupersededError:
         with contextlib.suppress(FileNotFoundError):
             found = look_up(path)
@@ -195,9 +197,13 @@ def _commit(path: str, send: Any, writer: str) -> int:
 
 
 class _Multipart:
-    """The body of an upload with metadata (https://www.rfc-editor.org/rfc/rfc2387), sent piece by piece, uncopied."""
+    """The body of an upload with metadata (https://www.rfc-editor.org/rfc/rfc2387), sent piece by piece, uncopied.
 
-    def __init__(self, metadata: dict[str, Any], parts: Sequence[memoryview]) -> None:
+    `on_sent` is called behind each piece.
+    """
+
+    def __init__(self, metadata: dict[str, Any], parts: Sequence[memoryview], on_sent: Callable[[], None]) -> None:
+        self._on_sent = on_sent
         boundary = uuid.uuid4().hex
         self.content_type = f"multipart/related; boundary={boundary}"
         head = (
@@ -213,6 +219,7 @@ class _Multipart:
         for piece in self._pieces:
             for at in range(0, piece.nbytes, _SEND_BYTES):
                 yield piece[at : at + _SEND_BYTES]
+                self._on_sent()
 
 
 def _download_range(path: str, first: int, buffer: memoryview, generation: int | None) -> int:
@@ -227,7 +234,7 @@ def _download_range(path: str, first: int, buffer: memoryview, generation: int |
                 generation = int(answer.headers["x-goog-generation"])
                 end = min(buffer.nbytes, int(answer.headers["content-range"].rpartition("/")[2]) - first)
                 while done < end:
-                    piece = answer.raw.read(min(_SEND_BYTES, end - done))
+                    piece = answer.raw.read(min(_READ_BYTES, end - done))
                     if not piece:
                         raise ShortAnswerError(f"the answer ended {end - done:,} bytes early")
                     buffer[done : done + len(piece)] = piece

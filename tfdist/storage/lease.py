@@ -19,6 +19,7 @@ import pathlib
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -34,6 +35,23 @@ _OLD_SECONDS = 300.0  # an owner that has not renewed for so long by the store's
 _RELEASE_PATIENCE_SECONDS = 2.0
 _POLL_SECONDS = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+_held: weakref.WeakSet[_FileLease] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Closes a forked child's copies of the locked files: it would keep the lock of a parent that was killed."""
+    for lease in list(_held):
+        lease.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _now() -> float:
+    """Seconds, those included in which the machine was suspended, as a virtual machine may be."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class LeaseLostError(InUseError):
@@ -125,12 +143,12 @@ def acquire(
     take = _ObjectTaker(path, me, notify) if files.is_remote(directory) else _FileTaker(path, me, notify)
     if wait_seconds is None:
         wait_seconds = REMOTE_WAIT_SECONDS if files.is_remote(directory) else LOCAL_WAIT_SECONDS
-    deadline, told = time.monotonic() + wait_seconds, False
+    deadline, told = _now() + wait_seconds, False
     while True:
         lease = take()
         if lease is not None:
             return lease
-        left = deadline - time.monotonic()
+        left = deadline - _now()
         if left <= 0:
             raise InUseError(
                 f"{os.fspath(directory)} is in use by {take.other}. Wait for its end, or give another --run_dir."
@@ -173,6 +191,12 @@ class _FileLease:
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor: int | None = descriptor
+        _held.add(self)
+
+    def leave_to_parent(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
     def check(self) -> None:
         if self._descriptor is None or not _bears_name(self._descriptor, self._path):
@@ -223,7 +247,7 @@ class _ObjectTaker:
         return found
 
     def _is_over(self, generation: int, age_seconds: float | None) -> bool:
-        now = time.monotonic()
+        now = _now()
         if self._seen[0] != generation:
             self._seen = (generation, now)
         lapsed = now - self._seen[1] > LAPSE_SECONDS  # of our own watching, whatever the clocks say
@@ -237,7 +261,7 @@ class _ObjectLease:
     def __init__(self, path: str, me: Owner, generation: int) -> None:
         self._path, self._me = path, me
         self._generation = generation
-        self._renewed = time.monotonic()
+        self._renewed = _now()
         self._lost = False
         self._lock = threading.Lock()
         self._ending = threading.Event()
@@ -246,7 +270,7 @@ class _ObjectLease:
 
     def check(self) -> None:
         with self._lock:
-            if not self._lost and time.monotonic() - self._renewed > 2 * RENEW_SECONDS:
+            if not self._lost and _now() - self._renewed > 2 * RENEW_SECONDS:
                 self._renew()
             if self._lost or self._ending.is_set():
                 raise LeaseLostError(
@@ -259,20 +283,21 @@ class _ObjectLease:
         if self._ending.is_set():
             return
         self._ending.set()
-        self._thread.join()
-        if not self._lost:
+        self._thread.join(2 * _RELEASE_PATIENCE_SECONDS)
+        if not self._lost and not self._thread.is_alive():  # which would store it again
             with contextlib.suppress(OSError), files.impatient(_RELEASE_PATIENCE_SECONDS):  # it lapses by itself
                 delete(self._path, self._generation)
 
     def _renew_until_released(self) -> None:
-        while not self._ending.wait(RENEW_SECONDS):
-            with self._lock:
-                if self._lost:
-                    return
-                try:
-                    self._renew()
-                except OSError:
-                    continue  # `check` tries again, and raises it
+        with files.impatient(_RELEASE_PATIENCE_SECONDS):
+            while not self._ending.wait(RENEW_SECONDS):
+                with self._lock:
+                    if self._lost:
+                        return
+                    try:
+                        self._renew()
+                    except OSError:
+                        continue  # the next one tries again, as `check` does, which raises it
 
     def _renew(self) -> None:
         from tfdist.storage.gcs_requests import SupersededError
@@ -280,9 +305,21 @@ class _ObjectLease:
 
         try:
             self._generation = upload(self._path, [memoryview(self._me.encode())], replaces=self._generation)
-            self._renewed = time.monotonic()
+            self._renewed = _now()
         except SupersededError:
-            self._lost = True
+            generation = self._own_generation()  # of a renewal that was given up, and had been stored
+            self._lost = generation is None
+            self._generation = self._generation if generation is None else generation
+
+    def _own_generation(self) -> int | None:
+        """The generation of the object, where it still says that it is this process's."""
+        from tfdist.storage.gcs_transfers import look_up_age
+
+        try:
+            generation, _ = look_up_age(self._path)
+            return generation if Owner.decode(files.read(self._path)) == self._me else None
+        except FileNotFoundError:
+            return None
 
 
 def _bears_name(descriptor: int, path: str) -> bool:

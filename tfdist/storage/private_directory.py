@@ -1,8 +1,8 @@
-"""Directories of this user alone in places that all users of a machine share, such as /dev/shm.
+"""Directories of this user alone in places that others may share.
 
 Invariant: a directory that passes is a directory and no link, belongs to this user, and nobody else may read it, write
-to it or list it. Where the parent has the sticky bit, nobody else can put another one in its place. The caches of
-examples live in such directories.
+to it or list it. Where the parent has the sticky bit, nobody else can put another one in its place. XLA's cache lives
+in one.
 """
 
 from __future__ import annotations

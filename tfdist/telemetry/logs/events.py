@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tfdist.storage import files
-from tfdist.storage.log_sink import LogSink
+from tfdist.errors import printable, redacted
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.facts import Event, Level
 from tfdist.telemetry.logs.event_text import event_line
+from tfdist.telemetry.logs.guarded_log import GuardedLog
 from tfdist.telemetry.run_directory import RunDirectory
 
 
@@ -45,11 +45,10 @@ class EventLog:
         tell: Callable[[Event], None] = lambda event: None,
     ) -> None:
         own = run.events if is_chief else run.worker_events(worker)
-        self._path = own if mode == "train" else run.mode_events(mode, worker)
+        self._log = GuardedLog(own if mode == "train" else run.mode_events(mode, worker))
         self._worker = worker
         self._console = console
         self._tell = tell
-        self._sink: LogSink | None = None
         self._lock = threading.Lock()  # what notes a signal tells from a thread of its own
 
     def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
@@ -67,18 +66,23 @@ class EventLog:
     def close(self) -> None:
         """Leaves every event stored; a later event opens the log again."""
         with self._lock:
-            sink, self._sink = self._sink, None
-        if sink is not None:
-            sink.close()
+            problem = self._log.close()
+        if problem:
+            name = "log_not_written"
+            self._console.event(
+                Event(name=name, level="warning", worker=self._worker, step=None, message=problem, details={})
+            )
 
     def _write(
         self, level: Level, name: str, step: int | None, message: str | None, details: dict[str, object]
     ) -> None:
+        message = None if message is None else printable(redacted(message))
+        details = {each: redacted(value) if isinstance(value, str) else value for each, value in details.items()}
         event = Event(name=name, level=level, worker=self._worker, step=step, message=message, details=details)
         self._console.event(event)
         line = event_line(event)
         with self._lock:
-            if self._sink is None:
-                self._sink = files.open_log(self._path)
-            self._sink.write_line(line)
+            problem = self._log.write_line(line)
         self._tell(event)
+        if problem:
+            self.warning("log_not_written", message=problem)

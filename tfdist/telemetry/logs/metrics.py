@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.storage.log_sink import LogSink
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.logs.guarded_log import GuardedLog
 from tfdist.telemetry.logs.records import POINT_KEYS, as_point
 from tfdist.telemetry.logs.summaries import Summaries
 from tfdist.telemetry.records import Warn, keep_damaged, parse_line
@@ -47,6 +47,7 @@ class MetricsLog:
       config_text: the configuration, for TensorBoard.
       tell: takes each point, once it is written.
       warn: takes what is wrong with the points of earlier starts.
+      report_loss: takes what could not be written.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class MetricsLog:
         config_text: str = "",
         tell: Callable[[Point], None] = lambda point: None,
         warn: Warn = lambda message: None,
+        report_loss: Warn = lambda message: None,
     ) -> None:
         self._run = run
         self._warn = warn
         self._tell = tell
-        self._sink: LogSink | None = None
+        self._report_loss = report_loss
+        self._points = GuardedLog(run.metrics)
         self._summaries = Summaries(run.tensorboard, config_text) if tensorboard else None
 
     def log(
@@ -72,16 +75,14 @@ class MetricsLog:
             raise UserError(
                 f"A metric may not be called {taken[0]!r}: metrics.jsonl has that key. Give it another name."
             )
-        if self._sink is None:
-            self._sink = files.open_log(self._run.metrics)
         head = {"step": int(step), "epoch": int(epoch), "split": split, "learning_rate": learning_rate}
-        self._sink.write_line(to_json({**head, **metrics}))
+        if problem := self._points.write_line(to_json({**head, **metrics})):
+            self._report_loss(problem)
         self._tell(
             Point(step=int(step), epoch=int(epoch), split=split, metrics=dict(metrics), learning_rate=learning_rate)
         )
-        if self._summaries is not None:
-            rate = {} if learning_rate is None else {"learning_rate": learning_rate}
-            self._summaries.scalars(split, int(step), {**metrics, **rate})
+        rate = {} if learning_rate is None else {"learning_rate": learning_rate}
+        self._summarize(lambda summaries: summaries.scalars(split, int(step), {**metrics, **rate}))
 
     def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         path = self._run.metrics
@@ -111,13 +112,24 @@ class MetricsLog:
         return max(gone, default=None)
 
     def close(self) -> None:
-        sink, self._sink = self._sink, None
+        if problem := self._points.close():
+            self._report_loss(problem)
+        self._summarize(Summaries.close)
+
+    def _summarize(self, act: Callable[[Summaries], None]) -> None:
+        """Calls it; after a failure there are no more summaries, since TensorFlow does not say which ones it wrote."""
+        if self._summaries is None:
+            return
         try:
-            if sink is not None:
-                sink.close()
-        finally:
-            if self._summaries is not None:
-                self._summaries.close()
+            act(self._summaries)
+        except Exception as error:
+            from tensorflow.errors import OpError
+
+            if not isinstance(error, (OSError, OpError)):
+                raise
+            self._summaries = None
+            reason = " ".join(str(getattr(error, "message", error)).split())
+            self._report_loss(f"{self._run.tensorboard} gets no more summaries, and the run continues: {reason}")
 
 
 class NullMetricsLog:

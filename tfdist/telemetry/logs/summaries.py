@@ -1,7 +1,8 @@
 """What TensorBoard shows of a run: scalars, the text of the configuration.
 
 Invariant: one writer, and so one growing file, for each of TensorBoard's runs, which are `train`, `eval` or the like.
-`MetricsLog` makes one `Summaries` and closes it.
+`MetricsLog` makes one `Summaries` and closes it. Where the disk is full the methods raise OSError, or TensorFlow's
+OpError.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.mirror import Mirror
 from tfdist.telemetry.logs.event_file import FIRST, PREFIX
@@ -63,13 +63,7 @@ class Summaries:
             self._write_config()
         if split not in self._writers:
             directory = files.join(self._written_to(), split)
-            try:
-                writer = tf.summary.create_file_writer(directory, flush_millis=_FLUSH_SECONDS * 1000)
-            except tf.errors.OpError as error:
-                raise UserError(
-                    f"No summaries for TensorBoard can be written to {directory}: {error.message}"
-                ) from error
-            self._writers[split] = writer
+            self._writers[split] = tf.summary.create_file_writer(directory, flush_millis=_FLUSH_SECONDS * 1000)
         return self._writers[split]
 
     def _write_config(self) -> None:

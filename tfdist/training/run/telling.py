@@ -120,6 +120,7 @@ def open_telling(run: RunFacts, told: TellingSettings, console: Console, *, keep
             config_text=run.config_text,
             tell=stream.tell,
             warn=lambda message: events.warning("file_damaged", message=message),
+            report_loss=lambda message: events.warning("log_not_written", message=message),
         )
     with contextlib.ExitStack() as leaving:
         leaving.callback(events.close)

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tfdist.errors import printable
 from tfdist.report.words import duration_text, values_text
 from tfdist.tuning.report.table_text import (
     Watch,
@@ -111,4 +112,4 @@ def _cells(sweep: Sweep, trial: Trial) -> list[Text]:
     state = "best" if trial == sweep.best and trial.status != RUNNING else trial.status
     objective = "" if latest is None else objective_text(latest)
     texts = [trial.name, state, epoch_text(trial), objective, values_text(trial.values)]
-    return [Text(text) for text in texts]
+    return [Text(printable(text)) for text in texts]

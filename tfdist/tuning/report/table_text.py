@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from tfdist.errors import printable
 from tfdist.report.words import count_text, duration_text, values_text
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.tuning.schedule.history import RUNNING, Event, History, Sweep, Trial
@@ -72,7 +73,7 @@ def trial_line(sweep: Sweep, trial: Trial) -> str:
         parts.append(f"{sweep.objective} {number_text(end.objective)}")
     parts += [count_text(trial.epochs, "epoch"), duration_text(end.seconds)]
     if trial.message:
-        parts.append(" ".join(trial.message.split()))
+        parts.append(printable(" ".join(trial.message.split())))
     return "  ".join(parts)
 
 
