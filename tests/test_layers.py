@@ -58,6 +58,33 @@ MAY_IMPORT = {
     "models": set(),
 }
 PACKAGE = "tfdist"
+# Lines and files of each room. A change may raise a budget by what its issue names, and lowers it where it removes.
+BUDGETS = {
+    "": (1_500, 8),
+    "checkpoint": (2_500, 26),
+    "commands": (750, 6),
+    "config": (1_900, 10),
+    "data": (6_150, 56),
+    "doctor": (950, 10),
+    "keras_fit": (1_100, 9),
+    "launch": (3_000, 28),
+    "models": (350, 6),
+    "new": (800, 11),
+    "planning": (1_450, 10),
+    "recipes": (1000, 7),
+    "report": (1_400, 12),
+    "serving": (750, 7),
+    "settings": (250, 4),
+    "storage": (2_050, 15),
+    "strategies": (2_900, 25),
+    "tasks": (1_550, 12),
+    "telemetry": (4_300, 46),
+    "tpu_compiler": (750, 8),
+    "training": (10_300, 82),
+    "tuning": (5_950, 46),
+    "tests": (38_700, 256),
+    "benchmarks and tools": (7_750, 77),
+}
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {
     "gin": {"config"},
@@ -285,6 +312,27 @@ def test_a_breach_is_found(tmp_path: pathlib.Path, files: dict[str, str], expect
     found = violations(write_package(tmp_path, files))
     assert len(found) == 1
     assert expected in found[0]
+
+
+def test_no_room_is_larger_than_its_budget() -> None:
+    found = {room.name: measure(room) for room in (REPOSITORY / PACKAGE).iterdir() if any(room.glob("*.py"))}
+    found[""] = measure(REPOSITORY / PACKAGE, "*.py")
+    found["tests"] = measure(REPOSITORY / "tests")
+    beside = [measure(REPOSITORY / name) for name in ("benchmarks", "tools")]
+    found["benchmarks and tools"] = tuple(map(sum, zip(*beside, strict=True)))
+    assert found.keys() == BUDGETS.keys()
+    too_large = {room: (size, BUDGETS[room]) for room, size in found.items() if not fits(size, BUDGETS[room])}
+    assert not too_large, "remove something, or raise the budget by what the change's issue names"
+
+
+def measure(folder: pathlib.Path, pattern: str = "**/*.py") -> tuple[int, int]:
+    """Lines and files."""
+    files = list(folder.glob(pattern))
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files), len(files)
+
+
+def fits(size: tuple[int, ...], budget: tuple[int, int]) -> bool:
+    return all(found <= allowed for found, allowed in zip(size, budget, strict=True))
 
 
 @pytest.mark.slow

@@ -21,8 +21,12 @@ checked=0
 "$python" -m mypy --no-error-summary || checked=$?
 ((checked == 0)) || echo "test.sh: ruff or mypy found the above; the tests run all the same, and the end will be status $checked"
 
-# Three processes, each with whole files: tests wait for processes that they start, so that two leave a quarter idle.
-arguments=(-n 3 --dist loadfile --no-loadscope-reorder)
+# Three processes for two cores, each with whole files: tests wait for processes that they start. Each may need 5 GiB.
+cores=$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))' 2>/dev/null || getconf _NPROCESSORS_ONLN)
+gibibytes=$(($(getconf _PHYS_PAGES) / 1024 * $(getconf PAGESIZE) / 1024 / 1024))
+jobs=$(((3 * cores + 1) / 2))
+((jobs * 5 <= gibibytes)) || jobs=$((gibibytes / 5 > 1 ? gibibytes / 5 : 1))
+arguments=(-n "$jobs" --dist loadfile --no-loadscope-reorder)
 for argument; do
   [[ "$argument" == --quick ]] && arguments+=(-m "not slow") || arguments+=("$argument")
 done
