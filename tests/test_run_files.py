@@ -723,7 +723,7 @@ PARSERS = {
     **dict.fromkeys(
         [
             *("training.recovery.recovery", "strategies.agreement", "strategies.base", "commands.doctor"),
-            "launch.horovod.horovod_worker",
+            *("launch.hosts", "launch.remote_worker"),
         ],
         "between workers of one start",
     ),

@@ -3,7 +3,7 @@
 Invariant: the worker does not outlive its launcher, however that ends. On Linux the kernel kills it with SIGKILL when
 the parent dies (PR_SET_PDEATHSIG, which survives exec); elsewhere only an orderly end of the launcher ends it.
 
-Run as a script by `processes.py` and `horovod_worker.py`, not imported. It is a program of its own because code between
+Run as a script by `processes.py`, not imported. It is a program of its own because code between
 fork and exec (`preexec_fn`) is not safe in a launcher that has threads. Imports the standard library alone.
 """
 
