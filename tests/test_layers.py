@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "user_code": {"errors"},
     "command_line": {"telemetry", "requirements", "errors"},
     "requirements": {"errors"},
-    "xla_cache": set(),
+    "xla_cache": {"storage", "errors"},
     "errors": set(),
     "models": set(),
 }

@@ -6,6 +6,8 @@ import json
 import math
 import re
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from support import REPOSITORY, free_ports, run_command, wait_until
 from tfdist.errors import UserError
 from tfdist.telemetry.facts import Event, Point, Sample, now
 from tfdist.telemetry.registry import METRICS
+from tfdist.telemetry.sinks import prometheus
 from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.prometheus import Prometheus
 
@@ -34,6 +37,24 @@ def samples_of(text: str) -> dict[tuple[str, Labels], float]:
             assert sample.labels.pop("worker") in ("0", "1")
             found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
     return found
+
+
+def test_idle_connections_use_up_neither_threads_nor_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "IDLE_SECONDS", 1.0)
+    (port,) = free_ports(1)
+    sink = Prometheus(port=port)
+    sink.open(run_facts())
+    before = threading.active_count()
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+    try:
+        time.sleep(0.5)
+        assert threading.active_count() <= before + prometheus.MOST_CONNECTIONS
+        wait_until(lambda: threading.active_count() <= before, seconds=20)
+        assert "tfdist_events_total" in fetched(f"http://127.0.0.1:{port}/metrics")
+    finally:
+        for each in idle:
+            each.close()
+        sink.close("done")
 
 
 def test_each_worker_serves_its_metrics_on_a_port_of_its_own() -> None:

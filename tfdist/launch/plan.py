@@ -9,11 +9,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
-from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE
+from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE, without_proxy
 from tfdist.telemetry.console import terminal_width
 from tfdist.telemetry.heartbeat import BEGIN_VARIABLE
 
-PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, also where some are left out
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
@@ -81,8 +80,4 @@ def worker_environment(
     changed.pop(terminal_width.VARIABLE, None)
     if columns is not None:
         changed[terminal_width.VARIABLE] = str(max(0, columns - len("[worker 0] ")))
-    if any(environment.get(name) for name in PROXY_VARIABLES):
-        direct = [h for h in (environment.get("no_proxy") or environment.get("NO_PROXY") or "").split(",") if h]
-        direct += [host for host in _THIS_MACHINE if host not in direct]
-        changed["no_proxy"] = changed["NO_PROXY"] = ",".join(direct)
-    return changed
+    return changed | without_proxy(_THIS_MACHINE, environment)

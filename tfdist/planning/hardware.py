@@ -75,9 +75,9 @@ class Group:
 def devices(path: str | None = None) -> dict[str, Device]:
     """The table, by kind. Raises UserError where a table of the user's own cannot be read."""
     try:
-        table = tomllib.loads(pathlib.Path(path or TABLE).read_text())
+        table = tomllib.loads(pathlib.Path(path or TABLE).read_text(encoding="utf-8"))
         return {kind: Device(kind=kind, **row) for kind, row in table.items()}
-    except (OSError, tomllib.TOMLDecodeError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"--hardware={path} is no table of devices: {error}. Write one as {TABLE} is.") from error
 
 

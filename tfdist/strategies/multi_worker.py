@@ -22,7 +22,7 @@ from tfdist.strategies.cluster.liveness import (
     watch_for_deaths,
 )
 from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
-from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
+from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config, split_address
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.gathering import static_replica_index
 from tfdist.strategies.ordered_sum import packs
@@ -156,6 +156,8 @@ class MultiWorker(Strategy):
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         cluster = self._cluster()
+        hosts = [split_address(worker)[0] for worker in cluster.workers]
+        environment.change(environment.without_proxy(hosts, environment.current()))
         try:
             rendezvous(
                 cluster,

@@ -184,6 +184,8 @@ class RunDirectory:
 
 def _expanded(path: str) -> str:
     path = os.path.expanduser(os.fspath(path))
+    if path == "~" or path.startswith("~/"):
+        raise UserError(f"{path!r} names no directory, as this user has no home (HOME is not set). Write a whole path.")
     return path.rstrip("/") or path
 
 

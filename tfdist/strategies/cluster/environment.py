@@ -5,13 +5,17 @@ Everything takes the mapping it reads or sets, so that only the callers decide w
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 
 HOROVOD_MARKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 HOROVOD_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # of an srun; a batch script itself, which has SLURM_NTASKS too, is no task of it
 ALL_WORKERS_VARIABLE = "TFDIST_ALL_WORKERS"  # how many a run has; tfdist.launch sets it where it resumes with fewer
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 TPU_MARKS = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR")
 
 
@@ -29,9 +33,29 @@ def change(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
+def without_proxy(hosts: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which gRPC asks these hosts itself, where a proxy is set; empty where none is."""
+    if not any(environment.get(name) for name in PROXY_VARIABLES):
+        return {}
+    named = (environment.get("no_proxy") or environment.get("NO_PROXY") or "").split(",")
+    direct = ",".join(dict.fromkeys(host for host in (*named, *hosts) if host))
+    return {"no_proxy": direct, "NO_PROXY": direct}
+
+
 def cache_directory() -> str:
-    """Where this user's caches of tfdist lie: `$XDG_CACHE_HOME/tfdist`, by default `~/.cache/tfdist`."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "tfdist")
+    """Where this user's caches of tfdist lie: `$XDG_CACHE_HOME/tfdist`, by default `~/.cache/tfdist`.
+
+    A user without a home has them in a temporary directory, for as long as this process lives.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(_temporary_directory() if caches.startswith("~") else caches, "tfdist")
+
+
+@functools.cache
+def _temporary_directory() -> str:
+    directory = tempfile.TemporaryDirectory(prefix="tfdist-cache-")
+    atexit.register(directory.cleanup)
+    return directory.name
 
 
 def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | None:

@@ -7,6 +7,7 @@ client's global registry. Named in a gin file, `train.sinks = [@prometheus.Prome
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from tfdist.errors import UserError, missing_extra
@@ -18,10 +19,10 @@ from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import FAILED
 
 if TYPE_CHECKING:
-    import threading
     from wsgiref.simple_server import WSGIServer
 
 _MAX_PORT = 65535
+MOST_CONNECTIONS, IDLE_SECONDS = 16, 5.0
 
 
 class Prometheus(Sink):
@@ -77,6 +78,7 @@ class Prometheus(Sink):
             port = self._port + run.worker
             try:
                 self._server = prometheus_client.start_http_server(port, self._address, self._registry)
+                limit_connections(self._server[0])
             except (OSError, OverflowError) as error:
                 raise UserError(
                     f"Prometheus's endpoint of worker {run.worker} cannot listen on {self._address}:{port}: {error}. "
@@ -126,3 +128,29 @@ class Prometheus(Sink):
                 series.observe(found.value)
             else:
                 series.set(found.value)
+
+
+def limit_connections(server: WSGIServer) -> None:
+    """Has a server, which makes a thread for each connection, take some at once, and none that says nothing for long.
+
+    Whoever reaches it could use up the files that this process may open, and a training needs some.
+    """
+    free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+    start_thread, answer = server.process_request, server.finish_request
+
+    def process_request(request: Any, address: Any) -> None:
+        if free.acquire(blocking=False):
+            start_thread(request, address)
+        else:
+            server.shutdown_request(request)
+
+    def finish_request(request: Any, address: Any) -> None:
+        try:
+            request.settimeout(IDLE_SECONDS)
+            answer(request, address)
+        except OSError:
+            pass  # it said nothing, or has gone
+        finally:
+            free.release()
+
+    server.process_request, server.finish_request = process_request, finish_request  # type: ignore[method-assign]

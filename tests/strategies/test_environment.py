@@ -1,0 +1,55 @@
+"""What the environment of a process says of proxies and of a home."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import support
+
+from tfdist.errors import UserError
+from tfdist.strategies.cluster import environment
+from tfdist.telemetry.run_directory import RunDirectory
+
+
+def test_hosts_of_the_cluster_join_what_is_asked_directly() -> None:
+    given = {"http_proxy": "http://proxy:1", "NO_PROXY": ".internal,10.0.0.1"}
+    direct = ".internal,10.0.0.1,10.0.0.2"
+    assert environment.without_proxy(["10.0.0.1", "10.0.0.2"], given) == {"no_proxy": direct, "NO_PROXY": direct}
+    assert environment.without_proxy(["10.0.0.1"], {"no_proxy": "x"}) == {}
+
+
+def test_a_user_without_a_home_gets_no_directory_of_the_name_of_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without HOME and without an entry in passwd
+    cache = environment.cache_directory()
+    assert os.path.isabs(cache) and cache == environment.cache_directory()
+    with pytest.raises(UserError, match="this user has no home"):
+        RunDirectory("~/runs/a")
+
+
+@pytest.mark.slow
+def test_workers_by_tf_config_meet_behind_a_proxy(tmp_path: pathlib.Path) -> None:
+    workers = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
+    digits = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
+    strategy = support.REPOSITORY / "configs" / "strategies" / "multi_worker.gin"
+    command = [sys.executable, "-m", "tfdist.main", f"--gin_file={digits}", f"--gin_file={strategy}"]
+    command += ["--gin_param=train.steps = 2", f"--run_dir={tmp_path}/run"]
+    proxies = {**dict.fromkeys(environment.PROXY_VARIABLES, "http://127.0.0.1:9"), "no_proxy": "", "NO_PROXY": ""}
+    started = []
+    for index in range(2):
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        variables = support.clean_environment() | proxies | {"TF_CONFIG": json.dumps(config)}
+        started.append(subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL))
+    try:
+        assert [each.wait(240) for each in started] == [0, 0]
+    finally:
+        for each in started:
+            each.kill()
