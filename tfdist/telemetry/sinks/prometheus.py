@@ -153,4 +153,4 @@ def limit_connections(server: WSGIServer) -> None:
         finally:
             free.release()
 
-    server.process_request, server.finish_request = process_request, finish_request  # type: ignore[method-assign]
+    server.process_request, server.finish_request = process_request, finish_request  # type: ignore[method-assign, assignment]
