@@ -10,13 +10,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+<<<<<<< HEAD
+=======
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+>>>>>>> h-faults
 
 import psutil
 import pytest
 from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+<<<<<<< HEAD
 from tfdist.launch.horovod.rendezvous import serve_rendezvous
+=======
+from tfdist.launch import processes
+from tfdist.launch.horovod.horovod import command_line, find_horovodrun
+from tfdist.launch.plan import Plan
+>>>>>>> h-faults
 from tfdist.launch.supervise.watch import Ending, blame
 
 
@@ -544,3 +555,15 @@ def test_blame_goes_to_the_first_by_its_own_doing() -> None:
     assert blamed((0, 137, 1, False), (1, 1, 2, True)) == 0
     assert blamed((0, 143, 1, False), (1, 4, 2, False)) == 0  # saved as asked; the other then lost it
     assert blamed((0, 143, 1, False), (1, 1, 2, False)) == 1  # a bug while saving
+
+
+def test_threads_that_ask_at_once_see_one_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = []
+    monkeypatch.setattr(processes, "send_to_group", lambda pid, number: (killed.append(pid), time.sleep(0.2)))
+    process = processes.Process(0, ["true"], dict(os.environ))
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: process.poll(), range(4))) == [0] * 4
+    assert killed == [process.pid]
+    for pipe in process.pipes:
+        pipe.close()

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 from typing import Any
 
+import keras
 import keras_tuner
 import pytest
 import support
@@ -127,6 +128,20 @@ def test_the_space_is_found_in_each_conditional_scope_and_a_fixed_value_leaves_i
     assert made.statements({"kind": "linear", "learning_rate": 0.1}) == [
         "train.hyperparameters = {'kind': 'linear', 'learning_rate': 0.1}"
     ]
+
+
+def test_one_name_in_two_scopes_is_refused() -> None:
+    def build(hp: Any) -> Any:
+        kind = hp.Choice("optimizer", ["sgd", "adam"])
+        for each in ("sgd", "adam"):
+            with hp.conditional_scope("optimizer", [each]):
+                if kind == each:
+                    hp.Float("lr", 1e-5, 1e-2, sampling="log")
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+    with pytest.raises(UserError, match="'lr' stands in two conditional scopes"):
+        hypermodel.HyperModel(build, {}).find_space()
+    hypermodel.HyperModel(build, {"lr": 0.1}).find_space()
 
 
 def test_an_overridden_fit_is_refused() -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
@@ -59,6 +60,7 @@ class Process(Worker):
         self.index = index
         self.heartbeat = heartbeat
         self._status: int | None = None
+        self._polling = threading.Lock()  # several threads ask on Ray, and one of them reaps
         self._popen = subprocess.Popen(
             bound_to_parent(command, cpus),
             env=dict(environment),
@@ -79,10 +81,11 @@ class Process(Worker):
         return self._popen.stdout, self._popen.stderr
 
     def poll(self) -> int | None:
-        if self._status is None and has_ended(self._popen.pid):
-            send_to_group(self._popen.pid, signal.SIGKILL)  # before it is reaped its number cannot be another's
-            self._status = shell_status(self._popen.wait())
-        return self._status
+        with self._polling:
+            if self._status is None and has_ended(self._popen.pid):
+                send_to_group(self._popen.pid, signal.SIGKILL)  # before it is reaped its number cannot be another's
+                self._status = shell_status(self._popen.wait())
+            return self._status
 
     def send(self, signal_number: int) -> None:
         if self.poll() is not None:

@@ -85,7 +85,7 @@ class HyperModel:
         What has a value in the configuration keeps it.
 
         Raises:
-          UserError: it cannot be built.
+          UserError: it cannot be built, or one name stands in two scopes, of which KerasTuner searches one.
         """
         import keras_tuner
 
@@ -110,6 +110,13 @@ class HyperModel:
                 break
             entered.append(copy.deepcopy(missing[0]))  # entered next, or never
             values = {condition.name: condition.values[0] for condition in missing[0]}
+        names = [each.name for each in found.space if each.name not in self.values]
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise UserError(
+                f"The hyperparameter {repeated!r} stands in two conditional scopes, of which KerasTuner would search "
+                "only one. Give it a name of its own in each, such as 'sgd_lr' and 'adam_lr'."
+            )
         return found
 
     def _fixed(self, each: Any) -> Any:
