@@ -10,24 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-<<<<<<< HEAD
-=======
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
->>>>>>> h-faults
 
 import psutil
 import pytest
 from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
-<<<<<<< HEAD
-from tfdist.launch.horovod.rendezvous import serve_rendezvous
-=======
 from tfdist.launch import processes
-from tfdist.launch.horovod.horovod import command_line, find_horovodrun
-from tfdist.launch.plan import Plan
->>>>>>> h-faults
+from tfdist.launch.horovod.rendezvous import serve_rendezvous
 from tfdist.launch.supervise.watch import Ending, blame
 
 
