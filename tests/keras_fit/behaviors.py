@@ -214,7 +214,19 @@ def _(fit: Fit) -> Seen:
         for weights in (None, [WEIGHTS, WEIGHTS]):
             model = two_outputs(loss=losses)
             found.append(simply(fit, X, [Y, X[:, :1]], sample_weight=weights, model=model, batch_size=10))
+    listed = {"loss": ["sparse_categorical_crossentropy", None], "metrics": [[], ["mae"]], "loss_weights": [0.5, 0.0]}
+    found.append(simply(fit, X, [Y, X[:, :1]], model=two_outputs(**listed), batch_size=10))
+    y = {"kind": Y, "size": X[:, :1]}
+    for weights in (None, {"kind": WEIGHTS, "size": WEIGHTS}):
+        model = two_outputs(names=True, loss={"size": "mse"}, metrics={"kind": ["accuracy"]})
+        found.append(simply(fit, X, y, sample_weight=weights, model=model, batch_size=10))
     return found
+
+
+@behavior(DATA, "several outputs as a list, their losses as a dict in another order")
+def _(fit: Fit) -> Seen:
+    losses = {"size": "mse", "kind": "sparse_categorical_crossentropy"}
+    return simply(fit, X, [Y, X[:, :1]], model=two_outputs(loss=losses), batch_size=10)
 
 
 @behavior(DATA, "several outputs, as a dict by name, with loss weights and metrics")

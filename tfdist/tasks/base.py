@@ -221,6 +221,14 @@ def symbolic_outputs(model: keras.Model) -> Any:
         return None
 
 
+def symbolic_inputs(model: keras.Model) -> Any:
+    """A model's symbolic inputs, in the nest that it takes; None of one that does not say it."""
+    try:
+        return model.input
+    except (AttributeError, ValueError):
+        return None
+
+
 def mean_of(terms: Mapping[str, Term], count: tf.Tensor) -> tf.Tensor:
     """The loss of `count` examples by themselves, coefficients included."""
     sums = {name: _sums(name, term, count, None, 1) for name, term in terms.items()}

@@ -49,8 +49,8 @@ class Supervised(Task):
 
     Args:
       loss: a Keras loss, its name, or a function (y_true, y_pred) → loss of each example, which is taken as `compile`
-        takes it: targets and outputs come as floats. For several outputs a dict of them by output name. None for a
-        model with a `compute_loss` of its own.
+        takes it: targets and outputs come as floats. For several outputs a dict of them by output name; None there has
+        metrics alone. None for a model with a `compute_loss` of its own.
       metrics: builders of Keras metrics, `@keras.metrics.SparseCategoricalAccuracy` without parentheses, or names,
         `'accuracy'`; for several outputs a dict of such lists by output name. Metrics are weighted as the loss is.
       loss_weights: for several outputs, what each loss is multiplied with; 1 where not given.
@@ -90,7 +90,8 @@ class Supervised(Task):
             if name not in self._names:
                 known = list(self._losses)
                 raise UserError(f"There is no loss for the output {name!r}; losses: {known}.{suggest(name, known)}")
-        self._losses = {name: as_loss(one, name) for name, one in self._losses.items()}
+        wanted = {name: one for name, one in self._losses.items() if one is not None} or self._losses
+        self._losses = {name: as_loss(one, name) for name, one in wanted.items()}
         for name, builders in metrics_by_output.items():
             if not isinstance(builders, (list, tuple)):
                 raise UserError(f"metrics is {builders!r} for {name}; write a list, [@keras.metrics.AUC].")
@@ -116,7 +117,7 @@ class Supervised(Task):
         symbols = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), structure)
         outputs = self._named(model(self.inputs(symbols)), "The model's outputs", model)
         targets = self._targets(symbols)
-        shapes = {name: (targets[name], outputs[name]) for name in self._names}
+        shapes = {name: (targets[name], outputs[name]) for name in self._names if name in targets}
         self._losses = {name: named_loss(one, *shapes[name]) for name, one in self._losses.items()}
         for _, builder in self._metrics:
             if isinstance(builder, str):
@@ -235,7 +236,7 @@ class Supervised(Task):
             unknown = [name for name in given if name not in (*self._losses, *self._names_of(len(given)))]
             if unknown:
                 raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
-            return {name: _column(given[name]) if name in given else None for name in self._losses}
+            return {name: _column(given[name]) if name in given else None for name in self._names}
         if isinstance(given, (list, tuple)):
             names = self._names_of(len(given))
             if len(given) != len(names):
@@ -243,17 +244,17 @@ class Supervised(Task):
                     f"sample_weight is a list of {len(given)}, and there are losses for {list(self._losses)}. Give one "
                     "array for each, one for all, or a dict of arrays by output name."
                 )
-            by_name = dict(zip(names, given, strict=True))
-            return {name: None if by_name[name] is None else _column(by_name[name]) for name in self._losses}
+            by_name = {name: None if one is None else _column(one) for name, one in zip(names, given, strict=True)}
+            return {name: by_name.get(name) for name in self._names}
         return dict.fromkeys(self._names, None if given is None else _column(given))
 
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)
 
     def _names_of(self, count: int) -> list[str]:
-        """The names of a list of so many parts: of the outputs that have losses, or of all that the model has."""
+        """The names of a list of so many parts: of all outputs that the model has, or of those that have losses."""
         outputs = list(getattr(self._model, "output_names", None) or [])
-        return outputs if len(outputs) == count != len(self._losses) else list(self._losses)
+        return outputs if len(outputs) == count and set(self._losses) <= set(outputs) else list(self._losses)
 
     def _named(self, value: Any, what: str, model: keras.Model | None = None) -> Mapping[str, Any]:
         """`value` by output name."""

@@ -14,7 +14,7 @@ from tfdist.errors import UserError
 from tfdist.recipes.recompute import AUTO, chosen_layers
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Task
+from tfdist.tasks.base import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.model_facts import describe_model
 from tfdist.training.sharding.late_values import LateValues
@@ -212,7 +212,7 @@ def check_inputs(model: keras.Model, inputs: Any) -> None:
 
     The one fails only once the model computes. With the other Keras goes by the names' order and mixes up the inputs.
     """
-    known = model.input if getattr(model, "inputs", None) else None
+    known = symbolic_inputs(model)
     if isinstance(known, dict) and isinstance(inputs, dict) and (unknown := set(inputs) - set(known)):
         given, wanted, extra = (", ".join(map(repr, sorted(names))) for names in (inputs, known, unknown))
         raise UserError(f"The data gives the model {given}, and it takes {wanted}. Leave {extra} out of x.")

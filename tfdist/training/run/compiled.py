@@ -117,9 +117,11 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
         for name, some in _by_output(metrics, outputs, "metrics").items():
             made = [functools.partial(_metric, one, named_targets[name], outputs[name]) for one in _flat(some)]
             by_output.setdefault(name, []).extend(map(kind, made))
+    by_output = {name: some for name, some in by_output.items() if some or name in losses}
+    made_losses = {n: compile_utils.get_loss(one, named_targets[n], outputs[n]) for n, one in losses.items()}
     return Supervised(
-        loss={name: compile_utils.get_loss(one, named_targets[name], outputs[name]) for name, one in losses.items()},
-        loss_weights=weights,
+        loss=dict.fromkeys(name for name, some in by_output.items() if some) | made_losses,
+        loss_weights={name: one for name, one in weights.items() if name in losses or name not in outputs},
         metrics=by_output,
     )
 
