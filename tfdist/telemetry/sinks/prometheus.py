@@ -153,4 +153,5 @@ def limit_connections(server: WSGIServer) -> None:
         finally:
             free.release()
 
-    server.process_request, server.finish_request = process_request, finish_request  # type: ignore[method-assign, assignment]
+    changed: Any = server
+    changed.process_request, changed.finish_request = process_request, finish_request
