@@ -77,7 +77,7 @@ BUDGETS = {
     "settings": (250, 4),
     "storage": (2_050, 15),
     "strategies": (2_900, 25),
-    "tasks": (1_550, 12),
+    "tasks": (1_600, 12),
     "telemetry": (4_350, 46),
     "tpu_compiler": (750, 8),
     "training": (10_300, 82),
