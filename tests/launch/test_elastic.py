@@ -282,6 +282,7 @@ def test_hosts_that_stay_keep_their_places() -> None:
             ["--hosts_command=echo a", "--min_workers=3", "--max_workers=2"],
             "--min_workers=3 is more than --max_workers",
         ),
+        (["--hosts_command=echo localhost; echo far"], "lists localhost beside 'far'"),
         (["--workers=2", "--max_workers=2"], "--max_workers=2 is for --hosts_command"),
     ],
 )

@@ -31,7 +31,7 @@ from tfdist.telemetry.console.terminal_width import columns_of
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
 ON_RAY = ("ray", "ray_horovod")
 WITH_HOSTS = ("tf_config", "horovod")
-REMOTE_SHELL = "ssh -o BatchMode=yes"
+REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
 DESCRIPTION = f"""\
 python -m tfdist.launch --workers=N [FLAGS] -- ARGUMENTS OF tfdist.main

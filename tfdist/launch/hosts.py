@@ -73,7 +73,6 @@ class HostList:
         self._command = command
         self._say = say
         self._slots = self._ask()
-        self._ended = threading.Event()
         threading.Thread(target=self._follow, name="tfdist-hosts", daemon=True).start()
 
     @property
@@ -120,9 +119,15 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
       is_horovod: they find each other as Horovod's processes; else through TF_CONFIG.
 
     Raises:
-      UserError: Horovod is not installed.
+      UserError: Horovod is not installed, or localhost is listed beside other machines.
     """
     hosts = [slot.partition("#")[0] for slot in plan.hosts]
+    elsewhere = [host for host in hosts if host != "localhost" and not host.startswith("127.")]
+    if elsewhere and any(host in LOOPBACK for host in hosts):
+        raise UserError(
+            f"--hosts_command lists {LOOPBACK[0]} beside {elsewhere[0]!r}, which would not find it under that name. "
+            f"Write this machine's own name, such as {socket.gethostname()!r}."
+        )
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         workers = [HostedWorker(index, directory, output) for index in range(len(hosts))]
@@ -238,8 +243,9 @@ class _Starting:
     def _start(self, worker: HostedWorker, shell: _ShellHost, own: Mapping[str, str]) -> None:
         plan, host = self._plan, self._hosts[worker.index]
         inherited = {} if is_here(host) else {n: v for n, v in plan.environment.items() if not _is_of_host(n)}
+        own = {name: value for name, value in plan.environment.items() if name.startswith("TFDIST_")} | dict(own)
         begin_in = None if plan.begin_at is None else max(0.0, plan.begin_at - time.monotonic())
-        variables = plan.own_variables(worker.index) | dict(own)
+        variables = own | plan.own_variables(worker.index)
         if worker.begin(shell):
             shell.ask("start", worker.index, inherited, plan.command[1:], variables, begin_in)
             follower = threading.Thread(target=worker.follow, daemon=True)
