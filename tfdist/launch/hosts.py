@@ -44,7 +44,7 @@ def read_hosts(text: str) -> list[str]:
     """The slots that a listing names: `HOST` or `HOST:SLOTS` a line; a host's second slot is `HOST#2`.
 
     Raises:
-      UserError: a line is neither.
+      UserError: a line is neither, or localhost stands beside other machines.
     """
     slots: list[str] = []
     for line in text.splitlines():
@@ -55,6 +55,13 @@ def read_hosts(text: str) -> list[str]:
             raise UserError(f"--hosts_command lists HOST or HOST:SLOTS, one a line; received {line!r}.")
         known = sum(slot.partition("#")[0] == host for slot in slots)
         slots += [host if not number else f"{host}#{number + 1}" for number in range(known, known + int(count or 1))]
+    hosts = [slot.partition("#")[0] for slot in slots]
+    elsewhere = [host for host in hosts if host != "localhost" and not host.startswith("127.")]
+    if elsewhere and any(host in LOOPBACK for host in hosts):
+        raise UserError(
+            f"--hosts_command lists {LOOPBACK[0]} beside {elsewhere[0]!r}, which would not find it under that name. "
+            f"Write this machine's own name, such as {socket.gethostname()!r}."
+        )
     return slots
 
 
@@ -119,15 +126,9 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
       is_horovod: they find each other as Horovod's processes; else through TF_CONFIG.
 
     Raises:
-      UserError: Horovod is not installed, or localhost is listed beside other machines.
+      UserError: Horovod is not installed.
     """
     hosts = [slot.partition("#")[0] for slot in plan.hosts]
-    elsewhere = [host for host in hosts if host != "localhost" and not host.startswith("127.")]
-    if elsewhere and any(host in LOOPBACK for host in hosts):
-        raise UserError(
-            f"--hosts_command lists {LOOPBACK[0]} beside {elsewhere[0]!r}, which would not find it under that name. "
-            f"Write this machine's own name, such as {socket.gethostname()!r}."
-        )
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         workers = [HostedWorker(index, directory, output) for index in range(len(hosts))]
