@@ -184,7 +184,7 @@ class Once(threading.Event):
 
 
 def agreeing(members: str, rounds: str) -> list[Figure]:
-    from tfdist.training.loop.votes import NUM_VOTES, Vote
+    from tfdist.training.loop.outcome import NUM_VOTES, Vote
     from tfdist.training.watch.stragglers import Stragglers
 
     def sample(count: int) -> dict[str, float]:
@@ -300,7 +300,7 @@ def hold_leases(directory: str, count: int) -> None:
 def sweep(members: str, rounds: str) -> list[Figure]:
     from tfdist.tuning.schedule.chief import Chief, Plan
     from tfdist.tuning.schedule.journal import STARTED, Journal
-    from tfdist.tuning.schedule.waking import open_waking
+    from tfdist.tuning.schedule.signals import open_waking
     from tfdist.tuning.search import search
     from tfdist.tuning.search.asking import Asking
     from tfdist.tuning.search.objective import Objective
@@ -344,7 +344,7 @@ class Places:
 
     def __init__(self, count: int, leaving: contextlib.ExitStack) -> None:
         from tfdist.tuning.places.places import Place
-        from tfdist.tuning.schedule.waking import open_waking
+        from tfdist.tuning.schedule.signals import open_waking
 
         self.num_free = self._count = count
         self.next_free = Place(0)

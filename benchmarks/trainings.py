@@ -24,8 +24,7 @@ from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import Learner, build_learner
-from tfdist.training.loop.outcome import EpochSums
-from tfdist.training.loop.votes import Vote
+from tfdist.training.loop.outcome import EpochSums, Vote
 from tfdist.training.run.canonical import sums_as_written
 from tfdist.training.run.tuned import COMPILED, xla_variants
 from tfdist.training.step.gradients import LocalGradients

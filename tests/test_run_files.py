@@ -26,7 +26,7 @@ from sweep_journals import Journal as WrittenJournal
 from tfdist import xla_cache
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.data.sources.fitted_values import read_kept
+from tfdist.data.sources.preprocessing import read_kept
 from tfdist.errors import EXIT_IN_USE, InUseError, UserError
 from tfdist.experiment import evaluate, train
 from tfdist.planning import measured

@@ -19,9 +19,8 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, versions, write_result
 from tfdist.telemetry.stream import PAUSED
-from tfdist.training.loop.ending import Ending
 from tfdist.training.loop.learner import build_model, check_fit
-from tfdist.training.loop.outcome import Outcome
+from tfdist.training.loop.outcome import Ending, Outcome
 from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from, open_recovery

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format.checksum import crc32c
+from tfdist.checkpoint.format.stored_files import crc32c
 from tfdist.storage import contents
 
 DATA = np.random.default_rng(0).integers(0, 256, 3_000_001, dtype=np.uint8)

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tfdist.data.sources.fitted_values import read_kept
+from tfdist.data.sources.preprocessing import read_kept
 from tfdist.data.tables import tables
 from tfdist.data.text import text
 from tfdist.errors import UserError

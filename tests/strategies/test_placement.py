@@ -23,7 +23,7 @@ TRAINING = """
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     from tfdist.strategies.of_tensorflow import strategy_over
     from tfdist.telemetry.console.console import open_console
-    from tfdist.training.loop.votes import Vote
+    from tfdist.training.loop.outcome import Vote
     from tfdist.training.run import assembly
     from tfdist.training.run.run import Request, open_run
     from tpu_compiler.test_program import settings

@@ -21,8 +21,8 @@ from tfdist.errors import UserError
 from tfdist.telemetry.facts import Event, Point, Sample, now
 from tfdist.telemetry.registry import METRICS
 from tfdist.telemetry.sinks import prometheus
-from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.prometheus import Prometheus
+from tfdist.telemetry.sinks.sink import exposed_name
 
 DASHBOARD = REPOSITORY / "docs" / "monitoring" / "dashboard.json"
 Labels = tuple[tuple[str, str], ...]

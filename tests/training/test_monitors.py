@@ -8,8 +8,7 @@ import pytest
 from tfdist.errors import UserError
 from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop.monitors import check_monitors
-from tfdist.training.loop.reported_metrics import reported_by
+from tfdist.training.loop.best import check_monitors, reported_by
 from tfdist.training.step.metrics import MetricGroup
 
 callbacks = keras.callbacks

@@ -16,7 +16,7 @@ from training.trainings import run
 
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run.probe import runs
+from tfdist.training.run.tuned import runs
 
 XLA_CASES: dict[str, dict[str, Any]] = {
     "dense": {},

@@ -10,8 +10,7 @@ import pytest
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.devices import shares
-from tfdist.tuning.places.memory_kills import OUT_OF_MEMORY
+from tfdist.tuning.places.machine import OUT_OF_MEMORY, shares
 from tfdist.tuning.schedule.interruptions import Interruptions
 from tfdist.tuning.schedule.trial import SeedRun, Trial
 from tfdist.tuning.search.objective import Objective

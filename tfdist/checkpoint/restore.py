@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format.entries import Entry, newest_first, read_entry
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.format.slices import joined, whole_name
 from tfdist.checkpoint.format.stored_files import read_files
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.state import EventSink, State
 from tfdist.errors import UserError, suggest
 
 Vote = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype

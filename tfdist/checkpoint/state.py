@@ -1,14 +1,10 @@
-"""What one checkpoint holds: the tensors and values that bring a run back to its exact next step.
-
-Invariant: a state that was restored is whole and verified, and says in `manifest` where it comes from. The training
-loop makes one for `CheckpointManager.save`; `restore` gives one back.
-"""
+"""The state that a checkpoint holds, and where checkpoints tell what happens to them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from tfdist.checkpoint.format.manifest import Manifest
 
@@ -31,3 +27,13 @@ class State:
     values: Mapping[str, Any]
     manifest: Manifest | None = None
     path: str | None = None
+
+
+class EventSink(Protocol):
+    """What of `EventLog` the checkpoints use."""
+
+    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None: ...
+
+    def warning(
+        self, event: str, *, step: int | None = None, message: str | None = None, **details: object
+    ) -> None: ...

@@ -1,13 +1,12 @@
-"""What `verbose` means: which of the things that a run tells reach the terminal.
-
-Invariant: warnings and errors always do, on standard error.
-"""
+"""The callbacks of a call of `tfdist.fit`, and the console for its `verbose`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import keras
 
 from tfdist.errors import UserError
 from tfdist.telemetry.console.base import Console
@@ -59,3 +58,27 @@ class EpochLines(WarningsOnly):
 
     def end_epoch(self, summary: EpochSummary) -> None:
         PlainConsole.message(self, epoch_line(self._plan, summary, width=columns_of(self._stdout)))
+
+
+def flat_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool]:
+    """The callbacks of one, a nest of several, or a CallbackList; and whether the run should show itself.
+
+    A CallbackList says itself what is shown: by the ProgbarLogger that is in it, or not.
+
+    Raises:
+      UserError: one of them is no callback, or cannot work here.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        given, shows = list(callbacks.callbacks), False
+    else:
+        given, shows = [each for each in keras.tree.flatten(callbacks) if each is not None], True
+    for callback in given:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UserError(f"callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
+    return given, shows
+
+
+def history_among(callbacks: Sequence[keras.callbacks.Callback]) -> keras.callbacks.History:
+    """The first History among them, or a new one."""
+    given = next((each for each in callbacks if isinstance(each, keras.callbacks.History)), None)
+    return given or keras.callbacks.History()

@@ -12,7 +12,7 @@ import inspect
 import random
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,15 +20,15 @@ import keras
 from tfdist import experiment
 from tfdist.errors import EXIT_INTERRUPTED, PreemptedError, UserError, suggest
 from tfdist.keras_fit import examples
-from tfdist.keras_fit.callback_lists import flat_callbacks, history_among
 from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of, scope_of
-from tfdist.keras_fit.consoles import console_for
+from tfdist.keras_fit.consoles import console_for, flat_callbacks, history_among
 from tfdist.keras_fit.identity import identity_of, note_end
-from tfdist.keras_fit.trial import trial_of
 from tfdist.settings.checks import COUNT, MOST_SEED
+from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.of_tensorflow import strategy_over
 from tfdist.tasks.class_weight import check_one_class
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.backup import find_backup
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.run.run import Request, reporting_failures
@@ -248,3 +248,20 @@ def _identity(data: examples.Examples, *, shuffle: bool, seed: int) -> dict[str,
         "fit.shuffle": repr(shuffle),
         "fit.seed": repr(seed),
     }
+
+
+def trial_of(callbacks: Sequence[Any]) -> tuple[str | None, dict[str, str]]:
+    """Where KerasTuner keeps the trial that trains, one directory an execution, and its values as settings.
+
+    None and no values where none of the callbacks is KerasTuner's.
+    """
+    for callback in callbacks:
+        tuner, trial = getattr(callback, "tuner", None), getattr(callback, "trial", None)
+        if tuner is None or trial is None:
+            continue
+        values = {f"hyperparameters.{name}": repr(value) for name, value in trial.hyperparameters.values.items()}
+        execution = 0
+        while files.exists(RunDirectory(path := f"{tuner.get_trial_dir(trial.trial_id)}/tfdist-{execution}").result):
+            execution += 1
+        return path, values
+    return None, {}

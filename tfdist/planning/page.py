@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tfdist.planning.documents import ASSUMPTIONS, uncertain
 from tfdist.planning.estimate import COMPILED, MEASURED, Estimate, Training
-from tfdist.telemetry.console.sizes import in_bytes
+from tfdist.telemetry.console.formatting import in_bytes
 
 HEADERS = (
     "devices",

@@ -26,8 +26,7 @@ from tfdist.training.recovery.weights import Found
 from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
 from tfdist.training.run.run import Request, Run, open_run
-from tfdist.training.step.precision import set_precision
-from tfdist.training.step.tracing import traced
+from tfdist.training.step.precision import set_precision, traced
 from tfdist.tuning.search import hypermodel
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import errno
 import functools
 import mmap
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from tfdist.checkpoint.format import packing, tensor_files
-from tfdist.checkpoint.format.checksum import crc32c
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest, StoredFile
-from tfdist.storage import files
+from tfdist.storage import contents, files
 
 _MOST_THREADS = 8
 _HEADER_BYTES = 1 << 16  # of a tensor, at most, its name included
@@ -92,3 +92,16 @@ def _bytes_of(path: str, num_bytes: int) -> memoryview:
     data = np.empty(num_bytes, np.uint8)
     files.read_into(path, data)
     return data.data
+
+
+_PIECE_BYTES = 2**20
+
+
+def crc32c(*parts: contents.Buffer) -> int:
+    """The checksum of all parts together."""
+    checksum = 0
+    for view in contents.views(parts):
+        for first in range(0, view.nbytes, _PIECE_BYTES):
+            checksum = contents.crc32c(view[first : first + _PIECE_BYTES], seed=checksum)
+            time.sleep(0)
+    return checksum

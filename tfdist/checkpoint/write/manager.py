@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.state import EventSink, State
 from tfdist.checkpoint.write import snapshot
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.writer import Snapshot

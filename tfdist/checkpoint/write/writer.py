@@ -14,9 +14,9 @@ from typing import Any
 
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.format import packing
-from tfdist.checkpoint.format.checksum import crc32c
 from tfdist.checkpoint.format.entries import Entry
 from tfdist.checkpoint.format.manifest import Manifest, StoredFile
+from tfdist.checkpoint.format.stored_files import crc32c
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.storage import files

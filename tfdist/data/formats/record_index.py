@@ -7,17 +7,22 @@ https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import mmap
+import os
 import struct
+import zipfile
 from collections.abc import Callable
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from tfdist.data.cache.index_cache import cached
 from tfdist.data.formats.byte_ranges import FileVersion, read_range
 from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.strategies.cluster import environment
 
 HEADER_BYTES = 12
 READ_AHEAD_BYTES = 1 << 22  # of an object: a request costs as much as some megabytes
@@ -130,3 +135,37 @@ def _length(head: bytes) -> int | None:
     crc = google_crc32c.value(head[:8])
     expected = (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
     return length if stored == expected else None
+
+
+Arrays = dict[str, np.ndarray]
+
+
+def cached(file: FileVersion, settings: str, make: Callable[[], Arrays]) -> Arrays:
+    """What `make` gave for this file and these settings, now or in an earlier run.
+
+    Args:
+      file: the file that is scanned.
+      settings: all else that the result depends on, with a version of the format in it.
+      make: scans the file; its arrays hold no Python objects.
+    """
+    path = file.path if files.is_remote(file.path) else os.path.abspath(file.path)
+    identity = "\n".join([path, str(file.num_bytes), str(file.changed_nanoseconds), settings])
+    entry = os.path.join(_directory(), f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz")
+    try:
+        with np.load(entry, allow_pickle=False) as held:
+            return dict(held)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        pass  # not there, or torn
+    arrays: dict[str, Any] = make()
+    packed = io.BytesIO()
+    np.savez(packed, **arrays)
+    try:
+        files.make_dirs(os.path.dirname(entry))
+        files.write_atomic(entry, packed.getvalue())
+    except OSError:
+        pass  # a read-only home: scanned again next time
+    return arrays
+
+
+def _directory() -> str:
+    return os.path.join(environment.cache_directory(), "index")

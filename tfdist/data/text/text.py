@@ -20,8 +20,7 @@ from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.order.block_order import BlockOrder
 from tfdist.data.order.length_order import LengthOrder
 from tfdist.data.pipeline.failures import noted
-from tfdist.data.sources.fitted_values import read_kept
-from tfdist.data.sources.preprocessing import Preprocessing
+from tfdist.data.sources.preprocessing import Preprocessing, read_kept
 from tfdist.data.sources.record_source import RecordSource
 from tfdist.data.sources.source import Order, Reader, Staged
 from tfdist.data.text.text_files import SPLITS, TextFile, read_lines

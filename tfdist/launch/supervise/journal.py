@@ -29,7 +29,7 @@ class Journal:
     ) -> None:
         """Keeps an event of this moment for `store`."""
         from tfdist.telemetry.facts import Event
-        from tfdist.telemetry.logs.event_text import event_line
+        from tfdist.telemetry.logs.events import event_line
 
         self._lines.append(event_line(Event(name=event, level=level, worker=worker, step=step, details=details)))
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.base import Console, EpochThrottle
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
     Plan,
@@ -22,7 +22,6 @@ from tfdist.telemetry.console.console_text import (
     plan_text,
     progress_line,
 )
-from tfdist.telemetry.console.epoch_throttle import EpochThrottle
 from tfdist.telemetry.console.hangup import outliving_terminal
 from tfdist.telemetry.console.terminal_width import columns_of
 from tfdist.telemetry.facts import Level

@@ -20,7 +20,7 @@ from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
 from tfdist.telemetry.console.hangup import outliving_terminal
 from tfdist.telemetry.facts import Event, Level, RunFacts
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.event_text import time_text
+from tfdist.telemetry.logs.events import time_text
 from tfdist.telemetry.registry import EVENTS
 
 Bytes = Callable[[], float | None]

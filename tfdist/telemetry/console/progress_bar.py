@@ -15,7 +15,7 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.base import Console, EpochThrottle
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
     Plan,
@@ -26,7 +26,6 @@ from tfdist.telemetry.console.console_text import (
     epoch_text,
     plan_text,
 )
-from tfdist.telemetry.console.epoch_throttle import EpochThrottle
 from tfdist.telemetry.console.hangup import outliving_terminal
 from tfdist.telemetry.facts import Level
 

@@ -6,13 +6,14 @@ index, or name, and only once it has something to tell. `open_run` makes one log
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Callable
 
 from tfdist.errors import printable, redacted
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.facts import Event, Level
-from tfdist.telemetry.logs.event_text import event_line
+from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.guarded_log import GuardedLog
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -86,3 +87,23 @@ class EventLog:
         self._tell(event)
         if problem:
             self.warning("log_not_written", message=problem)
+
+
+def event_line(event: Event) -> str:
+    """The line."""
+    message = {} if event.message is None else {"message": event.message}
+    return to_json(
+        {
+            "time": time_text(event.time),
+            "level": event.level,
+            "event": event.name,
+            "worker": event.worker,
+            "step": None if event.step is None else int(event.step),
+            "details": message | dict(event.details),
+        }
+    )
+
+
+def time_text(time: datetime.datetime) -> str:
+    """A moment of UTC as ISO 8601 with milliseconds."""
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,15 +7,15 @@ OpError.
 
 from __future__ import annotations
 
+import io
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdist.storage import files
 from tfdist.storage.mirror import Mirror
-from tfdist.telemetry.logs.event_file import FIRST, PREFIX
 
 _FLUSH_SECONDS = 10
 
@@ -92,3 +92,31 @@ class Summaries:
 def _as_array(step: int) -> np.ndarray:
     """TensorFlow keeps a tensor for every Python number that it is ever given as a step, for good."""
     return np.array(step, np.int64)
+
+
+PREFIX = "events.out.tfevents."
+# TensorBoard reads the files of a directory in the order of their names; those of writers begin with the time, "1…".
+FIRST, LAST = "0", "9"
+
+
+def write_event_file(directory: str, name: str, summaries: Sequence[Any], *, time: float) -> None:
+    """Writes summaries of TensorBoard's own protocol buffers, in place of what the file held.
+
+    Args:
+      directory: of a run, as TensorBoard has runs.
+      name: what comes behind `PREFIX`.
+      summaries: all of step 0.
+      time: in seconds since 1970.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    content = io.BytesIO()
+    writer = RecordWriter(content)
+    writer.write(Event(wall_time=time, file_version="brain.Event:2").SerializeToString())
+    for summary in summaries:
+        event = Event(wall_time=time, step=0)
+        event.summary.ParseFromString(summary.SerializeToString())  # it may be TensorFlow's own class
+        writer.write(event.SerializeToString())
+    files.make_dirs(directory)
+    files.write_atomic(files.join(directory, PREFIX + name), content.getvalue())

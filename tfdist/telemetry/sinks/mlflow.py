@@ -20,9 +20,9 @@ from tfdist.storage import files
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import Sink
-from tfdist.telemetry.sinks.tracked import (
+from tfdist.telemetry.sinks.sink import (
     FAILED,
+    Sink,
     check_installed,
     check_texts,
     numbers_of_point,

@@ -15,9 +15,8 @@ from tfdist.errors import UserError, missing_extra, redacted
 from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample, now
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.registry import COUNTER, HISTOGRAM, Metric
-from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.measures import Measures
-from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.sinks.sink import Sink, exposed_name
 from tfdist.telemetry.stream import FAILED
 
 if TYPE_CHECKING:

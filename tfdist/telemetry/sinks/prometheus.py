@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.registry import COUNTER, EVENTS, HISTOGRAM, METRICS, Metric
-from tfdist.telemetry.sinks.exposed_names import exposed_name
 from tfdist.telemetry.sinks.measures import Measures
-from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.sinks.sink import Sink, exposed_name
 from tfdist.telemetry.stream import FAILED
 
 if TYPE_CHECKING:

@@ -5,7 +5,14 @@ A gin file names them, `train.sinks = [@prometheus.Prometheus()]`. One of the us
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Mapping
+
+import numpy as np
+
+from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample
+from tfdist.telemetry.registry import Metric
 
 
 class Sink:
@@ -48,3 +55,50 @@ class Sink:
 
     def close(self, status: str) -> None:
         """Ends, after the last fact. `status`: "done", "paused", "preempted" or "failed"."""
+
+
+_PREFIX = "tfdist_"
+# The names that operators' dashboards have had for other trainers, too.
+_COMMON = {
+    "training_duration_seconds",
+    "gpu_utilization",
+    "training_loss",
+    "learning_rate",
+    "checkpoint_size_mb",
+    "cost_usd",
+}
+
+
+def exposed_name(metric: Metric) -> str:
+    """The metric's own name where operators know it, else the name with tfdist's prefix."""
+    return metric.name if metric.name in _COMMON else _PREFIX + metric.name
+
+
+FAILED, PREEMPTED = "failed", "preempted"  # what `Sink.close` is told
+
+
+def numbers_of_point(point: Point) -> dict[str, float]:
+    """The single numbers of a point: `SPLIT/METRIC`, `epoch`, and with the training's the learning rate."""
+    found = {f"{point.split}/{name}": float(value) for name, value in point.metrics.items() if np.ndim(value) == 0}
+    if point.split == "train" and point.learning_rate is not None:
+        found["learning_rate"] = float(point.learning_rate)
+    return found | {"epoch": float(point.epoch)}
+
+
+def numbers_of_sample(sample: Sample) -> dict[str, float]:
+    """What the process has used, `system/NAME`, and its seconds, `time/SHARE`."""
+    used = {f"system/{name}": float(value) for name, value in sample.values.items()}
+    return used | {f"time/{share}": float(seconds) for share, seconds in sample.seconds.items()}
+
+
+def check_texts(sink: str, given: Mapping[str, object]) -> None:
+    """Raises UserError where what should be a text, or None, is something else."""
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, str) or not value):
+            raise UserError(f"{sink}.{name} must be a text; received {value!r}.")
+
+
+def check_installed(module: str, package: str, extra: str, sink: str) -> None:
+    """Raises UserError where a tracker's client is not installed, without importing it."""
+    if importlib.util.find_spec(module) is None:
+        raise missing_extra(package, extra, sink)

@@ -18,10 +18,10 @@ from tfdist.telemetry.facts import Point, RunFacts, Sample
 from tfdist.telemetry.records import load_record
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import Sink
-from tfdist.telemetry.sinks.tracked import (
+from tfdist.telemetry.sinks.sink import (
     FAILED,
     PREEMPTED,
+    Sink,
     check_installed,
     check_texts,
     numbers_of_point,

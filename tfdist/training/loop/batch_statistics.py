@@ -18,7 +18,7 @@ from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.step.gradients import forward
 from tfdist.training.step.layers.normalization import batch_norm_layers
-from tfdist.training.step.tracing import traced
+from tfdist.training.step.precision import traced
 
 
 def renew(

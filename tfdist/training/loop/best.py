@@ -1,4 +1,4 @@
-"""The best that a run has come to so far, by one metric: what result.json names and what `keep_best` keeps.
+"""Which metrics a run reports, which callbacks monitor them, and the best that it has come to by one of them.
 
 Invariant: it follows from reported numbers alone, which are the same on every worker, so all of them agree on it
 without a word. The loop asks after each evaluation and each epoch; a checkpoint keeps it, as part of the outcome.
@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
 
 from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.errors import UserError, suggest
 from tfdist.telemetry.metric_direction import larger_is_better
-from tfdist.training.loop.reported_metrics import VALIDATION, Reported, not_reported
 from tfdist.training.run.settings import TrainSettings
+
+if TYPE_CHECKING:  # sweeps use this without TensorFlow
+    from tfdist.tasks.base import Task
+    from tfdist.training.step.metrics import MetricGroup
+
 
 KEEP_BEST = f"{CheckpointPolicy.NAME}.keep_best is"
 
@@ -77,3 +85,104 @@ def watched(settings: TrainSettings) -> Watched:
         if is_larger_better is not None:
             return Watched(monitor, is_larger_better)
     return Watched("val_loss" if evaluates else "loss", False)
+
+
+_SETTERS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+
+
+def check_monitors(
+    callbacks: Sequence[keras.callbacks.Callback], reported: Reported, optimizer: keras.optimizers.Optimizer
+) -> None:
+    """Raises UserError where a callback watches what is not reported, or sets a learning rate that a schedule gives.
+
+    Args:
+      callbacks: `train.callbacks`.
+      reported: by the training, without what callbacks add.
+      optimizer: built.
+    """
+    for callback in callbacks:
+        if not _is_keras(callback):
+            reported = dataclasses.replace(reported, names=None)
+        _check_rate(callback, optimizer)
+        reported.check(f"{type(callback).__name__} monitors", _monitor(callback))
+
+
+def _check_rate(callback: keras.callbacks.Callback, optimizer: keras.optimizers.Optimizer) -> None:
+    if isinstance(callback, _SETTERS) and has_schedule(optimizer):
+        raise UserError(
+            f"{type(callback).__name__} sets the learning rate, which a schedule of {type(optimizer).__name__} gives "
+            "already. Leave one of them out: write a number for learning_rate, or remove the callback."
+        )
+
+
+def has_schedule(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the optimizer's learning rate comes from a schedule; then no callback can set it."""
+    return isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
+
+
+def _monitor(callback: keras.callbacks.Callback) -> str | None:
+    """The metric that one of Keras's callbacks watches; None where it watches none."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
+        return None
+    monitor = getattr(callback, "monitor", None)
+    watches = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
+    return monitor if isinstance(callback, watches) and isinstance(monitor, str) else None
+
+
+def _is_keras(callback: keras.callbacks.Callback) -> bool:
+    return re.match(r"keras\.", type(callback).__module__) is not None
+
+
+VALIDATION = "val_"  # before the names of the evaluation
+OBJECTIVE = "tune.objective is"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reported:
+    """What a training reports.
+
+    Attributes:
+      names: its own metrics, and of how many numbers each is; None where one does not tell before it counts.
+      evaluates: whether an evaluation reports the same names with `val_` before them.
+    """
+
+    names: Mapping[str, int] | None
+    evaluates: bool
+
+    def check(self, setting: str, name: str | None) -> None:
+        """Raises UserError where a setting, such as "tune.objective is", names what is not reported as one number."""
+        if name is None:
+            return
+        if name.startswith(VALIDATION) and not self.evaluates:
+            raise not_evaluated(setting, name)
+        if self.names is None:
+            return
+        known = {**self.names, **{f"{VALIDATION}{each}": n for each, n in self.names.items() if self.evaluates}}
+        if name not in known:
+            raise not_reported(setting, name, list(known))
+        if known[name] > 1:
+            raise UserError(
+                f"{setting} {name!r}, which gives {known[name]:,} numbers. Name a metric of one number, such as "
+                "keras.metrics.F1Score(average='macro') gives."
+            )
+
+
+def reported_by(metrics: MetricGroup, task: Task, *, evaluates: bool) -> Reported:
+    """What a training with these metrics and this task's loss reports."""
+    names = metrics.reported_names()
+    losses = dict.fromkeys(["loss", *(f"{term}_loss" for term in task.term_names())], 1)
+    own = None if names is None else losses | names
+    return Reported(own, evaluates)
+
+
+def not_evaluated(setting: str, name: str) -> UserError:
+    """The error for a metric of an evaluation that there is none of."""
+    return UserError(
+        f"{setting} {name!r}, and nothing is evaluated. Write train.eval_data, or name a metric of the training, such "
+        "as 'loss'."
+    )
+
+
+def not_reported(setting: str, name: str, known: Sequence[str]) -> UserError:
+    """The error for a metric that nothing reports, with those that something does."""
+    return UserError(f"{setting} {name!r}, which is not reported.{suggest(name, known)} Reported: {', '.join(known)}.")

@@ -14,10 +14,10 @@ from tfdist.data.pipeline.pipeline import dispose
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.votes import Vote, Votes, no_votes
+from tfdist.training.loop.outcome import Vote, Votes, no_votes
 from tfdist.training.step.gradients import forward, quotients
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.tracing import traced
+from tfdist.training.step.precision import traced
 from tfdist.training.watch.pace import Pace
 
 

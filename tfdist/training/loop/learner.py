@@ -28,9 +28,8 @@ from tfdist.training.step.layers.aggregation import follow_aggregation
 from tfdist.training.step.layers.layer_state import separate_losses
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import build_optimizer
-from tfdist.training.step.precision import LossScale
+from tfdist.training.step.precision import LossScale, traced
 from tfdist.training.step.randomness import separate_replicas
-from tfdist.training.step.tracing import traced
 from tfdist.user_code import where_defined
 
 ADVICE_OF_MODELS = "All workers train one model. Give them the same code and the same settings."

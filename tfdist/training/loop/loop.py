@@ -29,8 +29,7 @@ from tfdist.training.loop.best import Watched
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
-from tfdist.training.loop.outcome import EpochSums, Outcome
-from tfdist.training.loop.votes import NUM_VOTES, Vote
+from tfdist.training.loop.outcome import NUM_VOTES, EpochSums, Outcome, Vote
 from tfdist.training.recovery.recovery import Position, Recovery, other_version
 from tfdist.training.step import divergence
 from tfdist.training.step.divergence import Spike

@@ -1,4 +1,4 @@
-"""How far a loop has come, and what its epoch has added up to.
+"""How far a loop has come, why it ends, and what each worker wants of the next boundary.
 
 Invariant: made of numbers, strings and dicts of them, as a checkpoint keeps both.
 """
@@ -6,10 +6,12 @@ Invariant: made of numbers, strings and dicts of them, as a checkpoint keeps bot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdist.training.step.step import Totals
 
@@ -63,3 +65,87 @@ class EpochSums:
             return {}
         weight = self.weight or float("nan")
         return {"loss": self.loss_sum / weight} | {f"{n}_loss": v / weight for n, v in self.term_sums.items()}
+
+
+COMPLETED = "completed"
+EARLY_STOPPING = "early_stopping"
+# Of Keras's own callbacks, those that may set `stop_training`.
+STOPPING = (keras.callbacks.EarlyStopping, keras.callbacks.TerminateOnNaN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How a training ended.
+
+    Attributes:
+      reason: COMPLETED, or EARLY_STOPPING where a callback ended it.
+      stopped_by: the class of that callback; None where all was trained, or it cannot be told.
+      message: a sentence about an early end; empty otherwise.
+    """
+
+    reason: str = COMPLETED
+    stopped_by: str | None = None
+    message: str = ""
+
+
+def ending_of(
+    callbacks: Sequence[keras.callbacks.Callback], *, stopped: bool, step: int, epoch: int, total_steps: int
+) -> Ending:
+    """How a training ended at `step`, in `epoch` counted from 1; `stopped`: by a callback."""
+    if not stopped:
+        return Ending()
+    patient = next((c for c in callbacks if getattr(c, "stopped_epoch", 0)), None)
+    suspects = [patient] if patient is not None else [c for c in callbacks if _may_stop(c)]
+    names = " or ".join(dict.fromkeys(type(c).__name__ for c in suspects)) or "A callback"
+    where = f"at step {step:,} of {total_steps:,}, the end of epoch {epoch}"
+    seen = "" if patient is None else _seen(patient)
+    return Ending(EARLY_STOPPING, names if len(suspects) == 1 else None, f"{names} stopped the training {where}{seen}.")
+
+
+def _may_stop(callback: keras.callbacks.Callback) -> bool:
+    return isinstance(callback, STOPPING) or not type(callback).__module__.startswith("keras.")
+
+
+def _seen(callback: keras.callbacks.Callback) -> str:
+    """What an EarlyStopping, or a callback like it, waited for."""
+    monitor, best = getattr(callback, "monitor", None), getattr(callback, "best", None)
+    if monitor is None or best is None:
+        return ""
+    epoch = getattr(callback, "best_epoch", None)
+    when = f" of epoch {epoch + 1}" if isinstance(epoch, int) else ""
+    put_back = getattr(callback, "restore_best_weights", False) and getattr(callback, "best_weights", None) is not None
+    then = "; the weights of that epoch are put back" if put_back else ""
+    return f": {monitor} has not come below or above its best, {float(best):.4g}{when}{then}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """What one worker wants, or what any of them does.
+
+    Attributes:
+      leave: to save and end, because the process will be taken away.
+      save: a checkpoint.
+      stop: to end the training here, as a callback asked for.
+    """
+
+    leave: bool = False
+    save: bool = False
+    stop: bool = False
+
+    def tensor(self, news: Sequence[float] = ()) -> tf.Tensor:
+        """Float32 [3 + len(news)], to be summed over the replicas: the votes, then what else the workers tell."""
+        return tf.constant([float(self.leave), float(self.save), float(self.stop), *news])
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Vote:
+        """What somebody wants, out of the sums."""
+        return cls(*(bool(number > 0) for number in sums[:NUM_VOTES]))
+
+
+NUM_VOTES = len(dataclasses.fields(Vote))
+Votes = Callable[[], Vote]
+
+
+def no_votes() -> Vote:
+    """Of a worker that continues to the end."""
+    return Vote()

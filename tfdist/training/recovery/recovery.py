@@ -17,15 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.schedule import Schedule
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.state import EventSink, State
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.votes import Vote
+from tfdist.training.loop.outcome import Vote
 from tfdist.training.step.randomness import read_generators, set_generators
 from tfdist.training.step.state import MODEL, OPTIMIZER, SEEDS, ModelState, TrainingState
 

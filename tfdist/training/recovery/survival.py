@@ -17,14 +17,13 @@ from collections.abc import Iterator, Mapping
 import keras
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format.entries import list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.metadata_server import find_address
 from tfdist.checkpoint.policy import ALL, CheckpointPolicy
 from tfdist.checkpoint.preemption import SIGNALS, Preemption
 from tfdist.checkpoint.schedule import Schedule
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.state import EventSink, State
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
 from tfdist.errors import PreemptedError, UserError

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 
 from tfdist.checkpoint import restore, retention
-from tfdist.checkpoint.event_sink import EventSink
 from tfdist.checkpoint.format.entries import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.state import EventSink, State
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory

@@ -22,12 +22,10 @@ from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.best import check_keep_best
+from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_divisible, check_fit
-from tfdist.training.loop.monitors import check_monitors
-from tfdist.training.loop.reported_metrics import OBJECTIVE, reported_by
 from tfdist.training.run.canonical import check_canonical, sums_as_written
 from tfdist.training.run.checking.examples import check_held
 from tfdist.training.run.compiled import parts_of

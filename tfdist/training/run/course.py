@@ -14,11 +14,9 @@ from tfdist.training.loop import batch_statistics
 from tfdist.training.loop.best import watched
 from tfdist.training.loop.callback_model import CallbackModel
 from tfdist.training.loop.callbacks import Callbacks
-from tfdist.training.loop.ending import Ending, ending_of
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.loop import Loop
-from tfdist.training.loop.outcome import Outcome
-from tfdist.training.loop.votes import no_votes
+from tfdist.training.loop.outcome import Ending, Outcome, ending_of, no_votes
 from tfdist.training.recovery.recovery import Opened, Recovery
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run import assembly

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.storage import files
@@ -14,11 +16,11 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import Warn, read_record
 from tfdist.training.loop.learner import Learner
-from tfdist.training.run.probe import runs
 from tfdist.training.step.gradients import LocalSums
 from tfdist.training.step.layers.aggregation import aggregated_variables
 from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.layers.normalization import batch_norm_layers, is_synchronized
+from tfdist.training.step.precision import traced
 from tfdist.training.step.step import TrainStep
 
 COMPILED = {"off": (False, False), "pass": (True, False), "update": (False, True), "on": (True, True)}
@@ -97,3 +99,39 @@ def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 
 def _said(seconds: Mapping[Any, float]) -> str:
     return ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items())
+
+
+REFUSED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # by XLA, of what it cannot compile
+
+
+def runs(
+    strategy: Strategy,
+    function: Callable[[dict[str, Any]], tf.Tensor],
+    batch: Any,
+    *,
+    keep: Sequence[keras.Variable],
+) -> bool:
+    """Whether a function runs on every worker. A collective.
+
+    Args:
+      strategy: connected.
+      function: of a local batch, called in replica context; returns one number that depends on all that it computes.
+      batch: the local batches of one step.
+      keep: variables to put back to their values afterwards.
+    """
+    with _kept(keep):
+        try:
+            traced(lambda b: strategy.first_local(strategy.run(function, args=(b,))))(batch).numpy()
+        except REFUSED:
+            return not strategy.any_worker(True)
+        return not strategy.any_worker(False)
+
+
+@contextlib.contextmanager
+def _kept(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    before = [keras.ops.convert_to_numpy(v) for v in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)

@@ -21,7 +21,7 @@ from tfdist.checkpoint.format.slices import marked
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import static_replica_index
-from tfdist.training.step.tracing import traced
+from tfdist.training.step.precision import traced
 
 OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
 SHARDINGS = (OPTIMIZER, HOST, WEIGHTS)

@@ -8,6 +8,10 @@ them skips the step on all.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -57,3 +61,12 @@ class LossScale:
 def factor_of(loss_scale: LossScale | None, fixed: float) -> tf.Tensor | float:
     """What the loss is multiplied with before it is differentiated: the dynamic scale, if any, and a fixed one."""
     return fixed if loss_scale is None else loss_scale.factor() * fixed
+
+
+def traced(function: Callable[..., Any], *, reduce_retracing: bool = False) -> Any:
+    """A `tf.function` of a method or a lambda, without AutoGraph.
+
+    TensorFlow counts how often a piece of code is traced, and would warn in the fifth run of a process (a notebook, a
+    sweep in one process) that it is traced too often. What has no code of its own is counted by itself.
+    """
+    return tf.function(functools.partial(function), reduce_retracing=reduce_retracing, autograph=False)

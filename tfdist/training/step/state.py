@@ -20,8 +20,8 @@ from tfdist.checkpoint.format.slices import cut, whole_name, whole_shape
 from tfdist.strategies.base import Strategy
 from tfdist.training.loop.learner import Learner
 from tfdist.training.step.layers.layer_state import moving_variables
+from tfdist.training.step.precision import traced
 from tfdist.training.step.randomness import seed_generators
-from tfdist.training.step.tracing import traced
 
 MODEL = "model/"
 SEEDS = "seeds/"

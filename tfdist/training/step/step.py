@@ -25,8 +25,7 @@ from tfdist.training.step.divergence import Spike
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
 from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.precision import LossScale, factor_of
-from tfdist.training.step.tracing import traced
+from tfdist.training.step.precision import LossScale, factor_of, traced
 from tfdist.training.step.update import Update
 from tfdist.training.watch.input_wait import timed_next
 from tfdist.training.watch.stragglers import Reduction

@@ -21,7 +21,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.agreement import gather_digests
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.reporter import Reporter
-from tfdist.training.step.tracing import traced
+from tfdist.training.step.precision import traced
 
 MAX_SHARE = 0.005  # of a run's time
 ROUNDING = 1e-3  # of a variable's largest magnitude

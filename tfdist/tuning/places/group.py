@@ -29,8 +29,8 @@ from tfdist.launch.supervise.watch import watch
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 from tfdist.telemetry.json_text import from_json, to_json
-from tfdist.tuning.places.devices import GPU_VARIABLE, shares
 from tfdist.tuning.places.forks import die_with, forked
+from tfdist.tuning.places.machine import GPU_VARIABLE, shares
 from tfdist.tuning.places.standby import Start
 
 TF_CONFIG, HOROVOD = "tf_config", "horovod"

@@ -24,11 +24,11 @@ from tfdist.launch.ray import cluster
 from tfdist.launch.ray.cluster import Resources
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.memory_kills import OUT_OF_MEMORY
+from tfdist.tuning.places.machine import OUT_OF_MEMORY
 from tfdist.tuning.places.places import Ended, Next, Place, Setting, name_of
 from tfdist.tuning.places.ray_place import RayPlace
+from tfdist.tuning.schedule.signals import open_waking
 from tfdist.tuning.schedule.trial import EXIT_KILLED
-from tfdist.tuning.schedule.waking import open_waking
 
 FIRST_WORD_SECONDS, NEXT_WORD_SECONDS = 10.0, 60.0  # that Ray has no place yet
 MOST_BROKEN = 3  # places in a row that end before they are ready

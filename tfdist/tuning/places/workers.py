@@ -17,9 +17,8 @@ from tfdist.launch.processes import cpu_shares
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places import group
-from tfdist.tuning.places.devices import GPU_VARIABLE, shares
 from tfdist.tuning.places.fork_server import ForkServer
-from tfdist.tuning.places.memory_kills import OUT_OF_MEMORY, memory_kills
+from tfdist.tuning.places.machine import GPU_VARIABLE, OUT_OF_MEMORY, memory_kills, shares
 from tfdist.tuning.places.places import Ended, Next, Place, Setting, name_of
 from tfdist.tuning.places.standby import Start
 from tfdist.tuning.schedule.trial import EXIT_KILLED, read_log

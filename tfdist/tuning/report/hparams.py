@@ -10,9 +10,9 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.telemetry.logs.event_file import FIRST, LAST, write_event_file
+from tfdist.telemetry.logs.summaries import FIRST, LAST, write_event_file
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.loop.reported_metrics import VALIDATION
+from tfdist.training.loop.best import VALIDATION
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Plan
 from tfdist.tuning.schedule.history import Event

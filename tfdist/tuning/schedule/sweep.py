@@ -26,14 +26,14 @@ from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.survival import check_start_from
+from tfdist.training.run.directory.claim import check_kind
 from tfdist.training.run.directory.identity import lasting
-from tfdist.training.run.directory.kind import check_kind
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.places import group
-from tfdist.tuning.places.devices import GPU_VARIABLE
 from tfdist.tuning.places.executor import Local
 from tfdist.tuning.places.fork_server import ForkServer
+from tfdist.tuning.places.machine import GPU_VARIABLE
 from tfdist.tuning.places.places import Executor, Setting
 from tfdist.tuning.report.hparams import HParamsTable
 from tfdist.tuning.report.report import import_ahead, write_report
@@ -42,7 +42,7 @@ from tfdist.tuning.report.table import SweepTable, open_table
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
 from tfdist.tuning.schedule.journal import Identity, Journal
-from tfdist.tuning.schedule.waking import open_waking
+from tfdist.tuning.schedule.signals import open_waking
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.asking import Asking
 from tfdist.tuning.search.hypermodel import HyperModel

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.telemetry.metric_direction import larger_is_better
-from tfdist.training.loop.reported_metrics import OBJECTIVE, VALIDATION, not_evaluated, not_reported
+from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
 
 DIRECTIONS = ("min", "max")
 

@@ -21,7 +21,7 @@ from tfdist.data.sources.source import Source
 from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
-from tfdist.telemetry.console.curve import curve
+from tfdist.telemetry.console.formatting import curve
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
@@ -33,8 +33,7 @@ from tfdist.training.step.gradients import explained
 from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
-from tfdist.training.step.precision import set_precision
-from tfdist.training.step.tracing import traced
+from tfdist.training.step.precision import set_precision, traced
 
 Tell = Callable[[str], None]
 CURVE_COLUMNS = 72

@@ -19,7 +19,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.training.step.gradients import forward
-from tfdist.training.step.tracing import traced
+from tfdist.training.step.precision import traced
 
 MOST_ROWS = 8
 _MOST_BYTES = 16 * 2**20  # read of a file at most

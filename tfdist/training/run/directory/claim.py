@@ -13,13 +13,12 @@ from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.records import remove_stale
-from tfdist.telemetry.result import TRAIN, RunResult, Start, Starts, read_result
+from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.backup import KERAS_FILE
 from tfdist.training.loop.backup import NAME as BACKUP
 from tfdist.training.loop.boundaries import Length
 from tfdist.training.run.directory.identity import check_same_experiment
-from tfdist.training.run.directory.kind import check_kind
 from tfdist.training.run.directory.starts import read_starts
 from tfdist.training.run.settings import TrainSettings
 
@@ -197,3 +196,25 @@ def _finished(directory: RunDirectory, result: RunResult, claim: Claim) -> Place
             f"train.start_from = {directory.model!r} begins with its weights."
         )
     return Place(extends=True, said=f"The run in {directory.path} was finished at step {done:,}.")
+
+
+WORDS = {TRAIN: "training", TUNE: "sweep"}
+
+
+def check_kind(directory: RunDirectory, mode: str) -> None:
+    """Raises UserError where the directory holds a run of another kind, or its result.json is damaged."""
+    finished = read_mode(directory)
+    found, name = (finished, directory.result) if finished is not None else _kind_of_unfinished(directory)
+    if found not in (None, mode):
+        raise UserError(
+            f"{directory.path} holds a {WORDS.get(found, found)} ({name.rpartition('/')[2]}), and this is a "
+            f"{WORDS[mode]}: a run directory belongs to one run. Give another --run_dir."
+        )
+
+
+def _kind_of_unfinished(directory: RunDirectory) -> tuple[str | None, str]:
+    """Of which kind an unfinished run is, and the file that shows it."""
+    for kind, path in ((TUNE, directory.sweep), (TRAIN, directory.starts), (TRAIN, directory.metrics)):
+        if files.exists(path):
+            return kind, path
+    return None, ""
