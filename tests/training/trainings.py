@@ -16,7 +16,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.result import RunResult
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.training.watch.profiler import ProfiledSteps
+from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 STEPS_PER_EPOCH = 7
 SMALL = BASE | {"deterministic": False, "eval_data": lambda: digits(101)}

@@ -40,7 +40,7 @@ from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.directory.claim import Claim, Place, take_place
 from tfdist.training.run.directory.starts import find_checkpoint_dir
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
-from tfdist.training.watch.profiler import ProfiledSteps
+from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
     r"Shape mismatch in the collective instance.*|Collective instance \d+ expected.*|Inconsistent group_size.*"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import signal
 import tempfile
 import threading
@@ -21,12 +20,12 @@ from types import FrameType, TracebackType
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.strategies.base import Topology
 from tfdist.telemetry.heartbeat import PROFILE_SIGNAL
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 MARK = "train"  # what the profiler's time line calls a call of the step function
 SIGNALED_STEPS = 10  # a profile at a signal ends with the call that has done so many
@@ -179,38 +178,3 @@ class Profiler:
 
 def _name(first: int, last: int) -> str:
     return f"steps-{first}-{last}"
-
-
-_RIGHT = "Write --profile='steps 100-110', from 1 and with the last step included, or --profile='step 100'."
-
-
-@dataclasses.dataclass(frozen=True)
-class ProfiledSteps:
-    """Steps of a run, counted from 1; `last` is one of them."""
-
-    first: int
-    last: int
-
-    @classmethod
-    def parse(cls, text: str) -> ProfiledSteps:
-        """Raises UserError for what is not "steps A-B" or "step A"."""
-        found = re.fullmatch(r"\s*steps?\s+(\d+)(?:\s*-\s*(\d+))?\s*", text)
-        if found is None:
-            raise UserError(f"--profile={text!r} names no steps. {_RIGHT}")
-        first = int(found[1])
-        last = int(found[2] or first)
-        if not 1 <= first <= last:
-            raise UserError(f"--profile={text!r}: there are no steps {first} to {last}. {_RIGHT}")
-        return cls(first, last)
-
-    def check(self, total_steps: int) -> None:
-        """Raises UserError where a run of so many steps does not have them all."""
-        if self.last > total_steps:
-            raise UserError(
-                f"--profile asks for the steps {self.first} to {self.last}, and this run has {total_steps:,} steps. "
-                "Name steps that it has, or let it train longer."
-            )
-
-    def next_edge(self, step: int) -> int | None:
-        """Where a call that begins after `step` has to end at the latest, so that these steps are whole calls."""
-        return next((edge for edge in (self.first - 1, self.last) if step < edge), None)
