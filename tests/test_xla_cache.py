@@ -10,7 +10,7 @@ import sys
 import pytest
 from support import REPOSITORY, clean_environment
 
-from tfdist.xla_cache import FLAG, FLAGS, NAME, keep_compiled, remove_damaged
+from tfdist.xla_cache import FLAG, FLAGS, NAME, keep_compiled, remove_damaged, remove_unreadable
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,17 @@ def test_the_cache_is_this_users_alone_and_nothing_that_others_may_have_written_
     (tmp_path / "elsewhere" / "x86").mkdir()
     (tmp_path / "elsewhere" / "x86" / "torn.pb").write_bytes(b"")
     assert remove_damaged(str(tmp_path)) == []
+
+
+def test_only_an_error_of_tensorflows_removes_the_cache_and_only_once(tmp_path: pathlib.Path) -> None:
+    from tensorflow.errors import InternalError
+
+    (tmp_path / NAME).mkdir()
+    theirs = InternalError(None, None, "Failed to parse serialized CpuAotCompilationResult.")
+    assert not remove_unreadable(ValueError("the serialized user"), str(tmp_path)) and (tmp_path / NAME).exists()
+    assert remove_unreadable(theirs, str(tmp_path)) and not (tmp_path / NAME).exists()
+    (tmp_path / NAME).mkdir()
+    assert not remove_unreadable(theirs, str(tmp_path))
 
 
 def train(run_dir: pathlib.Path, epochs: int) -> str:

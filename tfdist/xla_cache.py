@@ -24,6 +24,7 @@ from tfdist.storage import private_directory
 FLAGS = "TF_XLA_FLAGS"
 FLAG = "--tf_xla_persistent_cache_directory"
 NAME = "xla_cache"
+_removed: set[str] = set()
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
 
@@ -59,10 +60,15 @@ def _make_private(cache: str) -> None:
 
 
 def remove_unreadable(error: BaseException, run_dir: str) -> bool:
-    """Whether an error is XLA's, of something kept that it could not read; then what it kept is gone."""
-    cache = os.path.join(run_dir, NAME)
-    if "serialized" not in str(error).lower() or os.path.islink(cache) or not os.path.isdir(cache):
+    """Whether an error is XLA's, of something kept that it could not read; then what it kept is gone.
+
+    Once in a process: what fails again has another cause.
+    """
+    cache = os.path.abspath(os.path.join(run_dir, NAME))
+    is_tensorflows = type(error).__module__.startswith("tensorflow.") and "serialized" in str(error).lower()
+    if not is_tensorflows or cache in _removed or os.path.islink(cache) or not os.path.isdir(cache):
         return False
+    _removed.add(cache)
     shutil.rmtree(cache, ignore_errors=True)
     return True
 

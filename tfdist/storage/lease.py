@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from tfdist.errors import InUseError, is_whole_number
+from tfdist.errors import InUseError, UserError, is_whole_number
 from tfdist.storage import files
 
 NAME = ".lease"
@@ -135,6 +135,7 @@ def acquire(
 
     Raises:
       InUseError: another live run has it.
+      UserError: it is a symbolic link.
       OSError: the store failed.
     """
     path = files.join(directory, name)
@@ -167,7 +168,12 @@ class _FileTaker:
         self.other: Owner | None = None
 
     def __call__(self) -> Lease | None:
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UserError(f"{self._path} is a symbolic link, which tfdist does not follow. Remove it.") from error
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
