@@ -29,7 +29,7 @@ from tfdist.telemetry.result import Start
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import Stream
-from tfdist.training.run.directory.starts import run_id_of
+from tfdist.training.run.directory.run_id import run_id_of
 
 SINKS = Check(
     "[@prometheus.Prometheus()]",
