@@ -112,7 +112,12 @@ command_line.define_seconds(
     FLAGS,
 )
 command_line.define_seconds("backoff_seconds", Rules.backoff_seconds, "before the first restart", FLAGS)
-flags.DEFINE_string("module", "tfdist.main", "what each worker runs, such as tfdist.doctor", flag_values=FLAGS)
+flags.DEFINE_string(
+    "module",
+    "tfdist.main",
+    "what each worker runs, as python -m does: your own train.py is --module=train, and needs no `--`",
+    flag_values=FLAGS,
+)
 
 
 flags.DEFINE_string(
@@ -148,7 +153,7 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Pati
     arguments = list(arguments)
     ours, workers_own = split_at_dashes(arguments)
     options = _parse_options(ours)
-    if not workers_own:
+    if not workers_own and options.module == "tfdist.main":
         what = "Nothing follows `--`" if "--" in arguments else "The `--` and tfdist.main's arguments are missing"
         raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
     if sys.platform != "linux":
