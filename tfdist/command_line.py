@@ -6,6 +6,7 @@ process. Invariant: what a user did wrong is a `UserError`, one message and exit
 
 from __future__ import annotations
 
+import codecs
 import copy
 import io
 import logging
@@ -41,8 +42,8 @@ _HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
 def start(command: Callable[[list[str]], int]) -> None:
     """Runs a command as absl's programs are run; `command` takes the arguments and returns the exit status."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack a character of a message, or of a name in it
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="backslashreplace")  # it may lack a character of a message, or of a name in it
     if _HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
         sys.exit(command(sys.argv[1:]))
     from absl import app
