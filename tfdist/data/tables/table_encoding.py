@@ -106,8 +106,10 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place:
     """
     is_missing = column.is_null().to_numpy()
     if not rule.is_category and not rule.is_text and rule.dtype != "int64":
-        is_missing = is_missing | np.isnan(_numbers(column))
-    raw = raw_values(rule, column)
+        raw = _numbers(column)  # of which float32 would lose digits before they are standardized
+        is_missing = np.isnan(raw)
+    else:
+        raw = raw_values(rule, column)
     encoder = Encoder(rule, fitted, tf.Module())
     values, is_refused = (t.numpy() for t in encoder.encode(tf.constant(raw), tf.constant(is_missing)))
     if is_refused.any():
@@ -139,7 +141,7 @@ def raw_values(rule: Rule, column: Any) -> np.ndarray:
         return np.array(_plain(column).fill_null("").to_pylist(), dtype=object)
     if spec.dtype == tf.int64:
         return column.cast(pyarrow.int64()).fill_null(0).to_numpy()
-    return _numbers(column)
+    return _numbers(column).astype(np.float32)
 
 
 class Encoder:
