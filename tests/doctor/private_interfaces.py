@@ -72,6 +72,10 @@ OF_OBJECTS = {
     },
     "compiled loss": {"_user_loss": "as it was given", "_user_loss_weights": "as they were given"},
     "compiled metrics": {"_user_metrics": "as they were given", "_user_weighted_metrics": "as they were given"},
+    "metric of a function": {
+        "_fn": "a metric of its own for each training; the configuration knows the function by name alone",
+        "_fn_kwargs": "the same",
+    },
     "optimizer": {
         "_all_reduce_sum_gradients": "gradients are summed once, before",
         "_apply_weight_decay": "decay by groups",
@@ -190,6 +194,7 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "model": _model,
     "compiled loss": lambda: _model()._compile_loss,
     "compiled metrics": lambda: _model()._compile_metrics,
+    "metric of a function": lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error),
     "optimizer": _optimizer,
     "extended strategy": _extended_strategy,
     "operations across devices": _operations_across_devices,
