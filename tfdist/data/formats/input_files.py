@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -15,7 +15,6 @@ from tfdist.data.formats.byte_ranges import FileVersion, file_version, matching_
 from tfdist.errors import UserError
 
 Patterns = str | Sequence[str]
-SCAN_BYTES = 1 << 24
 
 
 def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
@@ -45,12 +44,6 @@ def read_exactly(file: FileVersion, begin: int, size: int) -> bytes:
     if len(data) != size:
         raise UserError(f"{file.path} became shorter while it was read: it had {file.num_bytes:,} bytes. Start again.")
     return data
-
-
-def scan(file: FileVersion) -> Iterator[bytes]:
-    """All bytes of a file, some at a time."""
-    for begin in range(0, file.num_bytes, SCAN_BYTES):
-        yield read_exactly(file, begin, min(SCAN_BYTES, file.num_bytes - begin))
 
 
 class RangeReader(io.RawIOBase):
