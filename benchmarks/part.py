@@ -21,7 +21,9 @@ def main(module: str, function: str, path: str, *arguments: str) -> None:
         import tensorflow  # noqa: F401
     figures = getattr(importlib.import_module(module), function)(*arguments)
     if figures:  # of several processes only the first has some
-        Path(path).write_text(json.dumps([dataclasses.asdict(figure) for figure in figures]))
+        whole = Path(f"{path}.{os.getpid()}")
+        whole.write_text(json.dumps([dataclasses.asdict(figure) for figure in figures]))
+        whole.replace(path)
     sys.stdout.flush()
     os._exit(0)  # tearing down pipelines and collectives can take long, and nothing is left to be done
 

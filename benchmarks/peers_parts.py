@@ -18,7 +18,6 @@ import numpy as np
 import scaling_parts
 import tensorflow as tf
 from checkpoint_parts import Subject
-from input_bytes import GROUP_ROWS, NAMES
 from input_parts import NUM_IMAGES, WARM_BATCHES, Drawn, decoded, ours
 from measuring import Figure, choose_size, interleaved, ratio
 from peer import Peer, Seconds, contents, stall, timed
@@ -39,6 +38,7 @@ from tfdist.strategies.one_device import OneDevice
 SAMPLE_SECONDS = choose_size(0.5, 0.01)
 ON_JAX = {"Keras on JAX, fit": "fit", "JAX by hand": "step"}
 NUM_PHOTOS = choose_size(1024, 64)
+GROUP_ROWS, NAMES = 1024, [f"c{i}" for i in range(8)]
 NUM_ROWS = choose_size(64, 1) * GROUP_ROWS
 NUM_TABLES = 4
 GRAIN_THREADS = (0, 4)

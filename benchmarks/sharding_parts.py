@@ -103,6 +103,8 @@ def times(name: str) -> list[Figure]:
         for way, peer, goal in pairs
         if {way, peer} <= {*seconds}
     ]
+    if not strategy.topology.is_chief:
+        return []
     held = {way: sum(4 * int(np.prod(v.shape)) for v in made[way][0].optimizer.variables) / 2**20 for way in ways}
     slots = f"{name}, optimizer: slots of worker 0 ÷ without"
     return [*figures, ratio(slots, [held["optimizer"]], [held["without"]], 0.55, unit="MB", at_most=True)]
