@@ -129,9 +129,11 @@ def exit_status_of_error(error: BaseException) -> int:
     """The exit status that a command ends with for an error: EXIT_STORE_UNAVAILABLE where such a store is its cause."""
     status = error.exit_status if isinstance(error, TfdistError) else EXIT_USER_ERROR
     cause: BaseException | None = error
-    while status == EXIT_USER_ERROR and cause is not None:
+    seen: set[int] = set()  # an error that is raised from itself is its own cause
+    while status == EXIT_USER_ERROR and cause is not None and id(cause) not in seen:
         if isinstance(cause, StoreUnavailableError):
             return EXIT_STORE_UNAVAILABLE
+        seen.add(id(cause))
         cause = cause.__cause__
     return status
 
