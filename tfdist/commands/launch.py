@@ -24,7 +24,7 @@ from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals
-from tfdist.launch.supervise.supervisor import Hosts, Start, supervise
+from tfdist.launch.supervise.supervisor import Hosts, Start, Supervisor
 from tfdist.launch.supervise.watch import Patience
 from tfdist.telemetry.console.terminal_width import columns_of
 
@@ -126,7 +126,7 @@ flags.DEFINE_string(
 
 
 def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[int]) -> int:
-    """Runs the command and returns its exit status; `signals` as in `supervise`."""
+    """Runs the command and returns its exit status; `signals` as in `Supervisor`."""
     output = Output()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -136,7 +136,8 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
             listing = hosts.HostList(options.hosts_command, output.say)
             least, most = options.min_workers or 1, options.max_workers
             found = Hosts(lambda: listing.slots, min_workers=least, max_workers=most)
-        return supervise(plan, start, output, signals=signals, patience=patience, rules=rules, hosts=found)
+        supervisor = Supervisor(plan, start, output, signals=signals, patience=patience, rules=rules, hosts=found)
+        return supervisor.run()
     except TfdistError as error:
         output.say(str(error))
         return error.exit_status

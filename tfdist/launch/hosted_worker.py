@@ -5,7 +5,6 @@ Invariant: what the process wrote is passed on before its end is told; a host th
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import threading
@@ -48,10 +47,11 @@ class HostedWorker(Worker):
         self._status: int | None = None
         self._host: Host | None = None
         self._lock = threading.Lock()
+        self._follower: threading.Thread | None = None
         pipes = {stream: os.pipe() for stream in (STDOUT, STDERR)}
         self._writing = {stream: writing for stream, (_, writing) in pipes.items()}
         for stream, (reading, _) in pipes.items():
-            output.follow(os.fdopen(reading, "rb", buffering=0), stream, functools.partial(_labeled, index))
+            output.follow(os.fdopen(reading, "rb", buffering=0), stream, index)
 
     @property
     def pid(self) -> int | None:
@@ -80,7 +80,16 @@ class HostedWorker(Worker):
             return self._status is None
 
     def follow(self) -> None:
-        """Takes what the host shows until the process ends, or the host is lost."""
+        """Takes what the host shows, on a thread of its own, until the process ends, or the host is lost."""
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        self._follower.start()
+
+    def join(self) -> None:
+        """Waits until nothing of what the host shows is taken any more."""
+        if self._follower is not None:
+            self._follower.join()
+
+    def _follow(self) -> None:
         assert self._host is not None
         try:
             while self._status is None:
@@ -114,10 +123,6 @@ class HostedWorker(Worker):
             os.close(writing)
         self._writing.clear()
         self._status = status
-
-
-def _labeled(index: int, line: bytes) -> list[tuple[int, bytes]]:
-    return [(index, line)]
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

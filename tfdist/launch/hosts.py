@@ -25,7 +25,7 @@ from tfdist.errors import UserError
 from tfdist.launch import local
 from tfdist.launch.horovod.rendezvous import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker, HostLostError
-from tfdist.launch.plan import Plan
+from tfdist.launch.plan import Plan, host_of
 from tfdist.launch.processes import Worker
 from tfdist.launch.remote_worker import decode_seen
 from tfdist.launch.supervise.output import Output
@@ -53,9 +53,9 @@ def read_hosts(text: str) -> list[str]:
             continue
         if not (count or "1").isdecimal() or " " in host:
             raise UserError(f"--hosts_command lists HOST or HOST:SLOTS, one a line; received {line!r}.")
-        known = sum(slot.partition("#")[0] == host for slot in slots)
+        known = sum(host_of(slot) == host for slot in slots)
         slots += [host if not number else f"{host}#{number + 1}" for number in range(known, known + int(count or 1))]
-    hosts = [slot.partition("#")[0] for slot in slots]
+    hosts = [host_of(slot) for slot in slots]
     elsewhere = [host for host in hosts if host != "localhost" and not host.startswith("127.")]
     if elsewhere and any(host in LOOPBACK for host in hosts):
         raise UserError(
@@ -128,7 +128,7 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
     Raises:
       UserError: Horovod is not installed.
     """
-    hosts = [slot.partition("#")[0] for slot in plan.hosts]
+    hosts = [host_of(slot) for slot in plan.hosts]
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         workers = [HostedWorker(index, directory, output) for index in range(len(hosts))]
@@ -213,7 +213,6 @@ class _Starting:
     ) -> None:
         self._plan, self._hosts, self._workers, self._assign = plan, hosts, workers, assign
         self._shells = [_ShellHost(host, remote_shell) for host in hosts]
-        self._followers: list[threading.Thread] = []
         self.thread = threading.Thread(target=self._run, name="tfdist-hosts-start", daemon=True)
 
     def end(self) -> None:
@@ -223,8 +222,8 @@ class _Starting:
         for shell in self._shells:
             shell.close()
         self.thread.join()
-        for follower in self._followers:
-            follower.join()
+        for worker in self._workers:
+            worker.join()
 
     def _run(self) -> None:
         addresses: list[str] = []
@@ -244,14 +243,10 @@ class _Starting:
     def _start(self, worker: HostedWorker, shell: _ShellHost, own: Mapping[str, str]) -> None:
         plan, host = self._plan, self._hosts[worker.index]
         inherited = {} if is_here(host) else {n: v for n, v in plan.environment.items() if not _is_of_host(n)}
-        own = {name: value for name, value in plan.environment.items() if name.startswith("TFDIST_")} | dict(own)
-        begin_in = None if plan.begin_at is None else max(0.0, plan.begin_at - time.monotonic())
-        variables = own | plan.own_variables(worker.index)
+        variables = plan.launcher_variables | dict(own) | plan.own_variables(worker.index)
         if worker.begin(shell):
-            shell.ask("start", worker.index, inherited, plan.command[1:], variables, begin_in)
-            follower = threading.Thread(target=worker.follow, daemon=True)
-            self._followers.append(follower)
-            follower.start()
+            shell.ask("start", worker.index, inherited, plan.command[1:], variables, plan.seconds_to_begin)
+            worker.follow()
 
 
 def is_here(host: str) -> bool:

@@ -8,7 +8,6 @@ kernel from giving the port to anybody who asks for a free one or connects outwa
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import signal
 import socket
@@ -54,7 +53,7 @@ def start_each(plan: Plan, output: Output, own: Mapping[int, Mapping[str, str]])
             workers.append(Process(index, plan.command, environment, cpus, heartbeat))
         for worker in workers:
             for pipe, stream in zip(worker.pipes, (STDOUT, STDERR), strict=True):
-                output.follow(pipe, stream, functools.partial(_labeled, worker.index))
+                output.follow(pipe, stream, worker.index)
         yield workers
 
 
@@ -69,10 +68,6 @@ def reserve_port(host: str = HOST) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((host, 0))
     return sock
-
-
-def _labeled(index: int, line: bytes) -> list[tuple[int, bytes]]:
-    return [(index, line)]
 
 
 def _kill(workers: Sequence[Process]) -> None:

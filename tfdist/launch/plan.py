@@ -6,6 +6,7 @@ Invariant: a `Plan` holds all that a launcher needs; nothing below `__main__.py`
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
@@ -56,12 +57,27 @@ class Plan:
         """Where worker `index` is started."""
         return self.places[index - self.first_index]
 
+    @property
+    def launcher_variables(self) -> dict[str, str]:
+        """Of the environment what is the launcher's own doing; on another machine all else is that machine's."""
+        return {name: value for name, value in self.environment.items() if name.startswith("TFDIST_")}
+
+    @property
+    def seconds_to_begin(self) -> float | None:
+        """From now until `begin_at`, for another machine's clock; None does not wait."""
+        return None if self.begin_at is None else max(0.0, self.begin_at - time.monotonic())
+
     def own_variables(self, index: int) -> dict[str, str]:
         """What worker `index` alone has in its environment."""
         variables = {PLACE_VARIABLE: str(self.place_of(index))}
         if self.begin_at is not None:
             variables[BEGIN_VARIABLE] = repr(self.begin_at)
         return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if self.left_out else {})
+
+
+def host_of(slot: str) -> str:
+    """The host of one of `Plan.hosts`, of which a host's second is `HOST#2`."""
+    return slot.partition("#")[0]
 
 
 def worker_environment(

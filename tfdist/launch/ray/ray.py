@@ -112,7 +112,6 @@ class _Starting:
         self._begun = time.monotonic()
         self._group: Any = None
         self._actors: list[Any] = []
-        self._followers: list[threading.Thread] = []
         self.thread = threading.Thread(target=self._run, name="tfdist-ray", daemon=True)
 
     def end(self) -> None:
@@ -122,8 +121,8 @@ class _Starting:
         self.thread.join()
         for actor in self._actors:
             self._ray.kill(actor)
-        for follower in self._followers:
-            follower.join()
+        for worker in self._workers:
+            worker.join()
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
 
@@ -177,26 +176,18 @@ class _Starting:
         order = sorted(range(len(nodes)), key=nodes.__getitem__)  # the workers of a node have numbers side by side
         actors = [self._actors[number] for number in order]
         addresses = ray.get([actor.meet.remote(nodes[n]) for actor, n in zip(actors, order, strict=True)])
-        begin_in = None if plan.begin_at is None else max(0.0, plan.begin_at - time.monotonic())
+        begin_in = plan.seconds_to_begin
         for number, (worker, actor) in enumerate(zip(self._workers, actors, strict=True)):
             if self._meeting is None:
                 found = {"TF_CONFIG": local.tf_config(addresses, number)}
             else:
                 found = self._meeting([nodes[n] for n in order])[number]
-            variables = _passed_on(plan) | plan.own_variables(worker.index) | found
+            variables = plan.launcher_variables | plan.own_variables(worker.index) | found
             if worker.begin(_RayHost(ray, actor)):
                 ray.get(actor.start.remote(worker.index, plan.command[1:], variables, begin_in))
-                follower = threading.Thread(target=worker.follow, daemon=True)
-                self._followers.append(follower)
-                follower.start()
+                worker.follow()
         hosts = ", ".join(f"worker {w.index} on {nodes[n]}" for w, n in zip(self._workers, order, strict=True))
         self._say(f"Ray placed {hosts}.")
-
-
-def _passed_on(plan: Plan) -> dict[str, str]:
-    """Of the launcher's environment what is its own doing; all else is the node's."""
-    names = [name for name in plan.environment if name.startswith("TFDIST_")]
-    return {name: plan.environment[name] for name in names}
 
 
 def _node_address(_: object) -> str:

@@ -3,7 +3,7 @@
 Invariant: a line of a worker appears whole, once, in its order, on the stream (stdout or stderr) it was written to;
 nothing of another worker stands inside it. A reader that went away (`| head`) does not hold up the workers.
 
-Used by `local.py` and `horovod.py`, which start the workers, and by `__main__.py` for the launcher's own words.
+Used by what starts the workers, and by `commands/launch.py` for the launcher's own words.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import collections
 import os
 import re
 import threading
-from collections.abc import Callable
 from typing import IO
 
 STDOUT, STDERR = 1, 2
 _LONGEST_LINE_BYTES = 1 << 20
 _LAST_WORDS = 5
-
-# Takes a line apart into the lines of workers that it holds: the index of the worker and what it wrote.
-Labeller = Callable[[bytes], list[tuple[int, bytes]]]
 
 
 class Output:
@@ -38,9 +34,9 @@ class Output:
         with self._lock:
             self._write(STDERR, b"".join(b"[launch] " + line.encode() + b"\n" for line in message.splitlines()))
 
-    def follow(self, pipe: IO[bytes], stream: int, label: Labeller) -> None:
-        """Passes on what comes out of `pipe` until its end, on a thread of its own."""
-        pump = threading.Thread(target=self._pump, args=(pipe, stream, label), daemon=True)
+    def follow(self, pipe: IO[bytes], stream: int, worker: int) -> None:
+        """Passes on what a worker writes to `pipe` until its end, on a thread of its own."""
+        pump = threading.Thread(target=self._pump, args=(pipe, stream, worker), daemon=True)
         self._pumps.append(pump)
         pump.start()
 
@@ -54,20 +50,20 @@ class Output:
         """A worker's last lines on stderr, if others wrote there after it; else none, as they can still be seen."""
         return [] if self._last_to_speak == worker else list(self._last_words.get(worker, ()))
 
-    def _pump(self, pipe: IO[bytes], stream: int, label: Labeller) -> None:
+    def _pump(self, pipe: IO[bytes], stream: int, worker: int) -> None:
         rest = b""
         with pipe:
             while chunk := os.read(pipe.fileno(), 1 << 16):
                 *lines, rest = re.split(rb"\r?\n|\r(?!$)", rest + chunk)
                 if len(rest) > _LONGEST_LINE_BYTES:
                     lines, rest = [*lines, rest], b""
-                self._pass_on(lines, stream, label)
+                self._pass_on(lines, stream, worker)
         if rest:
-            self._pass_on([rest], stream, label)
+            self._pass_on([rest], stream, worker)
 
-    def _pass_on(self, lines: list[bytes], stream: int, label: Labeller) -> None:
+    def _pass_on(self, lines: list[bytes], stream: int, worker: int) -> None:
         with self._lock:
-            for worker, text in (pair for line in lines for pair in label(line.rstrip(b"\r"))):
+            for text in (line.rstrip(b"\r") for line in lines):
                 self._write(stream, b"[worker %d] " % worker + text + b"\n")
                 if stream == STDERR and text.strip():
                     words = self._last_words.setdefault(worker, collections.deque(maxlen=_LAST_WORDS))

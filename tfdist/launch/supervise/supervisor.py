@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED
-from tfdist.launch.plan import Plan
+from tfdist.launch.plan import Plan, host_of
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.journal import Journal
 from tfdist.launch.supervise.output import Output
@@ -77,8 +77,8 @@ class Hosts:
         free = [slot for slot in listed if slot not in self.barred and slot not in self.taken_away]
         kept = [slot for slot in self._taken if slot in free]  # worker 0 stays worker 0
         chosen = [*kept, *(slot for slot in free if slot not in kept)][: self._max_workers]
-        hosts = list(dict.fromkeys(slot.partition("#")[0] for slot in chosen))
-        return tuple(sorted(chosen, key=lambda slot: hosts.index(slot.partition("#")[0])))
+        hosts = list(dict.fromkeys(map(host_of, chosen)))
+        return tuple(sorted(chosen, key=lambda slot: hosts.index(host_of(slot))))
 
 
 Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Worker]]]
@@ -87,17 +87,8 @@ Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Work
 HOSTS_WORD_SECONDS = 60.0  # between two lines that say that hosts are missing
 
 
-def supervise(
-    plan: Plan,
-    start: Start,
-    output: Output,
-    *,
-    signals: collections.deque[int],
-    patience: Patience,
-    rules: Rules,
-    hosts: Hosts | None = None,
-) -> int:
-    """Runs the workers to the end of the run; returns the exit status.
+class Supervisor:
+    """Runs the workers to the end of the run.
 
     Args:
       plan: of the first start.
@@ -108,19 +99,17 @@ def supervise(
       rules: how often, and how, to start again.
       hosts: for the workers, which may change; None: those of `plan`.
     """
-    return _Supervisor(plan, start, output, signals, patience, rules, hosts).run()
 
-
-class _Supervisor:
     def __init__(
         self,
         plan: Plan,
         start: Start,
         output: Output,
+        *,
         signals: collections.deque[int],
         patience: Patience,
         rules: Rules,
-        hosts: Hosts | None,
+        hosts: Hosts | None = None,
     ) -> None:
         self.plan = plan
         self.start = start
@@ -134,6 +123,7 @@ class _Supervisor:
         self.hosts = hosts
 
     def run(self) -> int:
+        """Starts the workers as often as it takes; returns the exit status."""
         while True:
             if self.signals:
                 return self._leave()
@@ -167,19 +157,13 @@ class _Supervisor:
 
     def _take_hosts(self, hosts: Hosts) -> int | None:
         """Plans a start on the hosts that there are; the exit status where the run ends before there are enough."""
-        limit = self.begun + (self.patience.timeout_seconds or float("inf"))
         told = float("-inf")
         while not (slots := hosts.take()):
-            now = time.monotonic()
-            if self.signals:
-                return self._leave()
-            if now >= limit:
-                self.output.say(f"The time of {self.patience.timeout_seconds:g} s is up.")
-                return EXIT_TIMED_OUT
-            if now - told >= HOSTS_WORD_SECONDS:
-                told = now
+            if (status := self._pause()) is not None:
+                return status
+            if time.monotonic() - told >= HOSTS_WORD_SECONDS:
+                told = time.monotonic()
                 self.output.say(f"Waiting for hosts: {hosts.describe()}.")
-            time.sleep(POLL_SECONDS)
         self.restarts.num_workers = len(slots) + len(hosts.barred)
         if slots != self.plan.hosts:
             names = ", ".join(f"worker {index} on {slot}" for index, slot in enumerate(slots))
@@ -255,14 +239,9 @@ class _Supervisor:
         self.output.say(message)
         self.journal.note("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
         self.journal.store(self.run_dir)
-        limit = self.begun + (self.patience.timeout_seconds or float("inf"))
-        while (now := time.monotonic()) < ends and not again.is_warm:
-            if self.signals:
-                return self._leave()
-            if now >= limit:
-                self.output.say(f"The time of {self.patience.timeout_seconds:g} s is up.")
-                return EXIT_TIMED_OUT
-            time.sleep(min(POLL_SECONDS, ends - now))
+        while time.monotonic() < ends and not again.is_warm:
+            if (status := self._pause()) is not None:
+                return status
         self.journal.note(
             "info",
             "restarted",
@@ -272,6 +251,16 @@ class _Supervisor:
             places=self.plan.places,
         )
         self.journal.store(self.run_dir)
+        return None
+
+    def _pause(self) -> int | None:
+        """Waits a moment while no worker runs; the exit status where the run is to end instead."""
+        if self.signals:
+            return self._leave()
+        if time.monotonic() >= self.begun + (self.patience.timeout_seconds or float("inf")):
+            self.output.say(f"The time of {self.patience.timeout_seconds:g} s is up.")
+            return EXIT_TIMED_OUT
+        time.sleep(POLL_SECONDS)
         return None
 
     def _leave(self) -> int:

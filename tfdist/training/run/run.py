@@ -218,9 +218,9 @@ def open_run(
                 error=f"{type(told or error).__name__}: {told or error}",
                 peer_lost=isinstance(told, PeerLostError),
             )
-            if told is not None:
-                raise told from error
-            raise
+            if told is None or told is error:
+                raise
+            raise told from error
 
 
 def explain_failure(error: BaseException, strategy: Strategy) -> TfdistError | None:

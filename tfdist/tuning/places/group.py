@@ -148,13 +148,8 @@ def _started(become: Run, arguments: Sequence[str], count: int, output: Output) 
         for index, ends in enumerate(pipes):
             for (reading, writing), stream in zip(ends, (STDOUT, STDERR), strict=True):
                 os.close(writing)
-                label = _label(index)
-                output.follow(os.fdopen(reading, "rb", buffering=0), stream, label)
+                output.follow(os.fdopen(reading, "rb", buffering=0), stream, index)
         yield workers
-
-
-def _label(index: int) -> Callable[[bytes], list[tuple[int, bytes]]]:
-    return lambda line: [(index, line)]
 
 
 def _become(
