@@ -81,8 +81,8 @@ BUDGETS = {
     "telemetry": (4_300, 40),
     "tpu_compiler": (750, 8),
     "training": (10_250, 75),
-    "tuning": (5_950, 44),
-    "tests": (38_900, 259),
+    "tuning": (5_900, 44),
+    "tests": (38_850, 259),
     "benchmarks and tools": (7_750, 77),
 }
 # Modules (or packages) that alone may import a library.

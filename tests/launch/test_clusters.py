@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import jsonschema
@@ -35,7 +36,6 @@ DIGITS = "--gin_file=configs/experiments/digits.gin"
 COUNT = {"type": "integer", "minimum": 0}
 REPLICAS = {
     "type": "object",
-    "additionalProperties": False,
     "required": ["template"],
     "properties": {
         "replicas": COUNT,
@@ -45,7 +45,6 @@ REPLICAS = {
 }
 MPI_JOB = {
     "type": "object",
-    "additionalProperties": False,
     "required": ["apiVersion", "kind", "metadata", "spec"],
     "properties": {
         "apiVersion": {"const": "kubeflow.org/v2beta1"},
@@ -53,7 +52,6 @@ MPI_JOB = {
         "metadata": {"type": "object"},
         "spec": {
             "type": "object",
-            "additionalProperties": False,
             "required": ["mpiReplicaSpecs"],
             "properties": {
                 "slotsPerWorker": COUNT,
@@ -63,7 +61,6 @@ MPI_JOB = {
                 "sshAuthMountPath": {"type": "string"},
                 "runPolicy": {
                     "type": "object",
-                    "additionalProperties": False,
                     "properties": {
                         "activeDeadlineSeconds": COUNT,
                         "backoffLimit": COUNT,
@@ -76,7 +73,6 @@ MPI_JOB = {
                 },
                 "mpiReplicaSpecs": {
                     "type": "object",
-                    "additionalProperties": False,
                     "required": ["Launcher"],
                     "properties": {"Launcher": REPLICAS, "Worker": REPLICAS},
                 },
@@ -84,14 +80,15 @@ MPI_JOB = {
         },
     },
 }
-POD_TEMPLATE = {"type": "object", "additionalProperties": False, "required": ["spec"]} | {
-    "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}}
+POD_TEMPLATE = {
+    "type": "object",
+    "required": ["spec"],
+    "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}},
 }
 START_PARAMS = {"type": "object", "additionalProperties": {"type": "string"}}
 # What v1 of rayjobs.ray.io (KubeRay 1.5) has and a run may want, its pod templates aside.
 RAY_JOB = {
     "type": "object",
-    "additionalProperties": False,
     "required": ["apiVersion", "kind", "metadata", "spec"],
     "properties": {
         "apiVersion": {"const": "ray.io/v1"},
@@ -99,7 +96,6 @@ RAY_JOB = {
         "metadata": {"type": "object"},
         "spec": {
             "type": "object",
-            "additionalProperties": False,
             "required": ["entrypoint", "rayClusterSpec"],
             "properties": {
                 "entrypoint": {"type": "string"},
@@ -110,18 +106,15 @@ RAY_JOB = {
                 "ttlSecondsAfterFinished": COUNT,
                 "rayClusterSpec": {
                     "type": "object",
-                    "additionalProperties": False,
                     "required": ["headGroupSpec"],
                     "properties": {
                         "rayVersion": {"type": "string"},
                         "authOptions": {
                             "type": "object",
-                            "additionalProperties": False,
                             "properties": {"mode": {"enum": ["disabled", "token"]}, "secretName": {"type": "string"}},
                         },
                         "headGroupSpec": {
                             "type": "object",
-                            "additionalProperties": False,
                             "required": ["template"],
                             "properties": {"rayStartParams": START_PARAMS, "template": POD_TEMPLATE},
                         },
@@ -129,7 +122,6 @@ RAY_JOB = {
                             "type": "array",
                             "items": {
                                 "type": "object",
-                                "additionalProperties": False,
                                 "required": ["groupName", "template"],
                                 "properties": {
                                     "groupName": {"type": "string"},
@@ -150,7 +142,6 @@ RAY_JOB = {
 TEXT = {"type": "string"}
 SKYPILOT_TASK = {
     "type": "object",
-    "additionalProperties": False,
     "required": ["resources", "run"],
     "properties": {
         "name": TEXT,
@@ -158,14 +149,12 @@ SKYPILOT_TASK = {
         "workdir": TEXT,
         "resources": {
             "type": "object",
-            "additionalProperties": False,
             "properties": {
                 "infra": TEXT,
                 "accelerators": TEXT,
                 "use_spot": {"type": "boolean"},
                 "job_recovery": {
                     "type": "object",
-                    "additionalProperties": False,
                     "properties": {"strategy": TEXT, "max_restarts_on_errors": COUNT},
                 },
             },
@@ -221,16 +210,18 @@ def check_job_set(found: dict[str, Any]) -> None:
 
 
 def check_ray_job(found: dict[str, Any]) -> None:
-    jsonschema.validate(found, RAY_JOB)
+    jsonschema.validate(found, closed(RAY_JOB))
     cluster = found["spec"]["rayClusterSpec"]
-    for each in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": each["template"]["spec"]}
-        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+    check_pods([cluster["headGroupSpec"], *cluster["workerGroupSpecs"]])
 
 
 def check_mpi_job(found: dict[str, Any]) -> None:
-    jsonschema.validate(found, MPI_JOB)
-    for each in found["spec"]["mpiReplicaSpecs"].values():
+    jsonschema.validate(found, closed(MPI_JOB))
+    check_pods(found["spec"]["mpiReplicaSpecs"].values())
+
+
+def check_pods(groups: Iterable[dict[str, Any]]) -> None:
+    for each in groups:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": each["template"]["spec"]}
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
@@ -339,7 +330,7 @@ def test_no_secret_stands_in_a_manifest() -> None:
 @both
 def test_a_skypilot_task_has_its_fields(options: bool) -> None:
     task = manifest("skypilot.yaml", options=options)
-    jsonschema.validate(task, SKYPILOT_TASK)
+    jsonschema.validate(task, closed(SKYPILOT_TASK))
     assert task["resources"]["job_recovery"] == {"max_restarts_on_errors": 0}
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n"], input=task[part], text=True, check=True)

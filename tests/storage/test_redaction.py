@@ -6,12 +6,13 @@ import io
 import pathlib
 
 import pytest
+from telemetry.trackers import run_facts
 
 from tfdist.commands import checkpoint as checkpoint
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
 from tfdist.storage import gcs_requests
 from tfdist.telemetry.console.console import PlainConsole
-from tfdist.telemetry.facts import Event, RunFacts
+from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
@@ -70,19 +71,9 @@ def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path)
     stdout, stderr = io.StringIO(), io.StringIO()
     console = PlainConsole(stdout, stderr)
     log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=console, tell=taken.append)
-    run = RunFacts(
-        directory=str(tmp_path),
-        run_id="0" * 32,
-        mode="train",
-        strategy="one_device",
-        worker=0,
-        num_workers=1,
-        num_replicas=1,
-        settings={},
-        config_text="",
-        start=0,
+    stream = Stream(
+        [Tracker()], run_facts(tmp_path), warn=lambda message: log.warning("sink_dropped", message=message, why=message)
     )
-    stream = Stream([Tracker()], run, warn=lambda message: log.warning("sink_dropped", message=message, why=message))
     stream.tell(Event(name="run_started", level="info", worker=0, step=None, message=None, details={}))
     stream.close()
     log.close()
