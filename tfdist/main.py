@@ -221,7 +221,6 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     time_account.begin_with_process()
     heartbeat_path = os.environ.pop(heartbeat.VARIABLE, None)  # not for the processes that this one starts
     heartbeat.begin(heartbeat_path if given.mode != "tune" else None)
-    begin_at = os.environ.pop(heartbeat.BEGIN_VARIABLE, None)
     terminal_width.begin(os.environ.pop(terminal_width.VARIABLE, None))
     gcs.limit_retries(os.environ)
     keep_compiled(given)
@@ -239,7 +238,6 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
 
     try:
         loaded = load()
-        heartbeat.wait_to_begin(begin_at)
         try:
             run_mode(given, loaded, load, fork_servers, wait)
         except xla_cache.UnreadableCacheError as error:

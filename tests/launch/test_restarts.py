@@ -28,11 +28,12 @@ def account(workers: int = 2, **rules: int) -> Restarts:
     return Restarts(Rules(**{"max_restarts": 100, **rules}), workers)
 
 
-def test_waiting_doubles_up_to_a_minute_and_begins_anew_behind_a_new_step() -> None:
+def test_waiting_doubles_up_to_a_minute_and_there_is_none_behind_a_new_step() -> None:
     restarts = account()
     waits = [restarts.after(Failure(KILLED, 1, step)).seconds for step in (3, 3, 3)]
-    assert waits == [2.0, 2.0, 4.0]
-    assert restarts.after(Failure(KILLED, 1, 4)).seconds == 2.0
+    assert waits == [0.0, 2.0, 4.0]
+    assert restarts.after(Failure(KILLED, 1, 4)).seconds == 0.0
+    assert restarts.after(Failure(EXIT_STORE_UNAVAILABLE, 1, 5)).seconds == 2.0  # the store may not answer yet
     far = Restarts(Rules(max_restarts=100, backoff_seconds=40.0), 2)
     far.after(Failure(KILLED, 0, None))
     assert far.after(Failure(KILLED, 0, None)).seconds == 60.0

@@ -86,8 +86,8 @@ command_line.define_seconds("timeout_seconds", None, "end the run after so long,
 flags.DEFINE_integer(
     "max_restarts",
     0,
-    "start the workers again after a failure, so many times at most, first after --backoff_seconds, then twice, four "
-    "times … as long, up to 60 s",
+    "start the workers again after a failure, so many times at most: at once after new steps, else after "
+    "--backoff_seconds, then twice, four times … as long, up to 60 s",
     lower_bound=0,
     flag_values=FLAGS,
 )
@@ -111,7 +111,9 @@ command_line.define_seconds(
     "the same for what it does for the first time, such as compiling",
     FLAGS,
 )
-command_line.define_seconds("backoff_seconds", Rules.backoff_seconds, "before the first restart", FLAGS)
+command_line.define_seconds(
+    "backoff_seconds", Rules.backoff_seconds, "before a restart after a failure without a new step", FLAGS
+)
 flags.DEFINE_string(
     "module",
     "tfdist.main",

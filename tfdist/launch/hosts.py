@@ -245,7 +245,7 @@ class _Starting:
         inherited = {} if is_here(host) else {n: v for n, v in plan.environment.items() if not _is_of_host(n)}
         variables = plan.launcher_variables | dict(own) | plan.own_variables(worker.index)
         if worker.begin(shell):
-            shell.ask("start", worker.index, inherited, plan.command[1:], variables, plan.seconds_to_begin)
+            shell.ask("start", worker.index, inherited, plan.command[1:], variables)
             worker.follow()
 
 

@@ -6,13 +6,11 @@ Invariant: a `Plan` holds all that a launcher needs; nothing below `__main__.py`
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
 from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE, without_proxy
 from tfdist.telemetry.console import terminal_width
-from tfdist.telemetry.heartbeat import BEGIN_VARIABLE
 
 PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, also where some are left out
 _THIS_MACHINE = ("127.0.0.1", "localhost")
@@ -28,7 +26,6 @@ class Plan:
       environment: of each.
       pin_cpus: gives each its share of the CPUs.
       left_out: the places, counted from 0, of workers that are not started. The others are numbered without a gap.
-      begin_at: the moment by `time.monotonic` until which workers that are ready wait; None does not wait.
       first_index: of the workers that are started; others may be somewhere else.
       hosts: of each worker, as `--hosts_command` lists it; empty: this machine.
     """
@@ -38,7 +35,6 @@ class Plan:
     environment: dict[str, str]
     pin_cpus: bool = False
     left_out: frozenset[int] = frozenset()
-    begin_at: float | None = None
     first_index: int = 0
     hosts: tuple[str, ...] = ()
 
@@ -62,16 +58,9 @@ class Plan:
         """Of the environment what is the launcher's own doing; on another machine all else is that machine's."""
         return {name: value for name, value in self.environment.items() if name.startswith("TFDIST_")}
 
-    @property
-    def seconds_to_begin(self) -> float | None:
-        """From now until `begin_at`, for another machine's clock; None does not wait."""
-        return None if self.begin_at is None else max(0.0, self.begin_at - time.monotonic())
-
     def own_variables(self, index: int) -> dict[str, str]:
         """What worker `index` alone has in its environment."""
         variables = {PLACE_VARIABLE: str(self.place_of(index))}
-        if self.begin_at is not None:
-            variables[BEGIN_VARIABLE] = repr(self.begin_at)
         return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if self.left_out else {})
 
 

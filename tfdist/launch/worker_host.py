@@ -72,11 +72,9 @@ class WorkerHost:
         self._port = local.reserve_port(address)
         return f"{address}:{self._port.getsockname()[1]}"
 
-    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str], begin_in: float | None) -> None:
+    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         """Starts the process: this node's Python with these arguments."""
         own = dict(variables) | {heartbeat.VARIABLE: str(self._heartbeat)}
-        if begin_in is not None:
-            own[heartbeat.BEGIN_VARIABLE] = repr(time.monotonic() + begin_in)
         command = [sys.executable, *arguments]
         self._process = Process(index, command, worker_environment(os.environ) | own, heartbeat=self._heartbeat)
         for pipe, stream in zip(self._process.pipes, (STDOUT, STDERR), strict=True):

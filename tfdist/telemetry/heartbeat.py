@@ -27,7 +27,6 @@ from typing import Any
 from tfdist.telemetry.account import time_account
 
 VARIABLE = "TFDIST_HEARTBEAT"
-BEGIN_VARIABLE = "TFDIST_BEGIN_AT"  # a moment by `time.monotonic` before which a run should not continue
 STACKS_SIGNAL = signal.SIGQUIT  # as other run times dump their stacks
 PROFILE_SIGNAL = signal.SIGUSR2  # SIGUSR1 is Slurm's warning
 REMEMBERED = 32  # of the last durations of a phase
@@ -167,12 +166,6 @@ def begin(path: str | None) -> None:
     if path:
         with contextlib.suppress(OSError):
             _HEARTBEAT = Heartbeat(path)
-
-
-def wait_to_begin(moment: str | None) -> None:
-    """Sleeps until the supervisor's waiting before a restart is over; all that could be imported is there by then."""
-    with contextlib.suppress(ValueError):
-        time.sleep(max(0.0, float(moment or 0.0) - time.monotonic()))
 
 
 def beat(phase: str, step: int | None = None) -> None:

@@ -176,7 +176,6 @@ class _Starting:
         order = sorted(range(len(nodes)), key=nodes.__getitem__)  # the workers of a node have numbers side by side
         actors = [self._actors[number] for number in order]
         addresses = ray.get([actor.meet.remote(nodes[n]) for actor, n in zip(actors, order, strict=True)])
-        begin_in = plan.seconds_to_begin
         for number, (worker, actor) in enumerate(zip(self._workers, actors, strict=True)):
             if self._meeting is None:
                 found = {"TF_CONFIG": local.tf_config(addresses, number)}
@@ -184,7 +183,7 @@ class _Starting:
                 found = self._meeting([nodes[n] for n in order])[number]
             variables = plan.launcher_variables | plan.own_variables(worker.index) | found
             if worker.begin(_RayHost(ray, actor)):
-                ray.get(actor.start.remote(worker.index, plan.command[1:], variables, begin_in))
+                ray.get(actor.start.remote(worker.index, plan.command[1:], variables))
                 worker.follow()
         hosts = ", ".join(f"worker {w.index} on {nodes[n]}" for w, n in zip(self._workers, order, strict=True))
         self._say(f"Ray placed {hosts}.")

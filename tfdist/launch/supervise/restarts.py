@@ -32,7 +32,7 @@ class Rules:
     Attributes:
       max_restarts: in all; 0 starts once.
       min_workers: how many are enough to continue; None: all.
-      backoff_seconds: before the first restart; doubled after each that brought no new step.
+      backoff_seconds: before a restart after a failure without a new step; doubled after each further one.
       longest_backoff_seconds: at most.
     """
 
@@ -59,20 +59,17 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Continue `seconds` after the failure.
+    """Continue `seconds` after the failure; at once where the last start came to new steps.
 
     Attributes:
       number: of the restart, counted from 1.
       seconds: to wait.
       left_out: the places, or hosts, that are not started.
-      is_warm: whether processes may be started meanwhile, to wait when they are ready: the last start came to new
-        steps, so starting is not what fails.
     """
 
     number: int
     seconds: float
     left_out: frozenset[Any]
-    is_warm: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +108,7 @@ class Restarts:
         is_fruitful = failure.step is not None and failure.step > self._newest_step
         self._newest_step = max(self._newest_step, failure.step or 0)
         is_outage = failure.status == EXIT_STORE_UNAVAILABLE
-        self._outages = self._outages + 1 if is_outage and not is_fruitful else 0
+        self._outages = (0 if is_fruitful else self._outages) + 1 if is_outage else 0
         self._fruitless = 0 if is_fruitful else self._fruitless + (not is_outage)
         self._count_strike(failure, is_fruitful)
         if (failure.status in FINAL and not may_mend) or not self._rules.max_restarts:
@@ -130,8 +127,9 @@ class Restarts:
             )
         self._number += 1
         self._left_out = self._choose(is_fruitful)
-        doubled = self._rules.backoff_seconds * 2.0 ** max(0, self._fruitless + self._outages - 1)
-        return Again(self._number, min(doubled, self._rules.longest_backoff_seconds), self._left_out, is_fruitful)
+        waits = self._fruitless + self._outages
+        doubled = self._rules.backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0
+        return Again(self._number, min(doubled, self._rules.longest_backoff_seconds), self._left_out)
 
     def _count_strike(self, failure: Failure, is_fruitful: bool) -> None:
         if is_fruitful:  # those that are left out get one more chance

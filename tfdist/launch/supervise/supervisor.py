@@ -228,18 +228,18 @@ class Supervisor:
         """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
         was_out = self.plan.left_out
         ends = noticed + again.seconds
-        self.plan = dataclasses.replace(self.plan, begin_at=ends if again.is_warm else None)
         if self.hosts is None:
             self.plan = dataclasses.replace(self.plan, left_out=again.left_out)
             words = self._changes(was_out)
         else:
             self.hosts.barred = again.left_out
             words = f" without {', '.join(sorted(again.left_out))}" if again.left_out else ""
-        message = f"Starting again {again.seconds:g} s after the failure (restart {again.number}){words}."
+        when = f" {again.seconds:g} s after the failure" if again.seconds else ""
+        message = f"Starting again{when} (restart {again.number}){words}."
         self.output.say(message)
         self.journal.note("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
         self.journal.store(self.run_dir)
-        while time.monotonic() < ends and not again.is_warm:
+        while time.monotonic() < ends:
             if (status := self._pause()) is not None:
                 return status
         self.journal.note(
