@@ -7,7 +7,6 @@ described at https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
 from tfdist.strategies.cluster.tf_config import Cluster, is_loopback, split_address
 
 GROUP = "network"
-GDR_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
-DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "cali", "flannel", "tun", "tap", "dummy")
 PORTS_OF_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -28,7 +25,6 @@ class Host:
 
     infiniband: Path = Path("/sys/class/infiniband")
     interfaces: Path = Path("/sys/class/net")
-    modules: Path = Path("/proc/modules")
 
     def adapters(self) -> list[Path]:
         """The ports of InfiniBand and RoCE adapters."""
@@ -39,10 +35,6 @@ class Host:
 
     def interface_names(self) -> list[str]:
         return sorted(path.name for path in self.interfaces.glob("*"))
-
-    def has_peer_memory(self) -> bool:
-        """Whether the kernel lets adapters read a GPU's memory."""
-        return bool(re.search(r"^(nvidia_peermem|nv_peer_mem) ", _text(self.modules), re.MULTILINE))
 
 
 def check_network(
@@ -58,8 +50,7 @@ def check_network(
     adapters, active = host.adapters(), host.active_adapters()
     findings = [_adapters(adapters, active)] if adapters else []
     if num_gpus:
-        findings += _infiniband(environment, host, active)
-        findings += _debug(environment)
+        findings += _disabled_adapters(environment, active)
     findings += _interfaces(environment, host, num_gpus)
     findings += _proxies(environment, peers)
     given = {name: value for name, value in sorted(environment.items()) if name.startswith("NCCL_")}
@@ -81,104 +72,17 @@ def _adapters(adapters: Sequence[Path], active: Sequence[Path]) -> Finding:
     )
 
 
-def _infiniband(environment: Mapping[str, str], host: Host, active: Sequence[Path]) -> list[Finding]:
-    if not active:
-        return []
-    findings = []
-    if environment.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        findings.append(
-            Finding(
-                WARNING,
-                GROUP,
-                f"NCCL_IB_DISABLE={environment['NCCL_IB_DISABLE']} with {len(active)} active RDMA ports",
-                "NCCL leaves the adapters alone and goes by TCP, several times slower.",
-                "Unset NCCL_IB_DISABLE, or set it to 0, on all workers.",
-            )
-        )
-    level = environment.get("NCCL_NET_GDR_LEVEL")
-    if level and level.upper() not in GDR_LEVELS and not re.fullmatch("[0-5]", level):
-        findings.append(
-            Finding(
-                WARNING,
-                GROUP,
-                f"NCCL_NET_GDR_LEVEL={level}",
-                "NCCL does not know this value and takes its own.",
-                f"Set one of {', '.join(GDR_LEVELS)}: how far an adapter and a GPU may be apart for direct transfers.",
-            )
-        )
-    if level and level.upper() in ("LOC", "0"):
-        findings.append(
-            Finding(
-                WARNING,
-                GROUP,
-                f"NCCL_NET_GDR_LEVEL={level} switches GPUDirect RDMA off",
-                "Every byte then goes through the machine's memory.",
-                "Set PHB (adapter and GPU at one CPU), or unset it for NCCL's own choice.",
-            )
-        )
-    elif not host.has_peer_memory():
-        findings.append(
-            Finding(
-                WARNING,
-                GROUP,
-                "the kernel module nvidia_peermem is not loaded",
-                "Without it (or DMA-BUF, kernel 5.12 and an open driver) adapters cannot read a GPU's memory: no "
-                "GPUDirect RDMA.",
-                "Run: modprobe nvidia_peermem; NCCL_DEBUG=INFO then says 'GPU Direct RDMA Enabled'.",
-            )
-        )
-    return findings + _gid_index(environment, active)
-
-
-def _gid_index(environment: Mapping[str, str], active: Sequence[Path]) -> list[Finding]:
-    """RoCE alone chooses among several addresses of a port, of which one speaks RoCE v2 over IPv4."""
-    roce = [port for port in active if _text(port / "link_layer") == "Ethernet"]
-    good = {port: _roce_v2_indices(port) for port in roce}
-    text = environment.get("NCCL_IB_GID_INDEX")
-    if not roce or not all(good.values()):
-        return []
-    wanted = min(set.intersection(*(set(indices) for indices in good.values())), default=None)
-    if text is None or text == "-1" or wanted is None:
-        return []  # from 2.21 on NCCL chooses by itself
-    if any(text not in map(str, indices) for indices in good.values()):
-        return [
-            Finding(
-                WARNING,
-                GROUP,
-                f"NCCL_IB_GID_INDEX={text} is no RoCE v2 address over IPv4 of {roce[0].parents[1].name}",
-                "Packets of the other kinds are not routed, or are refused by the other side; NCCL then hangs or ends.",
-                f"Set NCCL_IB_GID_INDEX={wanted}, or unset it: NCCL chooses from 2.21 on.",
-            )
-        ]
-    return []
-
-
-def _roce_v2_indices(port: Path) -> list[int]:
-    kinds = {int(path.name): _text(path) for path in (port / "gid_attrs" / "types").glob("[0-9]*")}
-    return sorted(i for i, kind in kinds.items() if kind == "RoCE v2" and "ffff:" in _text(port / "gids" / str(i)))
-
-
-def _debug(environment: Mapping[str, str]) -> list[Finding]:
-    level = environment.get("NCCL_DEBUG")
-    if level is None:
-        return [
-            Finding(
-                NOTE,
-                GROUP,
-                "NCCL_DEBUG is not set",
-                "NCCL then keeps to itself why it failed.",
-                "Set NCCL_DEBUG=WARN on all workers; INFO also says which network it took, in many lines.",
-            )
-        ]
-    if level.upper() in DEBUG_LEVELS:
+def _disabled_adapters(environment: Mapping[str, str], active: Sequence[Path]) -> list[Finding]:
+    value = environment.get("NCCL_IB_DISABLE", "0")
+    if not active or value in ("", "0"):
         return []
     return [
         Finding(
-            NOTE,
+            WARNING,
             GROUP,
-            f"NCCL_DEBUG={level}",
-            "NCCL does not know this value and says nothing.",
-            f"Set one of {', '.join(DEBUG_LEVELS)}.",
+            f"NCCL_IB_DISABLE={value} with {len(active)} active RDMA ports",
+            "NCCL leaves the adapters alone and goes by TCP, several times slower.",
+            "Unset NCCL_IB_DISABLE, or set it to 0, on all workers.",
         )
     ]
 
