@@ -1,9 +1,11 @@
 """Waits until every worker of the cluster is there, before TensorFlow starts its own servers.
 
 TensorFlow 2.21 waits an hour for a missing peer, in MultiWorkerMirroredStrategy's constructor, without a word and
-deaf to SIGINT and SIGTERM. So each worker first listens at its own address with a protocol of one JSON line, asks every
-peer who it is, and says for whom it waits. A worker is `ready` when all peers answered it; it leaves, and gives the
-port to TensorFlow, when all peers are ready and each has heard that this one is.
+deaf to SIGINT and SIGTERM. Its coordination service can wait at a barrier with a timeout, which names missing workers.
+Worker 0 stays deaf to SIGTERM there, no worker is named while worker 0 is missing, and different clusters connect.
+So each worker first listens at its own address with a protocol of one JSON line, asks every peer who it is, and says
+for whom it waits. A worker is `ready` when all peers answered it; it leaves, and gives the port to TensorFlow, when
+all peers are ready and each has heard that this one is.
 
 Invariant: when one worker returns, all workers have seen all, with the same cluster and each in its own place; who
 has not yet returned needs nothing more from those that did. (A peer that said it was ready and then answers no more
