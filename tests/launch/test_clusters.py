@@ -23,8 +23,7 @@ import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
 from tfdist.commands import launch
-from tfdist.errors import EXIT_DIVERGED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
-from tfdist.launch import slurm_worker
+from tfdist.errors import EXIT_DIVERGED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from tfdist.strategies.cluster.tf_config import read_tf_config
 
 CLUSTERS = support.REPOSITORY / "examples" / "clusters"
@@ -490,21 +489,19 @@ def test_a_job_that_was_cancelled_stays_so(tmp_path: pathlib.Path, status: int) 
     assert finished.status == status and not (stubs / "requeued").exists()
 
 
-def test_a_task_of_a_job_gets_its_tf_config() -> None:
-    task = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
-    words = ["--hosts=node1,node2", "--port=20001", "--", DIGITS]
-    became, variables = slurm_worker.prepare(words, task)
-    assert became[1:] == ["-m", "tfdist.main", DIGITS]
-    cluster = read_tf_config(variables)
-    assert cluster is not None and (cluster.workers, cluster.worker_index) == (("node1:20001", "node2:20002"), 1)
-    alone = slurm_worker.prepare(["--hosts=node1", "--port=20001", "--", DIGITS], {**task, "SLURM_NTASKS": "1"})
-    assert "TF_CONFIG" not in alone[1]
-    for environment, expected in [
-        ({}, "no task of a Slurm job"),
-        ({**task, "SLURM_NTASKS": "4"}, "4 tasks on 2 hosts"),
-    ]:
-        with pytest.raises(UserError, match=expected):
-            slurm_worker.prepare(words, environment)
+def test_a_task_of_a_job_gets_its_tf_config(tmp_path: pathlib.Path) -> None:
+    shown = 'while [[ "$1" == --* ]]; do shift; done; SLURM_PROCID=1 "$@"'
+    python = 'echo "$TF_CONFIG $*"'
+    stubs = write_stubs(tmp_path, srun=shown, scontrol="printf 'node1\\nnode2\\n'", python=python)
+    finished = run_script(slurm(), stubs, tmp_path, SLURM_NTASKS="2")
+    config, _, became = finished.check().stdout.partition(" -u ")
+    cluster = read_tf_config({"TF_CONFIG": config})
+    port = 20000 + os.getpid() % 10000
+    assert cluster is not None and cluster.worker_index == 1
+    assert cluster.workers == (f"node1:{port}", f"node2:{port + 1}")
+    assert became.split() == ["-m", "tfdist.main", DIGITS, "--run_dir=runs/digits"]
+    alone = run_script(slurm(), stubs, tmp_path, SLURM_NTASKS="1")
+    assert alone.check().stdout.startswith(" -u")
 
 
 # Each use of `gcloud … ssh` for the training takes the next status; the resource is there at the second question.
