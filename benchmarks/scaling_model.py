@@ -1,4 +1,4 @@
-"""A model of a step's time for N workers, fitted to N = 1, 2, 4 … processes of this machine; docs/scaling.md says why.
+"""A model of a step's time for N workers, fitted to N = 1, 2, 4 … processes of this machine; scaling.md says why.
 
 Part `fit` trains one workload with a fixed global batch under MultiWorkerMirroredStrategy, one thread a worker, and
 prints the model's steps/s (`ours`) beside those measured (`peer`), once fitted to all numbers of workers and once to

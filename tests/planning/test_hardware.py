@@ -60,7 +60,7 @@ def test_a_table_of_ones_own_is_checked(tmp_path: Path) -> None:
 
 
 def test_the_all_reduce_is_that_of_the_scaling_page() -> None:
-    h200 = KNOWN["h200"]  # docs/scaling.md: 4 GB among 64 replicas at 50 GB/s take 159 ms
+    h200 = KNOWN["h200"]  # benchmarks/scaling.md: 4 GB among 64 replicas at 50 GB/s take 159 ms
     assert all_reduce_seconds(4e9, Group(h200, 64)) == pytest.approx(0.159, abs=0.001)
     assert all_reduce_seconds(4e9, Group(h200, 1)) == 0
 

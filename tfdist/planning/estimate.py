@@ -17,7 +17,7 @@ from tfdist.planning.measured import Measured
 from tfdist.planning.traced_step import ALLOCATED, Step
 
 USABLE = 0.9  # of a device's memory: an assumption; the driver, its libraries and workspaces of kernels need the rest
-MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of docs/scaling.md
+MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of benchmarks/scaling.md
 SPOT_WAIT_SECONDS = 300  # until there is another spot machine and the run goes on: an assumption
 MOST_MICROBATCHES = 64
 OPTIMIZER = "optimizer"
@@ -246,7 +246,7 @@ def _estimate(
 
 
 def all_reduce_seconds(num_bytes: float, group: Group) -> float:
-    """Of a ring (docs/scaling.md), at the most that the links can do."""
+    """Of a ring (benchmarks/scaling.md), at the most that the links can do."""
     count, speed = group.count, group.device.bytes_per_second(group.count)
     if count == 1 or speed is None:
         return 0.0

@@ -149,8 +149,8 @@ def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -
     """`dataset.map(function)`, with the operations of `function` run one after the other by the thread that asks.
 
     `Dataset.map` hands each operation to a pool of threads, which costs a few quick ones more than they take and keeps
-    the operations of the step waiting (docs/performance.md). What is slow inside, such as gathering large rows, still
-    uses all cores. A function with loops or branches of TensorFlow's runs as `Dataset.map` would run it, several
+    the operations of the step waiting (benchmarks/performance.md). What is slow inside, such as gathering large rows,
+    still uses all cores. A function with loops or branches of TensorFlow's runs as `Dataset.map` would run it, several
     elements at a time.
     """
     traced = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
