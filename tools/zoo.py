@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a small model for each public layer, loss, metric and optimizer of Keras under every strategy, and compares.
 
-    python tools/zoo.py                                 # everything; writes the table into docs/equivalence.md
+    python tools/zoo.py                                 # everything; writes the tables into benchmarks/zoo.md
     python tools/zoo.py --only=Dense --only=losses/Dice # these, and writes nothing
     python tools/zoo.py --work_dir=DIR                  # keeps what was trained, to continue there
 
@@ -37,7 +37,7 @@ LAUNCH = {
     "multi_worker": ["-m", "tfdist.launch", "--workers=2", f"--module={MODULE}", "--"],
     "horovod": ["-m", "tfdist.launch", "--workers=2", "--launcher=horovod", f"--module={MODULE}", "--"],
 }
-PAGE = REPOSITORY / "docs" / "equivalence.md"
+PAGE = REPOSITORY / "benchmarks" / "zoo.md"
 BEGIN, END = "<!-- the zoo's table begins -->", "<!-- the zoo's table ends -->"
 
 

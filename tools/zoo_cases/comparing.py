@@ -112,7 +112,7 @@ def _kind_table(kind: str, rows: Sequence[Row]) -> str:
     alike = [row for row in tried if row.alike is not None]
     agree = sum(row.difference <= TOLERANCE for row in tried)
     lines = [
-        f"### {kind.capitalize()}",
+        f"## {kind.capitalize()}",
         "",
         f"{len(rows)} classes, {len(tried)} trained: {sum(bool(row.alike) for row in alike)} of {len(alike)} "
         f"bit-identical between the strategies, {agree} within {TOLERANCE:g} of one device.",
