@@ -21,7 +21,7 @@ from tfdist.tpu_compiler.program import traced
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
-# Two figures fitted, November 2026, to the 48 cells of benchmarks/plan.py (docs/plan.md): what tensors take, as
+# Two figures fitted, November 2026, to the 48 cells of benchmarks/plan.py (performance.md): what tensors take, as
 # TensorFlow's allocator and threads have it, divided by what is found here,
 ALLOCATED = 1.06
 # and what a process that runs a graph keeps of each of its operations.
