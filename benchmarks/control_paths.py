@@ -1,4 +1,4 @@
-"""What tfdist itself has to do for each member of a run or sweep, with many members.
+"""What tfdist itself has to do for each member of a run, with many members.
 
 No member trains: a member is a thread, a file or a socket that says what a worker would say, and what is timed is
 tfdist's own code on the side that talks to all of them. `ours` is with --members, `peer` with a quarter of them. A
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from measuring import Figure, choose_size, figures_of, report
 
-PARTS = ("meeting", "watching", "agreeing", "files", "bucket", "sweep")
+PARTS = ("meeting", "watching", "agreeing", "files", "bucket")
 
 
 def measure(parts: Sequence[str], *, members: int, rounds: int) -> list[Figure]:

@@ -248,9 +248,7 @@ def of_files(directory: str, count: int, count_requests: Callable[[], int]) -> d
     note("removal of that checkpoint", lambda: catalog.remove(path))
     note("each worker's first event", lambda: [tell_event(events, index) for index in range(1, count)])
     note("a listing of the run directory", lambda: stored.list_names(events.path))
-    if kind:
-        note("leases of so many trials", lambda: hold_leases(directory, count))
-    else:
+    if not kind:
         note("a lease refused to all others", lambda: refuse_others(directory, count))
     return found
 
@@ -283,92 +281,3 @@ def refuse_others(directory: str, count: int) -> None:
         with contextlib.suppress(InUseError):
             lease.acquire(directory, owner="another", notify=lambda message: None, wait_seconds=0.0)
     held.release()
-
-
-def hold_leases(directory: str, count: int) -> None:
-    held = [
-        lease.acquire(f"{directory}/trials/{index}", owner="a trial", notify=lambda message: None)
-        for index in range(count)
-    ]
-    for each in held:
-        each.release()
-
-
-# Sweeps
-
-
-def sweep(members: str, rounds: str) -> list[Figure]:
-    from tfdist.tuning.schedule.chief import Chief, Plan
-    from tfdist.tuning.schedule.journal import STARTED, Journal
-    from tfdist.tuning.schedule.signals import open_waking
-    from tfdist.tuning.search import search
-    from tfdist.tuning.search.asking import Asking
-    from tfdist.tuning.search.objective import Objective
-    from tfdist.tuning.search.space import Space, uniform
-    from tfdist.tuning.search.terms import Terms
-
-    def run(directory: str, count: int) -> None:
-        with contextlib.ExitStack() as leaving:
-            objective = Objective("val_accuracy", "max")
-            space = Space({"a.rate": uniform(low=0.0, high=1.0)})
-            chosen = search.Random()
-            made = Plan(directory, space, objective, chosen, 1, 0, count, None, None, 1, 3)
-            journal = Journal(directory, lambda event: None)
-            leaving.callback(journal.close)
-            past = journal.read()
-            if not past:
-                journal.write(STARTED)
-            woken, wake = open_waking(leaving)
-            oracle = chosen.build(Terms(space.hyperparameters(), objective, count, 1, 0))
-            asking = Asking(oracle, objective.name, wake)
-            leaving.callback(asking.close)
-            executor: Any = Places(count, leaving)
-            Chief(made, asking, journal, executor, woken).run(past)
-
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        run(scratch, 1)  # which imports what the first one needs
-
-    def sample(count: int) -> dict[str, float]:
-        with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
-            whole = timed(lambda: run(directory, count))
-            return {
-                "a sweep's trials, all at once": whole,
-                "its chief, started again": timed(lambda: run(directory, count)),
-            }
-
-    return growth(sample, members, rounds)
-
-
-class Places:
-    """So many places; the trials in them report, wait until all run, and end."""
-
-    def __init__(self, count: int, leaving: contextlib.ExitStack) -> None:
-        from tfdist.tuning.places.places import Place
-        from tfdist.tuning.schedule.signals import open_waking
-
-        self.num_free = self._count = count
-        self.next_free = Place(0)
-        self._running: list[str] = []
-        self._woken, self._wake = open_waking(leaving)
-
-    def fileno(self) -> int:
-        return self._woken
-
-    def start(self, directory: RunDirectory, parameters: object) -> None:
-        os.makedirs(directory.path)
-        point = {"step": 1, "epoch": 1, "split": "eval", "accuracy": 0.5}
-        Path(directory.metrics).write_text(json.dumps(point) + "\n")
-        Path(directory.result).write_text(json.dumps({"steps": 1, "epochs": 1, "eval_metrics": {"accuracy": 0.5}}))
-        self._running.append(os.path.basename(directory.path))
-        self.num_free -= 1
-        if not self.num_free:
-            self._wake()
-
-    def build(self, upcoming: object) -> None:
-        pass
-
-    def ended(self) -> Iterator[Any]:
-        from tfdist.tuning.places.places import Ended
-
-        while not self.num_free and self._running:
-            yield Ended(self._running.pop(), 0, "", 1.0)
