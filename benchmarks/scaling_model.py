@@ -52,7 +52,7 @@ def fit(rounds: int, most_workers: int) -> list[Figure]:
 
 def trained_by(count: int) -> Callable[[], float]:
     """Steps/s of so many processes, started anew for each sample."""
-    return lambda: figures_of("scaling_parts", "rate", launch=(f"--workers={count}",))[0].value
+    return lambda: figures_of("scaling", "rate", launch=(f"--workers={count}",))[0].value
 
 
 def terms(count: int) -> np.ndarray:
