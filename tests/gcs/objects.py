@@ -47,6 +47,7 @@ class StoredObject:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     components: int | None = None  # set on what was composed
     created: float = dataclasses.field(default_factory=time.time)
+    updated: float = dataclasses.field(default_factory=time.time)
 
     @functools.cached_property
     def crc32c(self) -> str:
@@ -71,7 +72,7 @@ class StoredObject:
             "crc32c": self.crc32c,
             "etag": self.etag,
             "timeCreated": _timestamp(self.created),
-            "updated": _timestamp(self.created),
+            "updated": _timestamp(self.updated),
             **self.metadata,
         }
         return found if self.components is None else found | {"componentCount": self.components}
