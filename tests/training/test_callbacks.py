@@ -173,13 +173,6 @@ def model_of(callback: keras.callbacks.Callback) -> keras.Model:
 
 
 @pytest.mark.slow
-def test_early_stopping_without_putting_back_keeps_the_last_weights(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path / "stopped", epochs=9, callbacks=[keras.callbacks.EarlyStopping(min_delta=100.0)])
-    assert trained.bits() == run(tmp_path / "whole", epochs=trained.result.epochs).bits()
-    assert trained.result.eval_metrics["loss"] == trained.points("eval")[-1]["loss"]
-
-
-@pytest.mark.slow
 def test_a_plateau_lowers_the_rate_that_is_logged_and_used(tmp_path: pathlib.Path) -> None:
     plateau = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=100.0, factor=0.0, min_lr=0.0)
     trained = run(tmp_path, epochs=4, callbacks=[plateau])
@@ -199,36 +192,6 @@ def test_a_schedule_is_logged_at_the_optimizers_step(tmp_path: pathlib.Path, sch
     trained = run(tmp_path, epochs=3, optimizer=lambda: keras.optimizers.SGD(schedule))
     expected = [float(schedule(step)) for step in (7, 14, 21)]
     assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx(expected)
-
-
-class UsesItsModel(keras.callbacks.Callback):
-    """Computes with `self.model` what the run tells of its evaluation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[dict[str, float]] = []
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        x, y = digits(200)
-        names = [metric.name for metric in self.model._compile_metrics.metrics]
-        assert self.model.compiled and names == ["sparse_categorical_accuracy"]
-        found = self.model.evaluate(x, y, batch_size=64, verbose=0, return_dict=True)
-        outputs = self.model.predict(x[:10], verbose=0)
-        np.testing.assert_allclose(outputs, self.model(x[:10]), atol=1e-6)
-        for name, value in found.items():
-            assert value == pytest.approx(logs[f"val_{name}"], abs=1e-6)
-        self.seen.append(found)
-
-
-@pytest.mark.slow
-def test_a_callback_finds_its_model_compiled_and_the_exported_one_is_not(tmp_path: pathlib.Path) -> None:
-    uses = UsesItsModel()
-    trained = run(tmp_path, epochs=2, callbacks=[uses], eval_data=lambda: digits(200))
-    assert [found["loss"] for found in uses.seen] == pytest.approx(
-        [p["loss"] for p in trained.points("eval")], abs=1e-6
-    )
-    assert not trained.exported().compiled
-    assert trained.bits() == run(tmp_path / "without", epochs=2, eval_data=lambda: digits(200)).bits()
 
 
 @pytest.mark.slow
@@ -259,24 +222,6 @@ def test_a_loss_of_the_models_own_is_trained_with_callbacks_as_without(tmp_path:
     without = run(tmp_path / "without", **own)
     assert with_one.points("train") == without.points("train") and with_one.points("train")[-1]["loss"] > 1
     assert with_one.bits() == without.bits()
-
-
-@pytest.mark.slow
-def test_model_checkpoints_hold_the_weights_of_their_epoch(tmp_path: pathlib.Path) -> None:
-    best = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}-{val_loss:.3f}.keras"), save_best_only=True)
-    often = keras.callbacks.ModelCheckpoint(
-        str(tmp_path / "batch-{batch}.weights.h5"), save_freq=3, save_weights_only=True
-    )
-    trained = run(tmp_path / "run", epochs=2, callbacks=[best, often], steps_per_call=1)
-    losses = [p["loss"] for p in trained.points("eval")]
-    names = sorted(p.name for p in tmp_path.glob("*.keras"))
-    assert names == [f"{epoch}-{loss:.3f}.keras" for epoch, loss in enumerate(losses, 1)]
-    first = keras.models.load_model(tmp_path / names[0])
-    assert first.get_weights()[0].tobytes() == run(tmp_path / "first", epochs=1).weights()[0].tobytes()
-    assert len(list(tmp_path.glob("batch-*.weights.h5"))) == 4
-    last = keras.models.load_model(tmp_path / names[1])
-    for ours, theirs in zip(last.get_weights(), trained.exported().get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.slow
