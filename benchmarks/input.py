@@ -226,13 +226,13 @@ def _first_batch(what: str, source: Source) -> Figure:
 
 
 def bytes_per_worker() -> list[Figure]:
-    """Bytes that the workers of 2, 4 and 8 read of an epoch; of each format the worker with the largest part."""
+    """Bytes that the workers of 2, 4 and 8 read of an epoch of TFRecords, the worker with the largest part."""
     here = Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         directory, out = Path(scratch) / "data", Path(scratch) / "out"
-        directory.mkdir(), out.mkdir()
-        input_bytes.write(directory)
-        totals = {name: input_bytes.total_bytes(directory, name) for name in input_bytes.FORMATS}
+        out.mkdir()
+        paths = input_files.write_records(directory, input_files.small_images(input_bytes.NUM_RECORDS))
+        total = sum(os.path.getsize(path) for path in paths)
         environment = {**os.environ, "XDG_CACHE_HOME": str(Path(scratch) / "cache")}
 
         def read_by(worker: int) -> dict[str, int]:
@@ -245,7 +245,7 @@ def bytes_per_worker() -> list[Figure]:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             counts += pool.map(read_by, range(1, input_bytes.WORKERS[-1]))
         found = {name: [count[name] for count in counts if name in count] for name in counts[0]}
-        return [_bytes_figure(name, read, totals[name.split(",")[0]]) for name, read in found.items()]
+        return [_bytes_figure(f"TFRecord, {name}", read, total) for name, read in found.items()]
 
 
 def _bytes_figure(name: str, read: list[int], total: int) -> Figure:

@@ -173,7 +173,7 @@ def reading(kind: str, rounds: str) -> list[Figure]:
 def backup(way: str, rounds: str) -> list[Figure]:
     """The stall of a checkpoint: "call" of the call alone, "with_step" also of the next step."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
-        subject, peer = Subject(directory), Peer("peers_orbax.py", way)
+        subject, peer = Subject(directory), Peer("peers_jax.py", "heavy", way)
 
         def mine() -> float:
             taken = stall(subject.save, subject.train, STEPS_BEFORE, with_step=way == "with_step")
