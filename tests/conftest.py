@@ -31,7 +31,7 @@ LONG = (
     *("equivalence/test_equivalence", "equivalence/test_owners", "keras_fit/test_callbacks_beside_fit"),
     *("tuning/test_ray", "launch/test_recovery", "tuning/test_sweep", "crashes/test_trials"),
     *("launch/test_ray", "keras_fit/test_behaviors", "new/test_new", "launch/test_clusters", "crashes/test_crash"),
-    *("launch/test_elastic", "launch/test_launch", "launch/test_pipelines"),
+    *("test_benchmarks", "launch/test_elastic", "launch/test_launch", "launch/test_pipelines", "test_run_files"),
     *("storage/test_gcs_kills", "training/test_callbacks"),
 )
 

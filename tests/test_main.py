@@ -267,24 +267,11 @@ def test_a_wrong_flag_is_told_with_the_right_one(
     ("setting", "words"),
     [
         ("train.epoch = 3", ["train.epoch = 3", "Did you mean 'epochs'?"]),
-        ("trian.epochs = 3", ["'trian'", "Did you mean 'train'?"]),
-        ("train.epochs", ["it has no '='"]),
-        ("train.epochs = three", ["'three'"]),
-        ("STRATEGI = @one_device.OneDevice()", ["STRATEGI", "Did you mean 'STRATEGY'?"]),
-        ("train.model = %MODLE", ["%MODLE", "Did you mean 'MODEL'?"]),
         ("train.model = %gin.REQUIRED", ["train.model must be set"]),
         ("train.epochs = None", ["train needs an end", "train.epochs = 10"]),
         ("train.epochs = 0", ["train.epochs is 0", "at least 1"]),
-        ("train.epochs = -3", ["train.epochs is -3", "at least 1"]),
-        ("train.epochs = 2.5", ["train.epochs is 2.5", "whole number"]),
-        ("train.epochs = '3'", ["train.epochs is '3'"]),
-        ("train.steps = 0", ["train.steps is 0"]),
         ("train.global_batch_size = None", ["train.global_batch_size is None"]),
         ("train.num_microbatches = None", ["train.num_microbatches is None"]),
-        ("train.global_batch_size = 0", ["train.global_batch_size is 0"]),
-        ("train.num_microbatches = -1", ["train.num_microbatches is -1"]),
-        ("train.eval_every_steps = 0", ["train.eval_every_steps is 0"]),
-        ("train.seed = -1", ["train.seed is -1", "from 0 to"]),
         ("train.seed = 'a'", ["train.seed is 'a'"]),
         ("train.deterministic = 'yes'", ["train.deterministic is 'yes'", "True or False"]),
         ("train.precision = 'bfloat'", ["train.precision is 'bfloat'", "'float32'", "Did you mean 'bfloat16'"]),
@@ -296,7 +283,6 @@ def test_a_wrong_flag_is_told_with_the_right_one(
         ("train.model = @convnet.build_convnet()", ["@convnet.build_convnet()", "without parentheses"]),
         ("train.optimizer = @keras.optimizers.Adam()", ["@keras.optimizers.Adam()", "without parentheses"]),
         ("train.optimizer = 'adm'", ["train.optimizer is 'adm'", "Did you mean 'adam'"]),
-        ("keras.optimizers.Adam.learning_rte = 1.0", ["'learning_rte'", "Did you mean 'learning_rate'"]),
         ("keras.optimizers.Adam.learning_rate = 'high'", ["keras.optimizers.Adam()", "learning_rate = 'high'"]),
         ("train.train_data = @train/sklearn_sets.load_digits()", ["train.train_data is a tuple", "without parenthes"]),
         ("train.eval_data = 3", ["train.eval_data is 3"]),
@@ -370,13 +356,6 @@ def test_a_missing_gin_file_is_told_with_the_near_one(answer: Callable[..., Answ
     check_refused(answer("--gin_file=configs/experiments/digit.gin"), "'configs/experiments/digits.gin'")
     check_refused(answer("--gin_file=nothing.gin"), "'nothing.gin'", "Looked for it in")
     check_refused(answer(f"--gin_file={CONFIGS}"), "is a directory")
-
-
-def test_an_included_file_that_is_missing_is_told_with_file_and_line(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
-    (tmp_path / "my.gin").write_text("# mine\ninclude 'configs/experiments/digit.gin'\n")
-    check_refused(answer("--gin_file=my.gin"), "my.gin:2", "'configs/experiments/digits.gin'")
 
 
 @pytest.mark.slow
@@ -673,11 +652,6 @@ def test_the_traceback_of_the_users_own_code_is_there_for_those_who_ask(answer: 
     told = answer(DIGITS, *settings, "--run_dir=run", "--verbose")
     assert told.status == 2 and "Traceback" in told.stderr and 'return flat("ten")' in told.stderr
     assert told.stderr.splitlines()[-1].lstrip().startswith("mine.py:")
-
-
-def test_a_module_with_a_syntax_error_is_told_with_its_line(answer: Callable[..., Answer], tmp_path: Path) -> None:
-    (tmp_path / "broken_module.py").write_text("import keras\n\ndef build_model(:\n    pass\n")
-    check_refused(answer(DIGITS, param("import broken_module")), "broken_module.py:3", "def build_model(:")
 
 
 def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,7 @@ time.sleep(100)
 
 @pytest.mark.slow
 @both_launchers
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_reaches_the_workers_which_may_take_their_time(
     launch: Callable[..., Run], launcher: str, number: int
 ) -> None:
@@ -212,20 +212,6 @@ time.sleep(100)
     status, stdout, _ = run.end()
     assert status == (EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED)
     assert sorted(stdout) == ["[worker 0] saved", "[worker 1] saved"]
-
-
-@pytest.mark.slow
-@both_launchers
-def test_a_signal_before_the_workers_have_started_ends_them_alike(launch: Callable[..., Run], launcher: str) -> None:
-    run = launch("time.sleep(100)", options=(f"--launcher={launcher}",))
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not psutil.Process(run.process.pid).children():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    run.process.terminate()
-    status, _, stderr = run.end()
-    assert status == EXIT_PREEMPTED, stderr
-    assert "[launch] Passing SIGTERM on to the workers." in stderr
 
 
 @pytest.mark.slow
