@@ -115,6 +115,29 @@ def run_python() -> Callable[..., support.Finished]:
 
 
 @pytest.fixture
+def answer(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., support.Finished]]:
+    """Calls `tfdist.main.main` in this process, in an empty directory, and undoes what it leaves there."""
+    from tfdist import main as command
+
+    monkeypatch.chdir(tmp_path)
+    environment, path = dict(os.environ), list(sys.path)
+
+    def call(*arguments: str) -> support.Finished:
+        capfd.readouterr()
+        status = command.main(arguments)
+        return support.Finished(status, *capfd.readouterr())
+
+    yield call
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    if keras := sys.modules.get("keras"):
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
 def free_ports() -> Callable[[int], list[int]]:
     """`support.free_ports`."""
     return support.free_ports

@@ -6,7 +6,6 @@ rest, and all that connects a strategy of several replicas, runs `python -m tfdi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -149,39 +148,14 @@ def frozen_model():
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What the command left in this process."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Answer]]:
-    """Calls `main` in an empty directory with the user's module, and undoes what it leaves in this process."""
+@pytest.fixture(autouse=True)
+def _users_module(tmp_path: Path) -> Iterator[None]:
     (tmp_path / "mine.py").write_text(USERS_MODULE)
-    monkeypatch.chdir(tmp_path)
-    environment, path = dict(os.environ), list(sys.path)
-
-    def call(*arguments: str) -> Answer:
-        capfd.readouterr()
-        status = command.main(arguments)
-        return Answer(status, *capfd.readouterr())
-
-    yield call
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:] = path
+    yield
     sys.modules.pop("mine", None)
-    if keras := sys.modules.get("keras"):
-        keras.config.set_dtype_policy("float32")
 
 
-def check_refused(answer: Answer | Finished, *words: str) -> None:
+def check_refused(answer: Finished, *words: str) -> None:
     """Status 2 and exactly one message, which holds the words; no traceback and no training."""
     assert answer.status == 2, answer
     assert answer.stderr.startswith("error: ") and answer.stderr.count("error: ") == 1, answer.stderr
@@ -193,7 +167,7 @@ def check_refused(answer: Answer | Finished, *words: str) -> None:
 
 @pytest.mark.slow
 def test_a_best_checkpoint_by_a_misspelt_metric_is_refused(
-    answer: Callable[..., Answer],
+    answer: Callable[..., Finished],
 ) -> None:
     settings = ["import tfdist.checkpoint.policy", "train.checkpoint = @tfdist.checkpoint.policy.CheckpointPolicy()"]
     settings.append("tfdist.checkpoint.policy.CheckpointPolicy.keep_best = 'val_acuracy'")
@@ -255,7 +229,7 @@ def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> No
     ],
 )
 def test_a_wrong_flag_is_told_with_the_right_one(
-    answer: Callable[..., Answer], arguments: list[str], words: list[str]
+    answer: Callable[..., Finished], arguments: list[str], words: list[str]
 ) -> None:
     check_refused(answer(*arguments), *words)
 
@@ -300,7 +274,9 @@ def test_a_wrong_flag_is_told_with_the_right_one(
         ("convnet.build_convnet.input_shape = (4, 4, 1)", ["do not fit", "(None, 4, 4, 1)", "float32[None, 8, 8, 1]"]),
     ],
 )
-def test_a_wrong_setting_is_told_before_training(answer: Callable[..., Answer], setting: str, words: list[str]) -> None:
+def test_a_wrong_setting_is_told_before_training(
+    answer: Callable[..., Finished], setting: str, words: list[str]
+) -> None:
     check_refused(answer(DIGITS, param(setting), "--run_dir=run"), *words)
 
 
@@ -308,7 +284,7 @@ def test_a_wrong_setting_is_told_before_training(answer: Callable[..., Answer], 
     "setting", ["train.epochs = 0", "train.precision = 'half'", "train.model = 'convnet'", "train.callbacks = 3"]
 )
 def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
-    answer: Callable[..., Answer], tmp_path: Path, setting: str
+    answer: Callable[..., Finished], tmp_path: Path, setting: str
 ) -> None:
     refused = answer(DIGITS, param(setting), "--run_dir=run")
     check_refused(refused)
@@ -334,13 +310,13 @@ def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
     ],
 )
 def test_a_wrong_setting_of_a_strategy_is_told_before_training(
-    answer: Callable[..., Answer], name: str, setting: str, words: list[str]
+    answer: Callable[..., Finished], name: str, setting: str, words: list[str]
 ) -> None:
     check_refused(answer(DIGITS, strategy(name), param(setting), "--run_dir=run"), *words)
 
 
 @pytest.mark.slow
-def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Answer]) -> None:
+def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Finished]) -> None:
     settings = [param("mirrored.Mirrored.num_cpu_devices = 8"), param("train.global_batch_size = 4")]
     refused = answer(DIGITS, strategy("mirrored"), *settings, "--mode=validate")
     check_refused(refused, "global_batch_size = 4", "8 replicas", "multiple of 8")
@@ -352,7 +328,7 @@ def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., An
 # Files, directories, environment
 
 
-def test_a_missing_gin_file_is_told_with_the_near_one(answer: Callable[..., Answer]) -> None:
+def test_a_missing_gin_file_is_told_with_the_near_one(answer: Callable[..., Finished]) -> None:
     check_refused(answer("--gin_file=configs/experiments/digit.gin"), "'configs/experiments/digits.gin'")
     check_refused(answer("--gin_file=nothing.gin"), "'nothing.gin'", "Looked for it in")
     check_refused(answer(f"--gin_file={CONFIGS}"), "is a directory")
@@ -376,13 +352,13 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_same(encoding: str) -
     assert "--gin_file=FILE" in about.stdout
 
 
-def test_a_run_directory_with_a_line_break_is_refused(answer: Callable[..., Answer]) -> None:
+def test_a_run_directory_with_a_line_break_is_refused(answer: Callable[..., Finished]) -> None:
     check_refused(
         answer(DIGITS, "--run_dir=runs/a\nrm -r x"), "runs/a\\nrm -r x' has characters that cannot be printed"
     )
 
 
-def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdist.storage import files
 
     text = f"include '{CONFIGS}/experiments/digits.gin'\ntrain.epochs = -7\n"
@@ -400,12 +376,12 @@ def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Answer], monkeypat
     ],
 )
 def test_a_run_directory_that_cannot_be_written_is_told(
-    answer: Callable[..., Answer], run_dir: str, words: list[str]
+    answer: Callable[..., Finished], run_dir: str, words: list[str]
 ) -> None:
     check_refused(answer(DIGITS, f"--run_dir={run_dir}"), *words)
 
 
-def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Answer], tmp_path: Path) -> None:
+def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Finished], tmp_path: Path) -> None:
     check_refused(answer(DIGITS, "--mode=evaluate", "--run_dir=empty"), "empty/export/model.keras", "Train first")
     assert not (tmp_path / "empty").exists()
     settings = param("evaluate.weights = 'mine.py'")
@@ -421,7 +397,7 @@ def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Answer
 )
 @pytest.mark.parametrize("name", ["auto", "multi_worker"])
 def test_a_wrong_tf_config_is_told(
-    answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, name: str, tf_config: str, words: list[str]
+    answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch, name: str, tf_config: str, words: list[str]
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", tf_config)
     check_refused(answer(DIGITS, strategy(name), "--run_dir=run"), "TF_CONFIG", *words)
@@ -444,7 +420,7 @@ def test_horovod_that_is_not_installed_is_told_with_the_command_that_builds_it(t
     check_refused(told, "no Horovod here", "python tools/build_horovod.py")
 
 
-def test_a_tpu_that_is_not_there_is_told(answer: Callable[..., Answer]) -> None:
+def test_a_tpu_that_is_not_there_is_told(answer: Callable[..., Finished]) -> None:
     check_refused(answer(DIGITS, strategy("tpu"), "--run_dir=run"), "No TPU found", "tfdist[tpu]", "TPU.address")
 
 
@@ -484,7 +460,7 @@ def test_no_tensorflow_or_a_wrong_one_is_told_with_the_extras_that_bring_it(
 
 @pytest.mark.slow
 def test_a_configuration_that_comes_with_tfdist_is_named_from_anywhere(
-    answer: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: Callable[..., Finished], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     valid = answer("--gin_file=tfdist:experiments/digits.gin", "--mode=validate")
@@ -496,7 +472,7 @@ def test_a_configuration_that_comes_with_tfdist_is_named_from_anywhere(
 
 @pytest.mark.parametrize("name", ["config.gin", "metrics.jsonl", "events.jsonl", "result.json"])
 def test_a_directory_in_the_place_of_a_file_of_the_run_is_told_before_training(
-    answer: Callable[..., Answer], tmp_path: Path, name: str
+    answer: Callable[..., Finished], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "run" / name).mkdir(parents=True)
     check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a directory")
@@ -504,7 +480,7 @@ def test_a_directory_in_the_place_of_a_file_of_the_run_is_told_before_training(
 
 @pytest.mark.parametrize("name", ["export", "tensorboard", "checkpoints"])
 def test_a_file_in_the_place_of_a_directory_of_the_run_is_told_before_training(
-    answer: Callable[..., Answer], tmp_path: Path, name: str
+    answer: Callable[..., Finished], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text("")
@@ -557,7 +533,7 @@ def other_weights(tmp_path: Path) -> str:
     ],
 )
 def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
-    answer: Callable[..., Answer], other_weights: str, settings: list[str], words: list[str]
+    answer: Callable[..., Finished], other_weights: str, settings: list[str], words: list[str]
 ) -> None:
     given = [param("import mine"), param("import keras"), *map(param, settings)]
     for mode in ("validate", "train"):
@@ -597,7 +573,7 @@ def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
     ],
 )
 def test_what_the_users_code_does_wrongly_is_told_with_its_line(
-    answer: Callable[..., Answer], setting: str, words: list[str]
+    answer: Callable[..., Finished], setting: str, words: list[str]
 ) -> None:
     check_refused(answer(DIGITS, param("import mine"), param(setting), "--run_dir=run"), *words)
 
@@ -621,7 +597,7 @@ def test_what_the_users_code_does_wrongly_is_told_with_its_line(
     ],
 )
 def test_what_fails_only_while_training_is_told_in_one_message_too(
-    answer: Callable[..., Answer], setting: str, words: list[str]
+    answer: Callable[..., Finished], setting: str, words: list[str]
 ) -> None:
     failed = answer(DIGITS, param("import mine"), param(setting), "--run_dir=run")
     assert failed.status == 2 and "Traceback" not in failed.stderr
@@ -633,7 +609,7 @@ def test_what_fails_only_while_training_is_told_in_one_message_too(
 
 
 def test_shapes_that_are_known_only_where_all_batches_are_full_are_told_in_one_message_too(
-    answer: Callable[..., Answer],
+    answer: Callable[..., Finished],
 ) -> None:
     given = [param("supervised.Supervised.loss = 'mse'"), param("train.global_batch_size = 479")]
     for mode in ("train", "validate"):
@@ -642,19 +618,19 @@ def test_shapes_that_are_known_only_where_all_batches_are_full_are_told_in_one_m
         assert "do not fit the data" in failed.stderr and "Dimensions must be equal" in failed.stderr
 
 
-def test_a_connection_that_the_users_code_lost_is_no_mistake_of_the_user(answer: Callable[..., Answer]) -> None:
+def test_a_connection_that_the_users_code_lost_is_no_mistake_of_the_user(answer: Callable[..., Finished]) -> None:
     with pytest.raises(tf.errors.UnknownError, match="the server's own words"):  # which ends the command with status 1
         answer(DIGITS, param("import mine"), param("train.train_data = @mine.lost_connection"), "--run_dir=run")
 
 
-def test_the_traceback_of_the_users_own_code_is_there_for_those_who_ask(answer: Callable[..., Answer]) -> None:
+def test_the_traceback_of_the_users_own_code_is_there_for_those_who_ask(answer: Callable[..., Finished]) -> None:
     settings = [param("import mine"), param("train.model = @mine.model_that_raises")]
     told = answer(DIGITS, *settings, "--run_dir=run", "--verbose")
     assert told.status == 2 and "Traceback" in told.stderr and 'return flat("ten")' in told.stderr
     assert told.stderr.splitlines()[-1].lstrip().startswith("mine.py:")
 
 
-def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdist.training.run import assembly
 
     def fail(*args: object, **kwargs: object) -> None:
@@ -667,17 +643,17 @@ def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Answer], monk
 
 
 @pytest.mark.slow
-def test_divergence_has_a_status_of_its_own(answer: Callable[..., Answer]) -> None:
+def test_divergence_has_a_status_of_its_own(answer: Callable[..., Finished]) -> None:
     told = answer(DIGITS, param("keras.optimizers.Adam.learning_rate = 1e30"), "--run_dir=run")
     assert told.status == 3 and told.stderr.startswith("error: Training diverged")
 
 
-def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "load_roots", interrupt)
-    assert answer(DIGITS) == Answer(130, "", "interrupted\n")
+    assert answer(DIGITS) == Finished(130, "", "interrupted\n")
 
 
 @pytest.mark.slow
@@ -718,7 +694,7 @@ VALIDATED = [(file, None) for file in EXPERIMENTS] + [(DIGITS_FILE, file) for fi
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize(("experiment", "chosen"), VALIDATED, ids=lambda f: f.stem if f else "own")
 def test_validate_accepts_every_experiment_and_every_strategy(
-    answer: Callable[..., Answer],
+    answer: Callable[..., Finished],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     experiment: Path,
@@ -743,7 +719,7 @@ def test_validate_accepts_every_experiment_and_every_strategy(
 
 
 @pytest.mark.slow
-def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answer: Callable[..., Answer]) -> None:
+def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answer: Callable[..., Finished]) -> None:
     lines = answer(DIGITS, param("train.epochs = 3"), "--mode=validate").stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if "train.epochs" in line)
     assert "= 3" in lines[at] and lines[at].endswith("--gin_param 'train.epochs = 3'")
@@ -753,7 +729,7 @@ def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answe
 
 @pytest.mark.slow
 def test_validate_checks_an_experiment_that_only_trains_and_the_evaluation_of_one_that_does_both(
-    answer: Callable[..., Answer], tmp_path: Path
+    answer: Callable[..., Finished], tmp_path: Path
 ) -> None:
     text = (CONFIGS / "experiments/digits.gin").read_text().replace("configs/runs/train_and_evaluate.gin", "only.gin")
     (tmp_path / "mine.gin").write_text(text)
@@ -848,7 +824,7 @@ def weights_of(run_dir: Path) -> list[np.ndarray]:
     return keras.saving.load_model(run_dir / "export/model.keras").get_weights()
 
 
-def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answer: Callable[..., Answer]) -> None:
+def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answer: Callable[..., Finished]) -> None:
     run_dir, _ = trained
 
     def contents() -> dict[Path, bytes]:  # all but the events, to which it is added that the command was given again
@@ -863,7 +839,7 @@ def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answ
 
 
 def test_another_experiments_directory_is_refused_with_what_differs(
-    trained: tuple[Path, Finished], answer: Callable[..., Answer]
+    trained: tuple[Path, Finished], answer: Callable[..., Finished]
 ) -> None:
     run_dir, _ = trained
     other = answer(DIGITS, param("train.seed = 5"), param("train.deterministic = True"), f"--run_dir={run_dir}")
