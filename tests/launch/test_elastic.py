@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import forks
 import numpy as np
 import pytest
 import support
@@ -67,7 +68,7 @@ class Elastic:
         options = [f"--hosts_command=cat {self._hosts_file}", f"--remote_shell={shell}", f"--launcher={launcher}"]
         own = {"PYTHONPATH": os.pathsep.join([str(directory), environment()["PYTHONPATH"]])}
         self._output = (directory / "output").open("w", errors="replace")
-        self.popen = subprocess.Popen(
+        self.popen = forks.Popen(
             [sys.executable, "-m", "tfdist.launch", *options, *command],
             env=environment() | own | {support.MARK: self._mark, ranks.DIRECTORY: str(directory)},
             cwd=support.REPOSITORY,
