@@ -9,10 +9,36 @@ epochs of some 5 s, or every 60 s with epochs of some two minutes. Takes half an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
 from goodput import goodput
-from measuring import Figure, as_table, choose_size, figures_of, report
+from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
+from trainings import Train, tfdist_learner_and_training
+from workloads import heavy_mlp, loss, metric, optimizer
+
+from tfdist.checkpoint import restore
+from tfdist.checkpoint.format.entries import list_checkpoints
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.preemption import Preemption
+from tfdist.checkpoint.schedule import Schedule
+from tfdist.checkpoint.write.manager import CheckpointManager
+from tfdist.checkpoint.write.snapshot import views
+from tfdist.strategies.one_device import OneDevice
+from tfdist.training.recovery.recovery import Position, Recovery, restored
+from tfdist.training.step.state import TrainingState
 
 PARTS = ("stall", "writing", "restoring", "goodput", "goodput_long")
 ROUNDS = {"stall": (11, 5), "writing": (6, 3), "restoring": (9, 5)}  # and with --quick
@@ -27,6 +53,7 @@ GOODPUT = {
     ),
 }
 SMOKE_GOODPUT = {"mean_seconds": 1, "num_kills": 1, "alone_seconds": 1, "steps_per_epoch": 4, "goal": 1.0}
+STEPS_BETWEEN = 2  # of training, before a stall is measured
 
 
 def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
@@ -44,8 +71,212 @@ def _figures(part: str, *, quick: bool) -> list[Figure]:
     rounds = choose_size(ROUNDS[part][quick], 1)
     if part == "writing":
         all_threads = choose_size((2, 1), (2,))
-        return [f for threads in all_threads for f in figures_of("checkpoint_parts", part, rounds, threads)]
-    return figures_of("checkpoint_parts", part, rounds)
+        return [f for threads in all_threads for f in figures_of("checkpoint", part, rounds, threads)]
+    return figures_of("checkpoint", part, rounds)
+
+
+class Told:
+    """Takes the manager's events; a warning would make the figures mean something else."""
+
+    def info(self, event: str, **details: Any) -> None:
+        pass
+
+    def warning(self, event: str, **details: Any) -> None:
+        raise RuntimeError(f"{event}: {details}")
+
+
+class Subject:
+    """A training of tfdist's with its checkpoints in `directory`."""
+
+    def __init__(self, directory: str, *, batch: int = 16) -> None:
+        self.strategy = OneDevice()
+        self.strategy.connect()
+        learner, self.train = tfdist_learner_and_training(self.strategy, heavy_mlp(batch))
+        self.directory = directory
+        self.state = TrainingState(self.strategy, learner)
+        self.manager = CheckpointManager(
+            directory, CheckpointPolicy(keep_last=1, on_error="stop"), identity={}, tell=Told()
+        )
+        self._recovery = Recovery(
+            strategy=self.strategy,
+            state=self.state,
+            manager=self.manager,
+            schedule=Schedule(CheckpointPolicy(), steps_per_epoch=1000),
+            preemption=Preemption(tell=lambda message: None, metadata_address=None),
+        )
+        self._recovery.prepare()
+        self._step = 0
+        self.train(STEPS_BETWEEN)
+        self.save()
+        self.manager.wait()
+
+    def save(self) -> float:
+        """What the loop waits for, in seconds."""
+        self._step += 1
+        begun = time.perf_counter()
+        self._recovery.save(Position(self._step, {}, {}), {})
+        return time.perf_counter() - begun
+
+    @property
+    def is_writing(self) -> bool:
+        self.manager.check()
+        return self.manager.last_committed_step != self._step
+
+
+def stall(rounds: str) -> list[Figure]:
+    """How long training waits for a checkpoint: tfdist's, beside Keras's BackupAndRestore in `fit`."""
+    with _scratch() as directory:
+        subject = Subject(f"{directory}/tfdist")
+        keras_seconds = _keras_stall(f"{directory}/keras")
+
+        def ours() -> float:
+            subject.train(STEPS_BETWEEN)
+            seconds = subject.save()
+            subject.manager.wait()
+            return seconds
+
+        samples = interleaved([ours, keras_seconds, *_copies(subject.state.tensors())], int(rounds))
+        own, theirs, *copies = samples
+        best = min(copies, key=statistics.median)
+        return [
+            ratio("stall of a checkpoint: tfdist ÷ BackupAndRestore", own, theirs, goal=0.06, unit="s", at_most=True),
+            ratio("… ÷ the best copy of the same bytes, by 1, 2 or 4 threads", own, best, 1.1, unit="s", at_most=True),
+        ]
+
+
+def _copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
+    """Copies of as many bytes as these tensors have, into memory that exists, by 1, 2 and 4 threads."""
+    num_bytes = sum(view.nbytes for view in views(tensors).values())
+    source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
+
+    def copying(num_threads: int) -> Callable[[], float]:
+        bounds = [num_bytes * i // num_threads for i in range(num_threads + 1)]
+        pairs = [(target[a:b], source[a:b]) for a, b in itertools.pairwise(bounds)]
+        threads = ThreadPoolExecutor(num_threads)
+
+        def sample() -> float:
+            begun = time.perf_counter()
+            for each in [threads.submit(np.copyto, *pair) for pair in pairs]:
+                each.result()
+            return time.perf_counter() - begun
+
+        return sample
+
+    return [copying(n) for n in (1, 2, 4)]
+
+
+def writing(rounds: str, num_threads: str) -> list[Figure]:
+    """Steps while a checkpoint is written ÷ steps while none is, on so many threads."""
+    tf.config.threading.set_intra_op_parallelism_threads(int(num_threads))
+    tf.config.threading.set_inter_op_parallelism_threads(int(num_threads))
+    with _scratch() as directory:
+        subject = Subject(directory)
+        during, before = [], []
+        for _ in range(int(rounds)):
+            step_seconds = _while_writing(subject)
+            during.append(statistics.fmean(step_seconds))
+            before.append(_seconds(subject.train, len(step_seconds)) / len(step_seconds))
+        threads = "one thread" if num_threads == "1" else f"{num_threads} threads"
+        name = f"step while writing ÷ else, {threads}"
+        return [ratio(name, during, before, 1.10, unit="s", at_most=True)]
+
+
+def restoring(rounds: str) -> list[Figure]:
+    """Restoring all variables, verified, ÷ reading the same files whole."""
+    with _scratch() as directory:
+        subject = Subject(directory)
+        paths = sorted(Path(list_checkpoints(directory)[-1].path).iterdir())
+
+        def ours() -> float:
+            return _seconds(lambda _: _restore(subject), 1)
+
+        def plain() -> float:
+            return _seconds(lambda _: [path.read_bytes() for path in paths], 1)
+
+        warm = interleaved([ours, plain], int(rounds))
+        cold = interleaved([_after_evicting(paths, ours), _after_evicting(paths, plain)], int(rounds))
+        name = "restore ÷ reading the files"
+        return [
+            ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", at_most=True),
+            ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", at_most=True),
+        ]
+
+
+def _keras_stall(directory: str) -> Callable[[], float]:
+    """A function that trains two batches in `fit` and gives the seconds of the save after the second one."""
+    workload = heavy_mlp()
+    model = workload.build_model()
+    model.compile(optimizer=optimizer(), loss=loss(), metrics=[metric()])
+    num_examples = workload.global_batch_size * STEPS_BETWEEN
+    x, y = (array[:num_examples] for array in workload.arrays())
+    callback = _TimedCheckpoint(directory, save_freq=STEPS_BETWEEN, delete_checkpoint=False)
+
+    def sample() -> float:
+        shutil.rmtree(directory, ignore_errors=True)  # else it would load, and find its epoch done
+        model.fit(x, y, batch_size=workload.global_batch_size, verbose=0, callbacks=[callback])
+        return callback.seconds
+
+    sample()
+    return sample
+
+
+class _TimedCheckpoint(keras.callbacks.BackupAndRestore):
+    seconds = 0.0
+
+    def _save_model(self) -> None:
+        begun = time.perf_counter()
+        super()._save_model()
+        self.seconds = time.perf_counter() - begun
+
+
+def _while_writing(subject: Subject) -> list[float]:
+    """The steps that were done wholly while a checkpoint was being written, in seconds each."""
+    seconds: list[float] = []
+    while not seconds:
+        subject.train(STEPS_BETWEEN)
+        subject.save()
+        while subject.is_writing:
+            taken = _seconds(subject.train, 1)
+            if subject.is_writing:
+                seconds.append(taken)
+    subject.manager.wait()
+    return seconds
+
+
+def _seconds(train: Train, steps: int) -> float:
+    begun = time.perf_counter()
+    train(steps)
+    return time.perf_counter() - begun
+
+
+def _restore(subject: Subject) -> None:
+    found = restored(
+        subject.strategy,
+        subject.state,
+        lambda: restore.newest(subject.directory, tell=Told()),
+        partial=False,
+        tell=Told(),
+    )
+    assert found is not None
+
+
+def _after_evicting(paths: Sequence[Path], sample: Callable[[], float]) -> Callable[[], float]:
+    """`sample` with the files no longer in the page cache, as far as the system follows the advice."""
+
+    def run() -> float:
+        for path in paths:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return sample()
+
+    return run
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
+        yield directory
 
 
 if __name__ == "__main__":

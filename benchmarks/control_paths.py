@@ -1,4 +1,4 @@
-"""What tfdist itself has to do for each member of a run or sweep, with many members.
+"""What tfdist itself has to do for each member of a run, with many members.
 
 No member trains: a member is a thread, a file or a socket that says what a worker would say, and what is timed is
 tfdist's own code on the side that talks to all of them. `ours` is with --members, `peer` with a quarter of them. A
@@ -10,15 +10,290 @@ Storage over HTTP on this machine, so there the requests count and not the secon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from measuring import Figure, choose_size, figures_of, report
+import control_members
+import numpy as np
+from emulator import BUCKET, emulator
+from measuring import HERE, Figure, choose_size, figures_of, interleaved, ratio, report
 
-PARTS = ("meeting", "watching", "agreeing", "files", "bucket", "sweep")
+from tfdist.checkpoint import catalog, restore
+from tfdist.checkpoint.format import packing
+from tfdist.checkpoint.format.tensor_files import TensorSpec, plan
+from tfdist.checkpoint.write.parts import Part
+from tfdist.checkpoint.write.snapshot import HostBuffer
+from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
+from tfdist.errors import InUseError
+from tfdist.launch.processes import Worker
+from tfdist.launch.supervise.hangs import Deadlines, Watcher
+from tfdist.launch.supervise.vitals import look
+from tfdist.storage import files as stored
+from tfdist.storage import lease
+from tfdist.strategies.base import Topology
+from tfdist.strategies.cluster import rendezvous, tf_config
+from tfdist.telemetry import heartbeat
+from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.run_directory import RunDirectory
+
+PARTS = ("meeting", "watching", "agreeing", "files", "bucket")
+MOST_GROWTH = 6.0  # with four times as many members; 4 is linear
+PATIENCE_SECONDS = 600.0
+ANSWER_SECONDS = 0.0005  # of a server on the same network
+CALLS = 20
+
+Sample = Callable[[int], Mapping[str, float]]  # with so many members: seconds, or requests, by what they were for
 
 
 def measure(parts: Sequence[str], *, members: int, rounds: int) -> list[Figure]:
-    return [figure for part in parts for figure in figures_of("control_paths_parts", part, members, rounds)]
+    return [figure for part in parts for figure in figures_of("control_paths", part, members, rounds)]
+
+
+def growth(sample: Sample, members: str, rounds: str) -> list[Figure]:
+    """Each of a sample's numbers with all members, beside that with a quarter of them."""
+    found: list[list[Mapping[str, float]]] = [[], []]
+
+    def one(side: int, count: int) -> Callable[[], float]:
+        def take() -> float:
+            found[side].append(sample(count))
+            return 0.0
+
+        return take
+
+    interleaved([one(0, int(members)), one(1, int(members) // 4)], int(rounds))
+    return [
+        ratio(
+            name,
+            *([each[name] for each in side] for side in found),
+            MOST_GROWTH,
+            unit="requests" if name.endswith("requests") else "s",
+            at_most=True,
+        )
+        for name in found[0][0]
+    ]
+
+
+def timed(act: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    act()
+    return time.perf_counter() - begun
+
+
+# Meeting
+
+
+def meeting(members: str, rounds: str) -> list[Figure]:
+    def sample(count: int) -> dict[str, float]:
+        config = {"TF_CONFIG": json.dumps({"cluster": control_members.cluster_of(count, 2222, 0).jobs} | TASK)}
+        with met(count) as cluster:
+            of_workers = timed(lambda: rendezvous.rendezvous(cluster, timeout_seconds=PATIENCE_SECONDS))
+        return {
+            "TF_CONFIG read": timed(lambda: tf_config.read_tf_config(config)),
+            "a worker's rendezvous": of_workers,
+        }
+
+    return growth(sample, members, rounds)
+
+
+TASK = {"task": {"type": "worker", "index": 0}}
+
+
+@contextlib.contextmanager
+def met(count: int) -> Iterator[tf_config.Cluster]:
+    """The cluster of a first member whose peers are there, and begin to ask it once it listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(HERE / "control_members.py"), str(port), str(count)]
+    others = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert others.stdin and others.stdout
+        others.stdout.readline()
+
+        def begin() -> None:
+            while True:
+                with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)):
+                    print(file=others.stdin, flush=True)
+                    return
+                time.sleep(0.01)
+
+        threading.Thread(target=begin, daemon=True).start()
+        yield control_members.cluster_of(count, port, 0)
+    finally:
+        others.kill()
+        others.communicate()
+
+
+# Watching
+
+
+class Member(Worker):
+    """A worker that runs, as the launcher sees it."""
+
+    def __init__(self, index: int, directory: Path) -> None:
+        self.index, self.heartbeat = index, directory / f"{index}.heartbeat"
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def poll(self) -> None:
+        return None
+
+    def send(self, signal_number: int) -> None:
+        pass
+
+
+def watching(members: str, rounds: str) -> list[Figure]:
+    from tensorflow.python.eager import context
+
+    from tfdist.strategies.cluster import liveness
+
+    def answer(task: str, timeout_in_ms: int) -> None:
+        time.sleep(ANSWER_SECONDS)
+
+    def sample(count: int) -> dict[str, float]:
+        with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
+            workers = [Member(index, Path(directory)) for index in range(count)]
+            heartbeat.Heartbeat(str(workers[0].heartbeat)).beat(heartbeat.TRAINING, 7)
+            for worker in workers[1:]:
+                shutil.copyfile(workers[0].heartbeat, worker.heartbeat)
+            watcher = Watcher(Deadlines())
+            looked = timed(lambda: watcher.find(look(workers), time.monotonic()))
+        tasks = [f"/job:worker/replica:0/task:{index}" for index in range(1, count)]
+        with mock.patch.object(context.context(), "check_collective_ops_peer_health", answer):
+            asked = timed(lambda: liveness._ask_until_one_died(tasks, Once()))
+        return {
+            "a launcher's look at all workers": looked,
+            f"worker 0 asks all servers, {ANSWER_SECONDS * 1e3:g} ms each": asked,
+        }
+
+    return growth(sample, members, rounds)
+
+
+class Once(threading.Event):
+    """Lets one round pass."""
+
+    rounds = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.rounds += 1
+        return self.rounds > 1
+
+
+def agreeing(members: str, rounds: str) -> list[Figure]:
+    from tfdist.training.loop.outcome import NUM_VOTES, Vote
+    from tfdist.training.watch.stragglers import Stragglers
+
+    def sample(count: int) -> dict[str, float]:
+        strategy: Any = types.SimpleNamespace(topology=Topology(0, count, 1))
+        stragglers = Stragglers(strategy, types.SimpleNamespace(straggler=lambda **told: None))  # type: ignore[arg-type]
+        own = np.full(count, 0.01) + np.arange(count) * 1e-7
+
+        def call() -> None:
+            votes = Vote().tensor(stragglers.news())
+            answers = np.concatenate([votes.numpy()[:NUM_VOTES], own]).tolist()  # as summed over the workers
+            Vote.of(answers)
+            stragglers.observe(
+                step=1, steps=1, seconds=0.1, input_seconds=0.0, peer_seconds=0.0, news=answers[NUM_VOTES:]
+            )
+
+        call()
+        return {"votes and stragglers of one call": timed(lambda: [call() for _ in range(CALLS)]) / CALLS}
+
+    return growth(sample, members, rounds)
+
+
+# Files and objects
+
+
+def files(members: str, rounds: str) -> list[Figure]:
+    def sample(count: int) -> dict[str, float]:
+        with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
+            return of_files(directory, count, lambda: 0)
+
+    return growth(sample, members, rounds)
+
+
+def bucket(members: str, rounds: str) -> list[Figure]:
+    numbers = itertools.count()
+    with emulator() as count_requests:
+
+        def sample(count: int) -> dict[str, float]:
+            return of_files(f"gs://{BUCKET}/{next(numbers)}", count, count_requests)
+
+        return growth(sample, members, rounds)
+
+
+def of_files(directory: str, count: int, count_requests: Callable[[], int]) -> dict[str, float]:
+    """What the files of a run with so many workers cost; in a bucket, in requests too."""
+    kind = "gs://, " if stored.is_remote(directory) else ""
+    path = f"{directory}/step-{7:012d}-a10000"
+    events = RunDirectory(f"{directory}/run")
+    stored.make_dirs(events.path)
+    found: dict[str, float] = {}
+
+    def note(name: str, act: Callable[[], object]) -> None:
+        before = count_requests()
+        found[f"{kind}{name}"] = timed(act)
+        if kind:
+            found[f"{kind}{name}, requests"] = count_requests() - before
+
+    with ThreadPoolExecutor(16) as threads:
+        note("all other workers' parts written, 16 at once", lambda: list(threads.map(write_part, *parts(path, count))))
+    note("the chief's commit of all parts", lambda: write_part(path, Part(0, count, "a1")))
+    note("restore and check of all parts", lambda: restore.load(path))
+    note("removal of that checkpoint", lambda: catalog.remove(path))
+    note("each worker's first event", lambda: [tell_event(events, index) for index in range(1, count)])
+    note("a listing of the run directory", lambda: stored.list_names(events.path))
+    if not kind:
+        note("a lease refused to all others", lambda: refuse_others(directory, count))
+    return found
+
+
+def parts(path: str, count: int) -> tuple[list[str], list[Part]]:
+    return [path] * (count - 1), [Part(index, count, "a1") for index in range(1, count)]
+
+
+def write_part(path: str, part: Part) -> None:
+    buffer = HostBuffer(plan([TensorSpec(f"tensor_{part.index}", np.dtype("float32"), (64,))], max_file_bytes=1 << 20))
+    write_checkpoint(
+        path,
+        Snapshot(7, buffer, {}, {}),
+        identity={},
+        pack_as=packing.NONE,
+        still_ours=lambda: None,
+        part=part,
+    )
+
+
+def tell_event(directory: RunDirectory, worker: int) -> None:
+    log = EventLog(directory, worker=worker, is_chief=False, console=NullConsole())
+    log.info("started", step=0)
+    log.close()
+
+
+def refuse_others(directory: str, count: int) -> None:
+    held = lease.acquire(directory, owner="a training", notify=lambda message: None)
+    for _ in range(1, count):
+        with contextlib.suppress(InUseError):
+            lease.acquire(directory, owner="another", notify=lambda message: None, wait_seconds=0.0)
+    held.release()
 
 
 if __name__ == "__main__":

@@ -10,15 +10,334 @@ on two cores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from measuring import Figure, figures_of, report
+import input_bytes
+import input_files
+import numpy as np
+import tensorflow as tf
+from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
+
+from tfdist.data.formats.image_folder import ImageFolder
+from tfdist.data.formats.tfrecord import TFRecordSource
+from tfdist.data.order.batches import BatchPlan
+from tfdist.data.pipeline.pipeline import build_pipeline, dispose
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.source import Source
+from tfdist.strategies.base import Topology
 
 PARTS = ("memory", "records", "photo_records", "photo_folder", "state", "first_batch", "bytes_per_worker")
+ALONE = Topology(worker_index=0, num_workers=1, num_local_replicas=1)
+NUM_IMAGES = choose_size(60_000, 512)
+NUM_PHOTOS = choose_size(1_000, 16)
+RESIZED = (96, 96)
+BATCH = choose_size(256, 64)
+PHOTO_BATCH = choose_size(64, 8)
+SHUFFLE_BUFFER = 10_000  # records
+WARM_BATCHES = choose_size(20, 1)
+SAMPLE_SECONDS = choose_size(0.4, 0.01)
+ROUNDS = 9
+STEP = 1_000_000
+FIRST_BATCH_ROUNDS = 15
+AUTO = tf.data.AUTOTUNE
+FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
+PHOTO_FEATURES = {"image": ("fixed", (), "string"), "label": ("fixed", (), "int64")}
+COLUMNS = Columns(inputs="image", targets="label")
+
+Parsed = tuple[tf.Tensor, tf.Tensor]
 
 
 def measure(parts: Sequence[str]) -> list[Figure]:
-    return [figure for part in parts for figure in figures_of("input_parts", part)]
+    return [figure for part in parts for figure in figures_of("input", part)]
+
+
+def memory() -> list[Figure]:
+    """Images in memory, against a full shuffle of single ones."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 10, NUM_IMAGES, dtype=np.int32)
+    figures = []
+    for kind in ("float32", "uint8"):
+        images = generator.integers(0, 256, (NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.uint8).astype(kind)
+        peer = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(NUM_IMAGES).repeat()
+        peer = peer.batch(BATCH).prefetch(AUTO)
+        name = f"in memory, {kind}: examples/s ÷ from_tensor_slices → shuffle → batch → prefetch"
+        figures.append(compared(name, ours(ArraySource((images, labels)), BATCH), [peer], BATCH, goal=2.5))
+    return figures
+
+
+def records() -> list[Figure]:
+    """Small TFRecords, against `interleave` with several settings."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        paths = input_files.write_records(Path(scratch) / "records", input_files.small_images(NUM_IMAGES))
+        source = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS)
+        specs = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
+
+        def parse(serialized: tf.Tensor) -> Parsed:
+            parsed = tf.io.parse_example(serialized, specs)
+            pixels = tf.io.decode_raw(parsed["image"], tf.uint8)
+            return tf.reshape(pixels, [-1, *input_files.SMALL_IMAGE]), parsed["label"]
+
+        def peer(cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
+            shuffled = interleaved_records(paths, cycle, calls, block)
+            return shuffled.batch(BATCH).map(parse, num_parallel_calls=calls).prefetch(AUTO)
+
+        settings = itertools.product((2, len(paths)), (None, 2, AUTO), (1, 16))
+        peers = [peer(*setting) for setting in settings]
+        name = "TFRecord: examples/s ÷ the best of 12 hand-tuned interleaves"
+        return [compared(name, ours(source, BATCH), peers, BATCH, goal=0.95)]
+
+
+def photo_records() -> list[Figure]:
+    """PNG files in TFRecords, decoded and resized, against maps with several settings."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        photos = input_files.photos(NUM_PHOTOS)
+        records = [input_files.example({"image": photo, "label": i % 10}) for i, photo in enumerate(photos)]
+        return [_photo_records(input_files.write_records(Path(scratch) / "records", records))]
+
+
+def _photo_records(paths: list[str]) -> Figure:
+    specs = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
+
+    def one(serialized: tf.Tensor) -> Parsed:
+        parsed = tf.io.parse_single_example(serialized, specs)
+        return _resized(tf.image.decode_png(parsed["image"], 3)), parsed["label"]
+
+    def decoded_together(serialized: tf.Tensor) -> Parsed:
+        parsed = tf.io.parse_example(serialized, specs)
+        return _resized(decoded(parsed["image"])), parsed["label"]
+
+    def singly(calls: int, cycle: int) -> tf.data.Dataset:
+        shuffled = interleaved_records(paths, cycle, None, 1)
+        return shuffled.map(one, num_parallel_calls=calls).batch(PHOTO_BATCH).prefetch(AUTO)
+
+    def together(calls: int, cycle: int) -> tf.data.Dataset:
+        shuffled = interleaved_records(paths, cycle, None, 1)
+        return shuffled.batch(PHOTO_BATCH).map(decoded_together, num_parallel_calls=calls).prefetch(AUTO)
+
+    peers = [build(calls, len(paths)) for build in (singly, together) for calls in (2, 4, AUTO)]
+    source = TFRecordSource(
+        files=paths, features=PHOTO_FEATURES, columns=COLUMNS, transforms={"image": lambda x: _resized(decoded(x))}
+    )
+    name = "PNG records, decoded and resized: examples/s ÷ the best of 6 hand-tuned maps"
+    return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
+
+
+def photo_folder() -> list[Figure]:
+    """PNG files in folders, decoded and resized, against maps with several settings."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        for i, photo in enumerate(input_files.photos(NUM_PHOTOS)):
+            (Path(scratch) / str(i % 10)).mkdir(exist_ok=True)
+            (Path(scratch) / str(i % 10) / f"{i}.png").write_bytes(photo)
+        return [_photo_folder(Path(scratch))]
+
+
+def _photo_folder(folder: Path) -> Figure:
+    paths = sorted(str(path) for path in folder.glob("*/*.png"))
+    labels = [int(Path(path).parent.name) for path in paths]
+
+    def one(path: tf.Tensor, label: tf.Tensor) -> Parsed:
+        return _resized(tf.image.decode_png(tf.io.read_file(path), 3)) / 255.0, label
+
+    def peer(calls: int) -> tf.data.Dataset:
+        shuffled = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(paths)).repeat()
+        return shuffled.map(one, num_parallel_calls=calls).batch(PHOTO_BATCH).prefetch(AUTO)
+
+    source = ImageFolder(str(folder), size=RESIZED)
+    name = "folder of PNG, decoded and resized: examples/s ÷ the best of 4 hand-tuned maps"
+    peers = [peer(calls) for calls in (2, 4, 8, AUTO)]
+    return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
+
+
+def decoded(images: tf.Tensor) -> tf.Tensor:
+    spec = tf.TensorSpec([*input_files.PHOTO_SIZE, 3], tf.uint8)
+    return tf.map_fn(
+        lambda png: tf.ensure_shape(tf.image.decode_png(png, 3), spec.shape), images, fn_output_signature=spec
+    )
+
+
+def _resized(images: tf.Tensor) -> tf.Tensor:
+    return tf.image.resize(images, RESIZED, antialias=True)
+
+
+def state() -> list[Figure]:
+    """What must be kept to continue with the next batch, against the checkpoint of a shuffling iterator."""
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.uint8)
+    labels = np.arange(NUM_IMAGES)
+    source, step = ArraySource((images, labels)), 1234
+    kept = json.dumps({**dataclasses.asdict(plan_of(source, BATCH)), "step": step}).encode()
+    settings = json.loads(kept)
+    first_step = settings.pop("step")
+    resumed = next(iter(build_pipeline(source, BatchPlan(**settings), ALONE, first_step=first_step)))
+    uninterrupted = next(iter(ours(source, BATCH).skip(step)))
+    assert np.array_equal(resumed["examples"][1], uninterrupted["examples"][1])
+    peer = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(SHUFFLE_BUFFER).repeat().batch(BATCH)
+    iterator = iter(peer)
+    next(iterator)
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        tf.train.Checkpoint(iterator=iterator).write(str(Path(scratch) / "iterator"))
+        saved = sum(path.stat().st_size for path in Path(scratch).iterdir())
+    dispose(iterator)
+    size = float(len(kept))
+    name = "state to resume, bytes; peer: checkpoint of from_tensor_slices → shuffle(10,000) → batch"
+    return [Figure(name, size, 1024, (size, size), size, saved, "bytes", at_most=True, value_unit="bytes")]
+
+
+def first_batch() -> list[Figure]:
+    """From building the pipeline to the first batch, at a late step and at the first."""
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.uint8)
+    arrays = ArraySource((images, np.arange(NUM_IMAGES)))
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        paths = input_files.write_records(Path(scratch) / "records", input_files.small_images(NUM_IMAGES))
+        records = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS)
+        return [_first_batch("arrays", arrays), _first_batch("TFRecord", records)]
+
+
+def _first_batch(what: str, source: Source) -> Figure:
+    held = []
+
+    def seconds(first_step: int) -> float:
+        started = time.perf_counter()
+        iterator = iter(ours(source, BATCH, first_step))
+        next(iterator)
+        held.append(iterator)  # taking it down is not counted
+        return time.perf_counter() - started
+
+    seconds(0)  # imports and caches
+    late, early = interleaved([lambda: seconds(STEP), lambda: seconds(0)], FIRST_BATCH_ROUNDS)
+    for iterator in held:
+        dispose(iterator)
+    name = f"{what}: time to the first batch at step 1,000,000 ÷ at step 0"
+    return dataclasses.replace(ratio(name, late, early, 1.1), unit="s", at_most=True)
+
+
+def bytes_per_worker() -> list[Figure]:
+    """Bytes that the workers of 2, 4 and 8 read of an epoch of TFRecords, the worker with the largest part."""
+    here = Path(__file__).resolve().parent
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        directory, out = Path(scratch) / "data", Path(scratch) / "out"
+        out.mkdir()
+        paths = input_files.write_records(directory, input_files.small_images(input_bytes.NUM_RECORDS))
+        total = sum(os.path.getsize(path) for path in paths)
+        environment = {**os.environ, "XDG_CACHE_HOME": str(Path(scratch) / "cache")}
+
+        def read_by(worker: int) -> dict[str, int]:
+            path = out / f"{worker}.json"
+            command = [sys.executable, str(here / "input_bytes.py"), str(worker), str(directory), str(path)]
+            subprocess.run(command, env=environment, check=True)
+            return json.loads(path.read_text())
+
+        counts = [read_by(0)]  # which leaves the indices of the files in the cache
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            counts += pool.map(read_by, range(1, input_bytes.WORKERS[-1]))
+        found = {name: [count[name] for count in counts if name in count] for name in counts[0]}
+        return [_bytes_figure(f"TFRecord, {name}", read, total) for name, read in found.items()]
+
+
+def _bytes_figure(name: str, read: list[int], total: int) -> Figure:
+    if sum(read) < 0.95 * total:
+        sys.exit(f"{name}: the workers read {sum(read):,} of {total:,} bytes; the system's counter does not see all.")
+    ratios = sorted(count * len(read) / total for count in read)
+    # Where the workers do not divide the batch, some have more of it than others, and more to read.
+    is_even = not int(name.split("batch ")[1].split(",")[0]) % len(read)
+    return Figure(
+        f"{name}: bytes read by a worker ÷ (total ÷ workers), the largest",
+        value=ratios[-1],
+        goal=1.02 if is_even else None,
+        quartiles=(ratios[0], ratios[-1]),
+        ours=max(read),
+        peer=total / len(read),
+        unit="bytes",
+        at_most=True,
+    )
+
+
+def plan_of(source: Source, batch: int) -> BatchPlan:
+    """tfdist's batches on one worker."""
+    return BatchPlan(
+        num_examples=source.num_examples, global_batch_size=batch, num_replicas=1, shuffle_seed=0, drop_remainder=True
+    )
+
+
+def interleaved_records(paths: list[str], cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
+    """Shuffled records without end, as one writes them by hand."""
+    files = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths))
+    read = files.interleave(
+        tf.data.TFRecordDataset,
+        cycle_length=cycle,
+        block_length=block,
+        num_parallel_calls=calls,
+        deterministic=None if calls is None else False,
+    )
+    return read.shuffle(SHUFFLE_BUFFER).repeat()
+
+
+def ours(source: Source, batch: int, first_step: int = 0) -> tf.data.Dataset:
+    """tfdist's pipeline on one worker."""
+    return build_pipeline(source, plan_of(source, batch), ALONE, first_step=first_step)
+
+
+def compared(name: str, dataset: tf.data.Dataset, peers: list[tf.data.Dataset], batch: int, *, goal: float) -> Figure:
+    """examples/s of `dataset` ÷ those of the best of the peers, which is found first by a sample or two of each."""
+    drawn = Drawn(dataset, batch)
+    if len(peers) > 1:
+        rates = []
+        for peer in peers:
+            candidate = Drawn(peer, batch)
+            rates.append(statistics.median(candidate.sample() for _ in range(3)))
+            candidate.end()
+        peers = [peers[int(np.argmax(rates))]]
+    best = Drawn(peers[0], batch)
+    mine, theirs = interleaved([drawn.sample, best.sample], ROUNDS)
+    drawn.end(), best.end()
+    return dataclasses.replace(ratio(name, mine, theirs, goal), unit="examples/s")
+
+
+class Drawn:
+    """An iterator that is drawn from; what fills its buffers is not counted, nor what taking it down costs."""
+
+    def __init__(self, dataset: tf.data.Dataset, batch: int) -> None:
+        self._iterator: Iterator[Any] | None = iter(dataset)
+        self._batch = batch
+        self._steps = tf.function(self._draw, autograph=False)
+        self.sample()
+
+    def sample(self) -> float:
+        """Examples a second."""
+        self._steps(self._iterator, tf.constant(WARM_BATCHES))
+        num_batches, started = 0, time.perf_counter()
+        while time.perf_counter() - started < SAMPLE_SECONDS:
+            self._steps(self._iterator, tf.constant(5))
+            num_batches += 5
+        return num_batches * self._batch / (time.perf_counter() - started)
+
+    def end(self) -> None:
+        iterator, self._iterator = self._iterator, None
+        dispose(iterator)
+
+    @staticmethod
+    def _draw(iterator: Iterator[Any], num_batches: tf.Tensor) -> tf.Tensor:
+        """Takes batches inside one function, as a training loop does."""
+
+        def body(i: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return i + 1, size + tf.size(tf.nest.flatten(next(iterator))[0])
+
+        zero = tf.constant(0)
+        return tf.while_loop(lambda i, _: i < num_batches, body, [zero, zero], parallel_iterations=1)[1]
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python input_bytes.py WORKER DIRECTORY OUT.json
 
-DIRECTORY is what `write` left. OUT.json gets {"FORMAT, batch B, N workers": bytes} for each number of workers of which
-it can be one. Whatever is imported while reading is imported
-before by reading a few examples of another source, and the indices of the files are in the cache.
+DIRECTORY has TFRecord files of unequal sizes. OUT.json gets {"batch B, N workers": bytes} for each number of workers of
+which it can be one. Whatever is imported while reading is imported before by reading a few examples of another source,
+and the indices of the files are in the cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import input_files
@@ -26,30 +25,13 @@ from tfdist.data.sources.source import Order, Source
 
 BATCHES = (256, 100)
 WORKERS = choose_size((2, 4, 8), (2,))
-FORMATS = {"TFRecord": "tfrecord"}
 NUM_RECORDS = choose_size(20_011, 2_011)
 FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
 
 
-def write(directory: Path) -> None:
-    """Data sets of each format, in files of unequal sizes where the format allows it."""
-    records = input_files.small_images(NUM_RECORDS)
-    input_files.write_records(directory / "tfrecord", records)
-
-
-def sources(directory: Path) -> dict[str, Callable[[], Source]]:
-    """By format, what makes a source of the files that `write` left."""
-
-    def tfrecord() -> Source:
-        columns = Columns(inputs="image", targets="label")
-        return TFRecordSource(files=str(directory / "tfrecord" / "*"), features=FEATURES, columns=columns)
-
-    return {"TFRecord": tfrecord}
-
-
-def total_bytes(directory: Path, format_name: str) -> int:
-    """What the files of a format hold."""
-    return sum(path.stat().st_size for path in (directory / FORMATS[format_name]).iterdir())
+def open_source(directory: Path) -> Source:
+    columns = Columns(inputs="image", targets="label")
+    return TFRecordSource(files=str(directory / "*"), features=FEATURES, columns=columns)
 
 
 def read_epoch(source: Source, batch: int, worker: int, num_workers: int, most: int | None = None) -> None:
@@ -75,13 +57,12 @@ def bytes_read() -> int:
 
 def main(worker: int, directory: Path, out: Path) -> None:
     found = {}
-    for name, make in sources(directory).items():
-        read_epoch(make(), BATCHES[0], worker, WORKERS[-1], most=2)  # imports what is missing
-        for num_workers, batch in itertools.product((n for n in WORKERS if n > worker), BATCHES):
-            source = make()
-            before = bytes_read()
-            read_epoch(source, batch, worker, num_workers)
-            found[f"{name}, batch {batch}, {num_workers} workers"] = bytes_read() - before
+    read_epoch(open_source(directory), BATCHES[0], worker, WORKERS[-1], most=2)  # imports what is missing
+    for num_workers, batch in itertools.product((n for n in WORKERS if n > worker), BATCHES):
+        source = open_source(directory)
+        before = bytes_read()
+        read_epoch(source, batch, worker, num_workers)
+        found[f"batch {batch}, {num_workers} workers"] = bytes_read() - before
     out.write_text(json.dumps(found))
 
 

@@ -26,7 +26,6 @@ PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"  # made by tools/peers.s
 PACKAGES = {
     "peers_grain.py": "grain",
     "peers_jax.py": "jax",
-    "peers_orbax.py": "orbax-checkpoint",
     "peers_torch.py": "torch",
     "sharding_peer.py": "torch",
 }  # what a program needs

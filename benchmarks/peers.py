@@ -19,14 +19,51 @@ shapes, there is no figure. Takes some forty minutes on two cores.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
-from collections.abc import Iterator, Sequence
+import itertools
+import os
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from measuring import Figure, as_table, figures_of, report
-from sizes import ONE_DEVICE
+import input_files
+import numpy as np
+import scaling
+import tensorflow as tf
+from checkpoint import Subject
+from input import NUM_IMAGES, WARM_BATCHES, Drawn, decoded, ours
+from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
+from peer import Peer, Seconds, contents, stall, timed
+from scaling import connected, of_chief, said_by_chief, steps_per_sample
+from sizes import ONE_DEVICE, TWO_WORKERS, Size
+from trainings import tfdist_learner_and_training
+from workloads import of_size
+
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.indexed import IndexedSource
+from tfdist.data.sources.source import Source
+from tfdist.data.tables.tables import Table
+from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.one_device import OneDevice
 
 PARTS = ("one_device", "two_workers", "input", "backup")
 LAUNCH = ("--workers=2", "--pin_cpus")
+SAMPLE_SECONDS = choose_size(0.5, 0.01)
+ON_JAX = {"Keras on JAX, fit": "fit", "JAX by hand": "step"}
+NUM_PHOTOS = choose_size(1024, 64)
+GROUP_ROWS, NAMES = 1024, [f"c{i}" for i in range(8)]
+NUM_ROWS = choose_size(64, 1) * GROUP_ROWS
+NUM_TABLES = 4
+GRAIN_THREADS = (0, 4)
+STEPS_BEFORE = 5  # before a checkpoint
+BATCHES = {"png": 64, "parquet": 256, "memory": 256}
 
 
 def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
@@ -41,18 +78,194 @@ def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
 def _figures(part: str, rounds: int) -> Iterator[list[Figure]]:
     if part == "one_device":
         for name in ONE_DEVICE:
-            yield figures_of("peers_parts", "one_device", name, rounds)
+            yield figures_of("peers", "one_device", name, rounds)
     elif part == "two_workers":
-        yield figures_of("peers_parts", "two_workers", "multi_worker", rounds, launch=LAUNCH)
+        yield figures_of("peers", "two_workers", "multi_worker", rounds, launch=LAUNCH)
         if importlib.util.find_spec("horovod"):
             launch = (*LAUNCH, "--launcher=horovod")
-            yield figures_of("peers_parts", "two_workers", "horovod", rounds, launch=launch)
+            yield figures_of("peers", "two_workers", "horovod", rounds, launch=launch)
     elif part == "input":
         for kind in ("png", "parquet", "memory"):
-            yield figures_of("peers_parts", "reading", kind, rounds)
+            yield figures_of("peers", "reading", kind, rounds)
     else:
         for way in ("call", "with_step"):
-            yield figures_of("peers_parts", "backup", way, rounds)
+            yield figures_of("peers", "backup", way, rounds)
+
+
+def one_device(name: str, rounds: str) -> list[Figure]:
+    strategy, size = OneDevice(), ONE_DEVICE[name]
+    strategy.connect()
+    learner, train = tfdist_learner_and_training(strategy, of_size(name, size), tell=print, tries_xla=True)
+    peers = {peer: Peer("peers_jax.py", name, way) for peer, way in ON_JAX.items()}
+    peers |= {f"PyTorch, {way}": Peer("peers_torch.py", name, way) for way in pytorch_ways(size)}
+    check_equal(name, "weights", str(learner.model.count_params()), peers)
+    mine, *theirs = interleaved([sampled(timed(train)), *map(sampled, peers.values())], int(rounds))
+    return compared(name, mine, dict(zip(peers, theirs, strict=True)))
+
+
+def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
+    _, strategy = connected({"multi_worker": MultiWorker, "horovod": Horovod}[strategy_name]())
+    other = int(strategy.sum_over_workers([0 if strategy.topology.is_chief else os.getpid()])[0])
+    figures = []
+    for name, size in TWO_WORKERS.items():
+        tell = said_by_chief(strategy)
+        learner, train = tfdist_learner_and_training(strategy, of_size(name, size), tell=tell, tries_xla=True)
+        steps = steps_per_sample(strategy, train)
+        ways = {f"PyTorch DDP, {way}": way for way in pytorch_ways(size)}
+        peers, rates = {}, {}
+        if strategy.topology.is_chief:
+            peers = {peer: Peer("peers_torch.py", name, way, workers=2) for peer, way in ways.items()}
+            check_equal(name, "weights", str(learner.model.count_params()), peers)
+            rates = {peer: sampled(process) for peer, process in peers.items()}
+
+        def rate_of(peer: str, rates: Mapping[str, Callable[[], float]] = rates) -> float:
+            rate = 0.0
+            if rates:
+                with paused(other):
+                    rate = rates[peer]()
+            strategy.any_worker(False)  # where the other worker waits
+            return rate
+
+        theirs = [functools.partial(rate_of, peer) for peer in ways]
+        mine, *others = interleaved([scaling.sampled(strategy, train, steps), *theirs], int(rounds))
+        for process in peers.values():
+            process.close()
+        if rates:
+            figures += compared(f"{name}, {strategy.name}", mine, dict(zip(ways, others, strict=True)))
+    return of_chief(strategy, figures)
+
+
+@contextlib.contextmanager
+def paused(process: int) -> Iterator[None]:
+    """Stops the worker that waits: Horovod's thread would take a part of its core, and the chief's waits for it.
+
+    The launcher may report that it hangs, and leaves it at that.
+    """
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def reading(kind: str, rounds: str) -> list[Figure]:
+    """tfdist's pipeline beside the best of grain's settings, which a few samples of each find first."""
+    batch = BATCHES[kind]
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        source = WRITERS[kind](Path(scratch))
+        first = tf.nest.flatten(next(iter(ours(source, batch)))["examples"])
+        mine = Drawn(ours(source, batch), batch)
+        peers, found = {}, {}
+        for threads, workers in itertools.product(GRAIN_THREADS, (0, len(os.sched_getaffinity(0)))):
+            peer = f"grain, {threads} threads, {workers} workers"
+            peers[peer] = Peer("peers_grain.py", kind, scratch, batch, threads, workers)
+            rate = sampled(peers[peer], per_step=batch, warm=WARM_BATCHES)
+            found[peer] = statistics.median(rate() for _ in range(3)), rate
+        check_equal(kind, "batches", contents(each.numpy() for each in first), peers)
+        best = max(found, key=lambda peer: found[peer][0])
+        samples = interleaved([mine.sample, found[best][1]], int(rounds))
+        mine.end()
+        for process in peers.values():
+            process.close()
+    return [ratio(f"{kind}: tfdist ÷ {best}", *samples, 1.2, unit="examples/s")]
+
+
+def backup(way: str, rounds: str) -> list[Figure]:
+    """The stall of a checkpoint: "call" of the call alone, "with_step" also of the next step."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
+        subject, peer = Subject(directory), Peer("peers_jax.py", "heavy", way)
+
+        def mine() -> float:
+            taken = stall(subject.save, subject.train, STEPS_BEFORE, with_step=way == "with_step")
+            subject.manager.wait()
+            return taken
+
+        samples = interleaved([mine, lambda: peer(STEPS_BEFORE)], int(rounds))
+        peer.close()
+    what = "the call" if way == "call" else "the call and what the next step takes longer"
+    return [ratio(f"stall of a checkpoint, {what}: tfdist ÷ orbax", *samples, 1.0, unit="s", at_most=True)]
+
+
+def photo_records(directory: Path) -> Source:
+    """ArrayRecord, each record a byte that is the class and a PNG file."""
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    photos, path = input_files.photos(NUM_PHOTOS), str(directory / "records")
+    writer = ArrayRecordWriter(path, "group_size:1")
+    for index, photo in enumerate(photos):
+        writer.write(bytes([index % 10]) + photo)
+    writer.close()
+
+    def decode(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        classes = tf.io.decode_raw(tf.strings.substr(records, 0, 1), tf.uint8)[:, 0]
+        return decoded(tf.strings.substr(records, 1, -1)), tf.cast(classes, tf.int32)
+
+    return IndexedSource(ArrayRecordDataSource(path), transform=decode)
+
+
+def table(directory: Path) -> Source:
+    """Parquet files of float32 columns."""
+    import pyarrow
+    from pyarrow import parquet
+
+    numbers = np.random.default_rng(0).standard_normal((NUM_TABLES, len(NAMES), NUM_ROWS), dtype=np.float32)
+    for index, columns in enumerate(numbers):
+        rows = pyarrow.table(dict(zip(NAMES, columns, strict=True)))
+        parquet.write_table(rows, directory / f"part-{index}.parquet", row_group_size=GROUP_ROWS)
+    return Table(files=str(directory / "*.parquet"), columns=Columns(inputs=NAMES[1:], targets=NAMES[0]))
+
+
+def arrays(directory: Path) -> Source:
+    """Images and classes in memory, left as files for the other side to load."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.float32)
+    y = generator.integers(0, 10, NUM_IMAGES, dtype=np.int32)
+    np.save(directory / "x.npy", x), np.save(directory / "y.npy", y)
+    return ArraySource((x, y))
+
+
+WRITERS = {"png": photo_records, "parquet": table, "memory": arrays}
+
+
+def compared(name: str, mine: Sequence[float], theirs: Mapping[str, Sequence[float]]) -> list[Figure]:
+    return [ratio(f"{name}: tfdist ÷ {peer}", mine, each, 1.0) for peer, each in theirs.items()]
+
+
+def pytorch_ways(size: Size) -> tuple[str, ...]:
+    """Those of peers_torch.py that the model has."""
+    return ("eager", "compiled", "channels_last") if size.kind == "convnet" else ("eager", "compiled")
+
+
+def check_equal(name: str, what: str, mine: str, peers: Mapping[str, Peer]) -> None:
+    """Prints what each side has.
+
+    Raises:
+      SystemExit: it is not the same.
+    """
+    told = {"tfdist": mine} | {peer: process.told for peer, process in peers.items()}
+    print(f"{name}, {what}: {'; '.join(f'{side}: {each}' for side, each in told.items())}", flush=True)
+    if len(set(told.values())) > 1:
+        sys.exit(f"The sides of {name} are not comparable: their {what} differ.")
+
+
+def sampled(seconds: Seconds, per_step: int = 1, warm: int = 0) -> Callable[[], float]:
+    """A function that takes one sample of about SAMPLE_SECONDS, in steps/s, or in what a step has `per_step` of.
+
+    Of `warm` steps before it, which empty a pipeline's buffers, the sample has at least as many again.
+    """
+
+    def warmed(steps: int) -> float:
+        if warm:
+            seconds(warm)
+        return seconds(steps)
+
+    steps = max(1, warm)
+    seconds(steps)  # what is compiled first is not counted
+    while (taken := warmed(steps)) < SAMPLE_SECONDS / 2:
+        steps *= 2
+    steps = max(1, warm, round(steps * SAMPLE_SECONDS / taken))
+    return lambda: steps * per_step / warmed(steps)
 
 
 if __name__ == "__main__":

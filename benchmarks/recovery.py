@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import keras
 import psutil
 from measuring import HERE, Figure, choose_size, ratio, report
 
@@ -43,6 +44,23 @@ class Round:
     kill_recovered: float
     stop_noticed: float
     stop_recovered: float
+
+
+class Steps(keras.callbacks.Callback):
+    """In a worker: keeps when it came to which step, a line "SECONDS STEP" in the file that STEPS_FILE names.
+
+    Seconds are those of `time.time`. Only the worker at the machine's first place tells.
+    """
+
+    def on_train_begin(self, logs: object = None) -> None:
+        self._file = None
+        if os.environ.get("TFDIST_PLACE") == "0":
+            self._file = os.open(os.environ[STEPS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        if self._file is not None:
+            step = int(self.model.optimizer.iterations.numpy())
+            os.write(self._file, f"{time.time():.6f} {step}\n".encode())
 
 
 def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:

@@ -11,19 +11,150 @@ minutes on two cores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from measuring import Figure, figures_of, report
+import tensorflow as tf
+from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
+from trainings import Train, handwritten_training, tfdist_training
+from workloads import Workload, convnet, deep_convnet, mlp
+
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.one_device import OneDevice
 
 PARTS = ("multi_worker", "horovod")
 LAUNCH = {
     "multi_worker": ("--workers=2", "--pin_cpus"),
     "horovod": ("--workers=2", "--pin_cpus", "--launcher=horovod"),
 }
+SAMPLE_SECONDS = choose_size(0.3, 0.01)
+ROUNDS = choose_size(21, 1)
 
 
 def measure(parts: Sequence[str]) -> list[Figure]:
-    return [figure for part in parts for figure in figures_of("scaling_parts", part, launch=LAUNCH[part])]
+    return [figure for part in parts for figure in figures_of("scaling", part, launch=LAUNCH[part])]
+
+
+def dense(batch: int) -> Workload:
+    return mlp(f"dense 19 MB, batch {batch}", 784, (1536, 1536, 768), batch=batch, num_examples=8192)
+
+
+def conv(batch: int) -> Workload:
+    return deep_convnet(f"convnet, batch {batch}", batch=batch, num_examples=2 * batch)
+
+
+SHALLOW = convnet("shallow convnet", input_shape=(28, 28, 1), batch=256, num_examples=4096)
+MODELLED = mlp("dense 2 MB, batch 1024", 784, (512, 256), batch=1024, num_examples=4096)
+SMALL_VARIABLES = mlp("62 small variables", num_features=32, hidden_units=(32,) * 30, batch=128, num_examples=8192)
+# What communication costs does not depend on the batch, so its part does: hence two of them for two models.
+WITH_GOALS = (
+    (conv(1024), 0.97),
+    (conv(256), None),
+    (SHALLOW, None),
+    (dense(2048), 0.80),
+    (dense(512), None),
+    (SMALL_VARIABLES, 0.50),
+)
+
+FIRST_WORKLOAD = choose_size(0, -1)
+
+
+def multi_worker() -> list[Figure]:
+    alone, together = connected(MultiWorker())
+    figures = all_with_and_without(alone, together)
+    ours = tfdist_training(together, dense(512), tell=said_by_chief(together))
+    peer = handwritten_training(dense(512), together.distribution)
+    steps = steps_per_sample(together, ours)
+    samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
+    name = f"{dense(512).name}, multi_worker: tfdist ÷ default packing"
+    return of_chief(together, [*figures, ratio(name, *samples, 1.5)])
+
+
+def horovod() -> list[Figure]:
+    alone, together = connected(Horovod())
+    return of_chief(together, all_with_and_without(alone, together))
+
+
+def all_with_and_without(alone: OneDevice, together: Strategy) -> list[Figure]:
+    figures = [with_and_without(alone, together, workload, goal) for workload, goal in WITH_GOALS[FIRST_WORKLOAD:]]
+    return [*figures, with_and_without(alone, together, dense(512), None, reduce_precision="bfloat16")]
+
+
+def rate() -> list[Figure]:
+    """Steps/s of any number of workers, in `value`; the size of packs is given, so that all send the same messages."""
+    strategy = MultiWorker()
+    one_thread()
+    strategy.connect()
+    train = tfdist_training(strategy, MODELLED)
+    sample = sampled(strategy, train, steps_per_sample(strategy, train))
+    rates = [sample() for _ in range(ROUNDS)]
+    return of_chief(strategy, [ratio("steps/s", rates, [1.0] * ROUNDS, None)])
+
+
+def connected(strategy: Strategy) -> tuple[OneDevice, Strategy]:
+    """One device for this worker alone, and the strategy of both."""
+    one_thread()
+    alone = OneDevice()
+    alone.connect()
+    strategy.connect()
+    return alone, strategy
+
+
+def one_thread() -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def with_and_without(
+    alone: OneDevice, together: Strategy, workload: Workload, goal: float | None, *, reduce_precision: str | None = None
+) -> Figure:
+    """Training with communication, in this precision, ÷ without."""
+    ours = tfdist_training(together, workload, tell=said_by_chief(together), reduce_precision=reduce_precision)
+    peer = tfdist_training(alone, workload, share=together.topology.num_workers)
+    steps = steps_per_sample(together, ours)
+    samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
+    how = "with" if reduce_precision is None else f"with {reduce_precision}"
+    return ratio(f"{workload.name}, {together.name}: {how} ÷ without communication", *samples, goal)
+
+
+def sampled(together: Strategy, train: Train, steps: int) -> Callable[[], float]:
+    """A function that takes one sample of `train` in all workers at once: their mean steps/s."""
+    train(steps)
+
+    def sample() -> float:
+        together.any_worker(False)  # all begin together
+        rate = steps / seconds_of(train, steps)
+        return float(together.sum_over_workers([rate])[0]) / together.topology.num_workers
+
+    return sample
+
+
+def steps_per_sample(together: Strategy, train: Train) -> int:
+    """As many steps as take about SAMPLE_SECONDS, the same for all workers."""
+    steps = 1
+    train(steps)
+    while (seconds := float(together.from_chief([seconds_of(train, steps)])[0])) < SAMPLE_SECONDS / 2:
+        steps *= 2
+    return max(1, round(steps * SAMPLE_SECONDS / seconds))
+
+
+def seconds_of(train: Train, steps: int) -> float:
+    started = time.perf_counter()
+    train(steps)
+    return time.perf_counter() - started
+
+
+def said_by_chief(strategy: Strategy) -> Callable[[str], None]:
+    return print if strategy.topology.is_chief else lambda message: None
+
+
+def of_chief(strategy: Strategy, figures: list[Figure]) -> list[Figure]:
+    """What the first worker leaves; nobody goes before all are done."""
+    strategy.any_worker(False)
+    time.sleep(1.0)  # a process that ends at once takes what it still had to send with it
+    return figures if strategy.topology.is_chief else []
 
 
 if __name__ == "__main__":

@@ -1,40 +1,29 @@
 """A model of a step's time for N workers, fitted to N = 1, 2, 4 … processes of this machine; scaling.md says why.
 
-Part `fit` trains one workload with a fixed global batch under MultiWorkerMirroredStrategy, one thread a worker, and
-prints the model's steps/s (`ours`) beside those measured (`peer`), once fitted to all numbers of workers and once to
-all others. With C processors and fewer than N of them a step takes
+It trains one workload with a fixed global batch under MultiWorkerMirroredStrategy, one thread a worker, and prints the
+model's steps/s (`ours`) beside those measured (`peer`), once fitted to all numbers of workers and once to all others.
+With C processors and fewer than N of them a step takes
 
     examples / min(N, C) + own · max(1, N / C) + message · 2 (N − 1) · max(1, N / C)
 
 where `examples` is the work that the workers share, `own` what each does in full (the update, the host) and `message`
-a message of the ring. Part `paper` prints the all-reduce of 64 to 8,192 replicas over a published link: a ring
-(`ours`) beside halving and doubling (`peer`).
+a message of the ring.
 
-    python benchmarks/scaling_model.py [--json=FILE] [--part=PART] [--rounds=2] [--most_workers=8]
+    python benchmarks/scaling_model.py [--json=FILE] [--rounds=2] [--most_workers=8]
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
 
-PARTS = ("fit", "paper")
 TERMS = ("examples", "own", "message")
-# A link of 400 Gbit/s for each replica, a message of 10 µs, and the gradients of 10⁹ float32 weights.
-SECONDS_PER_MESSAGE, SECONDS_PER_BYTE, GRADIENT_BYTES = 10e-6, 8 / 400e9, 4e9
-REPLICAS = (64, 1024, 8192)
 
 
-def measure(parts: Sequence[str], *, rounds: int, most_workers: int) -> list[Figure]:
-    found = fit(rounds, most_workers) if "fit" in parts else []
-    return found + (paper() if "paper" in parts else [])
-
-
-def fit(rounds: int, most_workers: int) -> list[Figure]:
+def measure(*, rounds: int, most_workers: int) -> list[Figure]:
     counts = [2**i for i in range(most_workers.bit_length()) if 2**i <= most_workers]
     samples = dict(zip(counts, interleaved([trained_by(count) for count in counts], rounds), strict=True))
     seconds = {count: 1 / float(np.median(rates)) for count, rates in samples.items()}
@@ -52,7 +41,7 @@ def fit(rounds: int, most_workers: int) -> list[Figure]:
 
 def trained_by(count: int) -> Callable[[], float]:
     """Steps/s of so many processes, started anew for each sample."""
-    return lambda: figures_of("scaling_parts", "rate", launch=(f"--workers={count}",))[0].value
+    return lambda: figures_of("scaling", "rate", launch=(f"--workers={count}",))[0].value
 
 
 def terms(count: int) -> np.ndarray:
@@ -68,30 +57,5 @@ def parameters(seconds: Mapping[int, float]) -> np.ndarray:
     return np.linalg.lstsq(np.stack(rows), np.ones(len(rows)), rcond=None)[0]
 
 
-def paper() -> list[Figure]:
-    return [
-        ratio(
-            f"all-reduce of {num_bytes / 1e6:,.0f} MB, {replicas:,} replicas: ring ÷ halving and doubling",
-            [ring_seconds(replicas, num_bytes) * 1e3],
-            [halving_seconds(replicas, num_bytes) * 1e3],
-            None,
-            unit="ms",
-        )
-        for num_bytes in (GRADIENT_BYTES, GRADIENT_BYTES / 100)
-        for replicas in REPLICAS
-    ]
-
-
-def ring_seconds(replicas: int, num_bytes: float) -> float:
-    """Reduce-scatter and all-gather around a ring: Thakur, Rabenseifner & Gropp (2005), without the additions."""
-    return 2 * (replicas - 1) * (SECONDS_PER_MESSAGE + num_bytes / replicas * SECONDS_PER_BYTE)
-
-
-def halving_seconds(replicas: int, num_bytes: float) -> float:
-    """Recursive halving, then doubling (Rabenseifner's algorithm), from the same paper."""
-    share = (replicas - 1) / replicas
-    return 2 * math.log2(replicas) * SECONDS_PER_MESSAGE + 2 * share * num_bytes * SECONDS_PER_BYTE
-
-
 if __name__ == "__main__":
-    report(__doc__, measure, parts=PARTS, numbers={"rounds": 2, "most_workers": choose_size(8, 2)})
+    report(__doc__, measure, numbers={"rounds": 2, "most_workers": choose_size(8, 2)})

@@ -1,4 +1,4 @@
-"""The encoder of sharding_parts.py in PyTorch, its weights sharded by FSDP2 over gloo: one process of several.
+"""The encoder of sharding.py in PyTorch, its weights sharded by FSDP2 over gloo: one process of several.
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=… python sharding_peer.py WAY LAYERS LENGTH WIDTH BATCH
 

@@ -10,26 +10,55 @@ it does not, epochs of one training.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import http.server
 import json
 import math
+import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import keras
+import numpy as np
+import psutil
 from measuring import Figure, choose_size, figures_of, ratio, report
+from step import MEDIUM
+from workloads import loss, metric
+
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.experiment import train
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
+from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.facts import Point, Sample
+from tfdist.telemetry.sinks.mlflow import MLflow
+from tfdist.telemetry.sinks.opentelemetry import OpenTelemetry
+from tfdist.telemetry.sinks.prometheus import Prometheus
+from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.sinks.wandb import Wandb
+from tfdist.training.run.run import Request
+from tfdist.training.run.settings import TrainSettings
 
 PARTS = ("report", "sinks")
 MOST_SECONDS, MOST_MEGABYTES = 5.0, 5.0
+NUM_EXAMPLES = choose_size(5, 50) * MEDIUM.num_examples  # an epoch of some seconds
+WORKLOAD = dataclasses.replace(MEDIUM, num_examples=NUM_EXAMPLES)
+BLOCKS = choose_size(6, 4)  # of a training with all sinks or none
+BLOCK, WARM_BLOCKS = 2, 2  # epochs that are alike: the first one of a block still has to do with the facts before it
 
 
 def measure(parts: Sequence[str], *, points: int, rounds: int) -> list[Figure]:
     figures = draw_report(points, rounds) if "report" in parts else []
     if "sinks" in parts:
-        figures += [*_every_sink(rounds), *figures_of("telemetry_steps", "hangs", rounds)]
+        figures += [*_every_sink(rounds), *figures_of("telemetry", "hangs", rounds)]
     return figures
 
 
@@ -66,13 +95,136 @@ def _every_sink(rounds: int) -> list[Figure]:
     found: dict[str, list[list[Figure]]] = {"none": [], "all": []}
     for _ in range(rounds):
         for which, figures in found.items():
-            figures.append(figures_of("telemetry_steps", "steps", which))
+            figures.append(figures_of("telemetry", "steps", which))
     with_all, without = ([step.ours for step, _ in found[which]] for which in ("all", "none"))
     sinks, training = ([getattr(beside, side) for _, beside in found["all"]] for side in ("ours", "peer"))
     return [
         ratio("a step with every sink ÷ without", with_all, without, 1.01, unit="ms", at_most=True),
         ratio("what every sink computes ÷ the training", sinks, training, 0.01, unit="s of CPU", at_most=True),
     ]
+
+
+class Switch(keras.callbacks.Callback):
+    """Turns a sink on and off, a block of epochs each, and times the last epoch of each block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_off = threading.Event()
+        self.seconds: dict[bool, list[float]] = {True: [], False: []}  # by whether they are off
+        self.computed: list[np.ndarray] = []
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        block, place = divmod(epoch, BLOCK)
+        if place == 0:
+            (self.is_off.clear if block % 2 else self.is_off.set)()
+        self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        block, place = divmod(epoch, BLOCK)
+        if place == BLOCK - 1 and block >= WARM_BLOCKS:
+            self.seconds[self.is_off.is_set()].append(time.perf_counter() - self._began)
+            self.computed.append(computed())
+
+
+class Hangs(Sink):
+    """Does not return from a point or a sample while it is on."""
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+
+    def point(self, point: Point) -> None:
+        self._switch.is_off.wait()
+
+    def sample(self, sample: Sample) -> None:
+        self._switch.is_off.wait()
+
+
+def hangs(rounds: str) -> list[Figure]:
+    """A step while a sink hangs ÷ one while it does not, in turn in one training."""
+    switch = Switch()
+    on, off = _trained([Hangs(switch)], switch, WARM_BLOCKS + 2 * int(rounds))
+    return [ratio("a step with a sink that hangs ÷ without", on, off, 1.01, unit="ms", at_most=True)]
+
+
+def steps(which: str) -> list[Figure]:
+    """Milliseconds a step with "all" sinks or "none", and what is computed beside the training ÷ by it.
+
+    What sinks do later is theirs too, so nothing is switched.
+    """
+    switch = Switch()
+    with open_sinks() if which == "all" else contextlib.nullcontext([]) as sinks:
+        on, off = _trained(sinks, switch, BLOCKS)
+    step = statistics.median([*on, *off])
+    beside, training = (switch.computed[-1] - switch.computed[0]).tolist()
+    return [
+        Figure(which, step, None, (step, step), step, step, "ms"),
+        ratio("beside the training", [beside], [training], 0.01, unit="s of CPU", at_most=True),
+    ]
+
+
+def computed() -> np.ndarray:
+    """Seconds of processor time: of Python's threads but the main one with child processes, and of the rest."""
+    process = psutil.Process()
+    seconds = {each.id: each.user_time + each.system_time for each in process.threads()}
+    children = sum(sum(child.cpu_times()[:2]) for child in process.children(recursive=True))
+    threads = [each.native_id for each in threading.enumerate() if each is not threading.main_thread()]
+    beside = sum(seconds.pop(thread, 0.0) for thread in threads if thread is not None)
+    return np.array([beside + children, sum(seconds.values())])
+
+
+def _trained(sinks: Sequence[Sink], switch: Switch, blocks: int) -> tuple[list[float], list[float]]:
+    """Milliseconds a step of epochs in which the switch was on, and in which it was off."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+        settings = TrainSettings(
+            model=WORKLOAD.build_model,
+            train_data=lambda: ArraySource(WORKLOAD.arrays()),
+            optimizer=keras.optimizers.Adam,
+            task=Supervised(loss=loss(), metrics=[metric]),
+            strategy=OneDevice(),
+            global_batch_size=WORKLOAD.global_batch_size,
+            epochs=BLOCK * blocks,
+            checkpoint="off",
+            xla="off",
+            callbacks=[switch],
+            sinks=sinks,
+        )
+        result = train(settings, Request(run_dir=f"{scratch}/run", console=lambda is_chief: NullConsole()))
+    assert result is not None
+    on, off = ([1e3 * t / result.steps_per_epoch for t in switch.seconds[is_off]] for is_off in (False, True))
+    return on, off
+
+
+@contextlib.contextmanager
+def open_sinks() -> Iterator[Sequence[Sink]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch, _collector() as endpoint:
+        os.environ["WANDB_DIR"] = scratch
+        os.chdir(scratch)  # where MLflow lays down its artifacts
+        yield [
+            Prometheus(port=port, textfile_directory=scratch),
+            OpenTelemetry(endpoint=endpoint),
+            MLflow(tracking_uri=f"sqlite:///{Path(scratch, 'mlflow.db')}"),
+            Wandb(mode="offline"),
+        ]
+
+
+class _Accepts(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _collector() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Accepts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 The parts: how busy two workers are while one trial takes twice as long as the others; how often an oracle is asked, and
 how long the command lasts after its last trial, beside KerasTuner's chief with two workers over gRPC; what is added to
-each trial, beside KerasTuner's tuner in one process; on a Ray cluster the same beside Ray Tune (`pip install
-'ray[tune]'`), and how soon ASHA reaches a score there. Takes three quarters of an hour.
+each trial, beside KerasTuner's tuner in one process. Takes twenty minutes.
 
     python benchmarks/tuning.py [--part=PART] [--quick] [--json=FILE]
 """
@@ -16,34 +15,25 @@ import statistics
 from collections.abc import Sequence
 
 from measuring import Figure, as_table, choose_size, ratio, report
-from tuning_sweeps import Event, Sweep, keras_sweep, ray_cluster, tfdist_sweep, tune_sweep
+from tuning_sweeps import Sweep, keras_sweep, tfdist_sweep
 
 PARTS = {
     "busy": ({"rounds": 3, "num_trials": 17, "seconds": 2.0}, {"rounds": 1, "num_trials": 9, "seconds": 2.0}),
     "ending": ({"rounds": 3}, {"rounds": 1}),
     "added": ({"rounds": 5, "num_trials": 8, "epochs": 3}, {"rounds": 2, "num_trials": 4, "epochs": 3}),
-    "ray": (
-        {"rounds": 5, "num_trials": 10, "epochs": 3, "busy_trials": 17},
-        {"rounds": 2, "num_trials": 8, "epochs": 3, "busy_trials": 9},
-    ),
-    "ray_asha": ({"rounds": 5, "num_trials": 16}, {"rounds": 2, "num_trials": 12}),
 }
 SMOKE = {
     "busy": {"rounds": 1, "num_trials": 3, "seconds": 0.1},
     "ending": {"rounds": 1},
     "added": {"rounds": 1, "num_trials": 2, "epochs": 1},
-    "ray": {"rounds": 1, "num_trials": 3, "epochs": 1, "busy_trials": 0},
-    "ray_asha": {"rounds": 1, "num_trials": 2},
 }
 SPACE = (
     "tune.space = {'keras.optimizers.Adam.learning_rate': @space.log_uniform(low=1e-4, high=1e-1), "
     "'tuning_experiment.build.units': @space.integer(low=8, high=128, sampling='log'), "
     "'tuning_experiment.build.dropout': @space.uniform(low=0.0, high=0.6)}"
 )
-MAX_EPOCHS = choose_size(9, 3)  # of Hyperband and ASHA, with factor 3
+MAX_EPOCHS = choose_size(9, 3)  # of Hyperband, with factor 3
 HYPERBAND = "tune.search = @search.Hyperband(factor=3)"
-ASHA_STOPPING = "tune.search = @search.AshaStopping(factor=3)"
-ON_RAY = ("from tfdist.tuning.places import executor", "tune.executor = @executor.Ray()")
 
 
 def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
@@ -55,19 +45,18 @@ def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
     return found
 
 
-def busy(*, rounds: int, num_trials: int, seconds: float, place: tuple[str, ...] = ()) -> list[Figure]:
+def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
     """How much of their time two workers have a trial while one of the trials takes twice as long as the others.
 
     The work can be divided evenly: `num_trials` is odd, and how long a trial takes in all is found by a sweep of six,
     without the first of each worker, in whose time the worker itself may start.
-    `place` are statements that say where trials run.
     """
 
     def sweep(count: int, *parameters: str) -> Sweep:
         numbers = f"tune.space = {{'tuning_experiment.Pause.number': @space.choice(values={list(range(count))})}}"
         pause = ("train.callbacks = [@tuning_experiment.Pause()]", f"tuning_experiment.Pause.seconds = {seconds}")
         search = ("tune.search = @search.Grid()", "tune.num_workers = 2", "train.epochs = 1", numbers)
-        with tfdist_sweep(*search, *pause, *place, *parameters) as running:
+        with tfdist_sweep(*search, *pause, *parameters) as running:
             running.wait()
         return running
 
@@ -81,8 +70,7 @@ def busy(*, rounds: int, num_trials: int, seconds: float, place: tuple[str, ...]
         done = sweep(num_trials, *straggler)
         ours.append(sum(event["seconds"] for event in done.of("trial_ended")))
         available.append(2 * (done.of("sweep_ended")[-1]["at"] - done.of("trial_started")[0]["at"]))
-    where = "on Ray, " if place else ""
-    name = f"{where}busy ÷ (2 workers × wall), {num_trials} trials, one of them 2×"
+    name = f"busy ÷ (2 workers × wall), {num_trials} trials, one of them 2×"
     return [ratio(name, ours, available, 0.97, unit="s")]
 
 
@@ -148,70 +136,7 @@ def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     ]
 
 
-def ray(*, rounds: int, num_trials: int, epochs: int, busy_trials: int) -> list[Figure]:
-    """The same on a Ray cluster of this machine with two processors, beside Ray Tune running Keras's `fit` there.
-
-    What is added to a trial is, from the second end on, the time of both workers less what the trainings take.
-    """
-    outside: list[list[float]] = [[], []]
-    random = ("tune.search = @search.Random()", f"tune.max_trials = {num_trials}", f"train.epochs = {epochs}")
-    with ray_cluster(num_cpus=2):
-        found = busy(rounds=rounds, num_trials=busy_trials, seconds=2.0, place=ON_RAY) if busy_trials else []
-        for seed in range(rounds):
-            common = (*ON_RAY, SPACE, f"tune.seed = {seed}", "tune.num_workers = 2")
-            with tfdist_sweep(*random, *common) as ours:
-                ours.wait()
-                results = {
-                    event["trial"]: ours.directory / "sweep" / "trials" / event["trial"] / "result.json"
-                    for event in ours.of("trial_ended")
-                }
-                training = [[json.loads(result.read_text())["wall_seconds"] for result in results.values()]]
-            with tune_sweep("fifo", epochs, seed, num_trials) as theirs:
-                theirs.wait()
-            training.append([event["seconds"] for event in theirs.of("fit")])
-            for who, sweep in enumerate((ours, theirs)):
-                ends = [event["at"] for event in sweep.of("trial_ended")]
-                outside[who].append((2 * (ends[-1] - ends[1]) - sum(training[who][2:])) / (num_trials - 2))
-    name = "on Ray, time added per trial ÷ Ray Tune's, 2 workers"
-    return [*found, ratio(name, *outside, 0.5, unit="s", at_most=True)]
-
-
-def ray_asha(*, rounds: int, num_trials: int) -> list[Figure]:
-    """The time from the command to a score, by ASHA on the same Ray cluster beside Ray Tune's ASHA.
-
-    Both stop trials at rungs and pause none. Ray Tune is given the values that ours drew, in their order, so that
-    neither is luckier than the other; weights and dropout are drawn by each. The score is the lower of what the two
-    reach.
-    """
-    reached: list[list[float]] = [[], []]
-    settings = (f"tune.max_trials = {num_trials}", f"train.epochs = {MAX_EPOCHS}", SPACE, "tune.num_workers = 2")
-    with ray_cluster(num_cpus=2):
-        for seed in range(rounds):
-            with tfdist_sweep(ASHA_STOPPING, *settings, *ON_RAY, f"tune.seed = {seed}") as ours:
-                ours.wait()
-            points = [
-                {name.rpartition(".")[2]: value for name, value in event["values"].items() if "/" not in name}
-                for event in ours.of("trial_started")
-            ]
-            points = [point for i, point in enumerate(points) if point not in points[:i]]
-            with tune_sweep("asha", MAX_EPOCHS, seed, len(points), points) as theirs:
-                theirs.wait()
-            events = (ours.of("trial_reported"), theirs.of("epoch"))
-            score = min(max(event["objective"] for event in some) for some in events)
-            for who, sweep in enumerate((ours, theirs)):
-                reached[who].append(_moment(events[who], score) - sweep.started)
-            said = f"{len(points)} trials, {score:.4f}: Ray Tune after {reached[1][-1]:.1f} s"
-            print(f"{said}, ours after {reached[0][-1]:.1f} s", flush=True)
-    name = "on Ray, ASHA's time to the same score ÷ Ray Tune's"
-    return [ratio(name, *reached, 1.0, unit="s", at_most=True)]
-
-
-def _moment(events: list[Event], score: float) -> float:
-    """When the score was reached first; 0 where it was not."""
-    return next((event["at"] for event in events if event["objective"] >= score - 1e-6), 0.0)
-
-
-MEASURES = {"busy": busy, "ending": ending, "added": added, "ray": ray, "ray_asha": ray_asha}
+MEASURES = {"busy": busy, "ending": ending, "added": added}
 
 
 if __name__ == "__main__":

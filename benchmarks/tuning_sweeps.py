@@ -107,40 +107,6 @@ def keras_sweep(
 
 
 @contextlib.contextmanager
-def tune_sweep(
-    scheduler: str, max_epochs: int, seed: int, num_trials: int, points: Sequence[dict[str, Any]] = ()
-) -> Iterator[Sweep]:
-    """A sweep by tuning_ray_peer.py, on the cluster of RAY_ADDRESS; of these values first."""
-    with _directory() as directory:
-        sweep = Sweep(directory, directory / "log")
-        numbers = [str(max_epochs), str(seed), str(num_trials)]
-        with contextlib.closing(sweep):
-            program = str(HERE / "tuning_ray_peer.py")
-            sweep.start(
-                [sys.executable, program, str(directory / "log"), scheduler, *numbers, json.dumps(list(points))]
-            )
-            yield sweep
-
-
-@contextlib.contextmanager
-def ray_cluster(num_cpus: int) -> Iterator[None]:
-    """A Ray cluster of this machine, which RAY_ADDRESS names for the sweeps; workers find the benchmarks' modules."""
-    import ray
-
-    paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    before = dict(os.environ)
-    os.environ |= {"PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    try:
-        context = ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=False)
-        os.environ["RAY_ADDRESS"] = context.address_info["gcs_address"]
-        yield
-    finally:
-        ray.shutdown()
-        os.environ.clear()
-        os.environ |= before
-
-
-@contextlib.contextmanager
 def _directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-", ignore_cleanup_errors=True) as scratch:
         yield Path(scratch)

@@ -31,7 +31,7 @@ LONG = (
     *("equivalence/test_equivalence", "equivalence/test_owners", "keras_fit/test_callbacks_beside_fit"),
     *("tuning/test_ray", "launch/test_recovery", "tuning/test_sweep", "crashes/test_trials"),
     *("launch/test_ray", "keras_fit/test_behaviors", "new/test_new", "launch/test_clusters", "crashes/test_crash"),
-    *("launch/test_elastic", "launch/test_launch", "launch/test_pipelines"),
+    *("test_benchmarks", "launch/test_elastic", "launch/test_launch", "launch/test_pipelines", "test_run_files"),
     *("storage/test_gcs_kills", "training/test_callbacks"),
 )
 
@@ -112,6 +112,29 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
 def run_python() -> Callable[..., support.Finished]:
     """`support.run_python`."""
     return support.run_python
+
+
+@pytest.fixture
+def answer(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., support.Finished]]:
+    """Calls `tfdist.main.main` in this process, in an empty directory, and undoes what it leaves there."""
+    from tfdist import main as command
+
+    monkeypatch.chdir(tmp_path)
+    environment, path = dict(os.environ), list(sys.path)
+
+    def call(*arguments: str) -> support.Finished:
+        capfd.readouterr()
+        status = command.main(arguments)
+        return support.Finished(status, *capfd.readouterr())
+
+    yield call
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    if keras := sys.modules.get("keras"):
+        keras.config.set_dtype_policy("float32")
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gcs.server import GcsServer
-from support import REPOSITORY, run_python
+from support import REPOSITORY, Finished, run_python
 
 from tfdist import main as command
 from tfdist.storage import files
@@ -23,7 +22,7 @@ EPOCHS = (
     "train.deterministic = True",
     "train.epochs = 4",
 )
-Evaluate = Callable[..., tuple[int, str, str]]
+Evaluate = Callable[..., Finished]
 
 
 def params(*texts: str) -> list[str]:
@@ -40,20 +39,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Evaluate]:
-    """Calls the command in another directory than that of the training; gives status and outputs."""
-    monkeypatch.chdir(tmp_path)
-    environment, path = dict(os.environ), list(sys.path)
-
-    def call(run_dir: Path | str, *settings: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        status = command.main(["--mode=evaluate", f"--run_dir={run_dir}", *params(*settings)])
-        return status, *capfd.readouterr()
-
-    yield call
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:] = path
+def evaluate(answer: Callable[..., Finished]) -> Evaluate:
+    """Calls the command in another directory than that of the training."""
+    return lambda run_dir, *settings: answer("--mode=evaluate", f"--run_dir={run_dir}", *params(*settings))
 
 
 def evaluation_of(run_dir: Path | str) -> dict[str, Any]:
@@ -73,25 +61,20 @@ def test_each_checkpoint_is_evaluated_to_what_the_training_found_there(saved: Pa
     best = max(points, key=lambda step: (points[step]["accuracy"], step))
     directory = next((saved / "checkpoints").glob("step-000000000046-*"))
     for weights, step in (("'last'", 69), ("'best'", best), ("23", 23), (f"'{directory}'", 46), (f"'{saved}'", 69)):
-        status, said, _ = evaluate(saved, f"evaluate.weights = {weights}")
-        assert status == 0 and f"step {step}" in said
+        ended = evaluate(saved, f"evaluate.weights = {weights}").check()
+        assert f"step {step}" in ended.stdout
         found = evaluation_of(saved)
         assert found["accuracy"] == points[step]["accuracy"] and found["loss"] == pytest.approx(points[step]["loss"])
         evaluated = found["evaluated"]
         assert evaluated["step"] == step and f"step-{step:012d}-" in evaluated["weights"]
         assert (evaluated["num_examples"], evaluated["num_replicas"]) == (360, 1)
         assert "load_digits" in evaluated["data"]
-    assert "best val_accuracy" in evaluate(saved, "evaluate.weights = 'best'")[1]
+    assert "best val_accuracy" in evaluate(saved, "evaluate.weights = 'best'").stdout
 
 
 def test_other_data_and_another_strategy_may_be_given(saved: Path, evaluate: Evaluate) -> None:
-    status, _, error = evaluate(
-        saved,
-        "evaluate.weights = 'last'",
-        "evaluate.data = @train/sklearn_sets.load_digits",
-        "evaluate.precision = 'float32'",
-    )
-    assert status == 0, error
+    data = "evaluate.data = @train/sklearn_sets.load_digits"
+    evaluate(saved, "evaluate.weights = 'last'", data, "evaluate.precision = 'float32'").check()
     assert evaluation_of(saved)["evaluated"]["num_examples"] == 1437
 
 
@@ -112,14 +95,14 @@ def test_other_data_and_another_strategy_may_be_given(saved: Path, evaluate: Eva
 def test_weights_that_are_not_there_are_told_with_those_that_are(
     saved: Path, evaluate: Evaluate, settings: list[str], words: list[str]
 ) -> None:
-    status, _, error = evaluate(saved, *settings)
-    assert status == 2 and error.startswith("error: ") and "Traceback" not in error
-    assert all(word in error for word in words), error
+    ended = evaluate(saved, *settings)
+    assert ended.status == 2 and ended.stderr.startswith("error: ") and "Traceback" not in ended.stderr
+    assert all(word in ended.stderr for word in words), ended
 
 
 def test_a_directory_without_a_run_is_told(evaluate: Evaluate, tmp_path: Path) -> None:
-    status, _, error = evaluate("nothing")
-    assert status == 2 and "'nothing' holds no run: there is no nothing/config.gin" in error
+    ended = evaluate("nothing")
+    assert ended.status == 2 and "'nothing' holds no run: there is no nothing/config.gin" in ended.stderr
     assert not (tmp_path / "nothing").exists()
 
 
@@ -140,8 +123,7 @@ def test_an_experiment_that_says_nothing_of_evaluation_is_evaluated_as_it_was_tr
     lines += ["train.global_batch_size = 8", "train.epochs = 1"]
     (tmp_path / "own.gin").write_text("\n".join(lines))
     assert command.main(["--gin_file=own.gin", "--run_dir=run"]) == 0
-    status, _, error = evaluate("run")
-    assert status == 0, error
+    evaluate("run").check()
     found = evaluation_of(tmp_path / "run")
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert found["loss"] == pytest.approx(result["eval_metrics"]["loss"])
@@ -160,8 +142,7 @@ def test_a_run_in_a_bucket_is_evaluated(evaluate: Evaluate, gcs: GcsServer) -> N
     settings = params(*EPOCHS, "train.stop_after_epochs = 1")
     os.chdir(REPOSITORY)
     assert command.main([DIGITS, *settings, "--run_dir=gs://bucket/run"]) == 0
-    status, _, error = evaluate("gs://bucket/run", "evaluate.weights = 'last'")
-    assert status == 0, error
+    evaluate("gs://bucket/run", "evaluate.weights = 'last'").check()
     assert evaluation_of("gs://bucket/run")["evaluated"]["step"] == 23
 
 

@@ -6,7 +6,6 @@ rest, and all that connects a strategy of several replicas, runs `python -m tfdi
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -149,39 +148,14 @@ def frozen_model():
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What the command left in this process."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Answer]]:
-    """Calls `main` in an empty directory with the user's module, and undoes what it leaves in this process."""
+@pytest.fixture(autouse=True)
+def _users_module(tmp_path: Path) -> Iterator[None]:
     (tmp_path / "mine.py").write_text(USERS_MODULE)
-    monkeypatch.chdir(tmp_path)
-    environment, path = dict(os.environ), list(sys.path)
-
-    def call(*arguments: str) -> Answer:
-        capfd.readouterr()
-        status = command.main(arguments)
-        return Answer(status, *capfd.readouterr())
-
-    yield call
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:] = path
+    yield
     sys.modules.pop("mine", None)
-    if keras := sys.modules.get("keras"):
-        keras.config.set_dtype_policy("float32")
 
 
-def check_refused(answer: Answer | Finished, *words: str) -> None:
+def check_refused(answer: Finished, *words: str) -> None:
     """Status 2 and exactly one message, which holds the words; no traceback and no training."""
     assert answer.status == 2, answer
     assert answer.stderr.startswith("error: ") and answer.stderr.count("error: ") == 1, answer.stderr
@@ -193,7 +167,7 @@ def check_refused(answer: Answer | Finished, *words: str) -> None:
 
 @pytest.mark.slow
 def test_a_best_checkpoint_by_a_misspelt_metric_is_refused(
-    answer: Callable[..., Answer],
+    answer: Callable[..., Finished],
 ) -> None:
     settings = ["import tfdist.checkpoint.policy", "train.checkpoint = @tfdist.checkpoint.policy.CheckpointPolicy()"]
     settings.append("tfdist.checkpoint.policy.CheckpointPolicy.keep_best = 'val_acuracy'")
@@ -255,7 +229,7 @@ def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> No
     ],
 )
 def test_a_wrong_flag_is_told_with_the_right_one(
-    answer: Callable[..., Answer], arguments: list[str], words: list[str]
+    answer: Callable[..., Finished], arguments: list[str], words: list[str]
 ) -> None:
     check_refused(answer(*arguments), *words)
 
@@ -267,24 +241,11 @@ def test_a_wrong_flag_is_told_with_the_right_one(
     ("setting", "words"),
     [
         ("train.epoch = 3", ["train.epoch = 3", "Did you mean 'epochs'?"]),
-        ("trian.epochs = 3", ["'trian'", "Did you mean 'train'?"]),
-        ("train.epochs", ["it has no '='"]),
-        ("train.epochs = three", ["'three'"]),
-        ("STRATEGI = @one_device.OneDevice()", ["STRATEGI", "Did you mean 'STRATEGY'?"]),
-        ("train.model = %MODLE", ["%MODLE", "Did you mean 'MODEL'?"]),
         ("train.model = %gin.REQUIRED", ["train.model must be set"]),
         ("train.epochs = None", ["train needs an end", "train.epochs = 10"]),
         ("train.epochs = 0", ["train.epochs is 0", "at least 1"]),
-        ("train.epochs = -3", ["train.epochs is -3", "at least 1"]),
-        ("train.epochs = 2.5", ["train.epochs is 2.5", "whole number"]),
-        ("train.epochs = '3'", ["train.epochs is '3'"]),
-        ("train.steps = 0", ["train.steps is 0"]),
         ("train.global_batch_size = None", ["train.global_batch_size is None"]),
         ("train.num_microbatches = None", ["train.num_microbatches is None"]),
-        ("train.global_batch_size = 0", ["train.global_batch_size is 0"]),
-        ("train.num_microbatches = -1", ["train.num_microbatches is -1"]),
-        ("train.eval_every_steps = 0", ["train.eval_every_steps is 0"]),
-        ("train.seed = -1", ["train.seed is -1", "from 0 to"]),
         ("train.seed = 'a'", ["train.seed is 'a'"]),
         ("train.deterministic = 'yes'", ["train.deterministic is 'yes'", "True or False"]),
         ("train.precision = 'bfloat'", ["train.precision is 'bfloat'", "'float32'", "Did you mean 'bfloat16'"]),
@@ -296,7 +257,6 @@ def test_a_wrong_flag_is_told_with_the_right_one(
         ("train.model = @convnet.build_convnet()", ["@convnet.build_convnet()", "without parentheses"]),
         ("train.optimizer = @keras.optimizers.Adam()", ["@keras.optimizers.Adam()", "without parentheses"]),
         ("train.optimizer = 'adm'", ["train.optimizer is 'adm'", "Did you mean 'adam'"]),
-        ("keras.optimizers.Adam.learning_rte = 1.0", ["'learning_rte'", "Did you mean 'learning_rate'"]),
         ("keras.optimizers.Adam.learning_rate = 'high'", ["keras.optimizers.Adam()", "learning_rate = 'high'"]),
         ("train.train_data = @train/sklearn_sets.load_digits()", ["train.train_data is a tuple", "without parenthes"]),
         ("train.eval_data = 3", ["train.eval_data is 3"]),
@@ -314,7 +274,9 @@ def test_a_wrong_flag_is_told_with_the_right_one(
         ("convnet.build_convnet.input_shape = (4, 4, 1)", ["do not fit", "(None, 4, 4, 1)", "float32[None, 8, 8, 1]"]),
     ],
 )
-def test_a_wrong_setting_is_told_before_training(answer: Callable[..., Answer], setting: str, words: list[str]) -> None:
+def test_a_wrong_setting_is_told_before_training(
+    answer: Callable[..., Finished], setting: str, words: list[str]
+) -> None:
     check_refused(answer(DIGITS, param(setting), "--run_dir=run"), *words)
 
 
@@ -322,7 +284,7 @@ def test_a_wrong_setting_is_told_before_training(answer: Callable[..., Answer], 
     "setting", ["train.epochs = 0", "train.precision = 'half'", "train.model = 'convnet'", "train.callbacks = 3"]
 )
 def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
-    answer: Callable[..., Answer], tmp_path: Path, setting: str
+    answer: Callable[..., Finished], tmp_path: Path, setting: str
 ) -> None:
     refused = answer(DIGITS, param(setting), "--run_dir=run")
     check_refused(refused)
@@ -348,13 +310,13 @@ def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
     ],
 )
 def test_a_wrong_setting_of_a_strategy_is_told_before_training(
-    answer: Callable[..., Answer], name: str, setting: str, words: list[str]
+    answer: Callable[..., Finished], name: str, setting: str, words: list[str]
 ) -> None:
     check_refused(answer(DIGITS, strategy(name), param(setting), "--run_dir=run"), *words)
 
 
 @pytest.mark.slow
-def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Answer]) -> None:
+def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Finished]) -> None:
     settings = [param("mirrored.Mirrored.num_cpu_devices = 8"), param("train.global_batch_size = 4")]
     refused = answer(DIGITS, strategy("mirrored"), *settings, "--mode=validate")
     check_refused(refused, "global_batch_size = 4", "8 replicas", "multiple of 8")
@@ -366,17 +328,10 @@ def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., An
 # Files, directories, environment
 
 
-def test_a_missing_gin_file_is_told_with_the_near_one(answer: Callable[..., Answer]) -> None:
+def test_a_missing_gin_file_is_told_with_the_near_one(answer: Callable[..., Finished]) -> None:
     check_refused(answer("--gin_file=configs/experiments/digit.gin"), "'configs/experiments/digits.gin'")
     check_refused(answer("--gin_file=nothing.gin"), "'nothing.gin'", "Looked for it in")
     check_refused(answer(f"--gin_file={CONFIGS}"), "is a directory")
-
-
-def test_an_included_file_that_is_missing_is_told_with_file_and_line(
-    answer: Callable[..., Answer], tmp_path: Path
-) -> None:
-    (tmp_path / "my.gin").write_text("# mine\ninclude 'configs/experiments/digit.gin'\n")
-    check_refused(answer("--gin_file=my.gin"), "my.gin:2", "'configs/experiments/digits.gin'")
 
 
 @pytest.mark.slow
@@ -397,13 +352,13 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_same(encoding: str) -
     assert "--gin_file=FILE" in about.stdout
 
 
-def test_a_run_directory_with_a_line_break_is_refused(answer: Callable[..., Answer]) -> None:
+def test_a_run_directory_with_a_line_break_is_refused(answer: Callable[..., Finished]) -> None:
     check_refused(
         answer(DIGITS, "--run_dir=runs/a\nrm -r x"), "runs/a\\nrm -r x' has characters that cannot be printed"
     )
 
 
-def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdist.storage import files
 
     text = f"include '{CONFIGS}/experiments/digits.gin'\ntrain.epochs = -7\n"
@@ -421,12 +376,12 @@ def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Answer], monkeypat
     ],
 )
 def test_a_run_directory_that_cannot_be_written_is_told(
-    answer: Callable[..., Answer], run_dir: str, words: list[str]
+    answer: Callable[..., Finished], run_dir: str, words: list[str]
 ) -> None:
     check_refused(answer(DIGITS, f"--run_dir={run_dir}"), *words)
 
 
-def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Answer], tmp_path: Path) -> None:
+def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Finished], tmp_path: Path) -> None:
     check_refused(answer(DIGITS, "--mode=evaluate", "--run_dir=empty"), "empty/export/model.keras", "Train first")
     assert not (tmp_path / "empty").exists()
     settings = param("evaluate.weights = 'mine.py'")
@@ -437,20 +392,12 @@ def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Answer
     ("tf_config", "words"),
     [
         ("host0:2222,host1:2222", ["not JSON"]),
-        ("{'cluster': {}}", ["JSON wants double quotes"]),
-        ('{"task": {"type": "worker", "index": 0}}', ["has no 'cluster'"]),
-        ('{"cluster": {"worker": ["a:1", "b:1"]}}', ["has no 'task'"]),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "wroker", "index": 0}}', ["Did you mean 'worker'?"]),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', ["out of range"]),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}', ["evaluator"]),
-        ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}', ["parameter servers"]),
-        ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}', ["same address"]),
-        ('{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}', ["'a:2222'"]),
     ],
 )
 @pytest.mark.parametrize("name", ["auto", "multi_worker"])
 def test_a_wrong_tf_config_is_told(
-    answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, name: str, tf_config: str, words: list[str]
+    answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch, name: str, tf_config: str, words: list[str]
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", tf_config)
     check_refused(answer(DIGITS, strategy(name), "--run_dir=run"), "TF_CONFIG", *words)
@@ -473,10 +420,8 @@ def test_horovod_that_is_not_installed_is_told_with_the_command_that_builds_it(t
     check_refused(told, "no Horovod here", "python tools/build_horovod.py")
 
 
-def test_a_tpu_that_is_not_there_is_told(answer: Callable[..., Answer]) -> None:
+def test_a_tpu_that_is_not_there_is_told(answer: Callable[..., Finished]) -> None:
     check_refused(answer(DIGITS, strategy("tpu"), "--run_dir=run"), "No TPU found", "tfdist[tpu]", "TPU.address")
-    local = param("tpu.TPU.address = 'local'")
-    check_refused(answer(DIGITS, strategy("tpu"), local, "--run_dir=run"), "lists no TPU device", "'local'")
 
 
 def test_a_python_without_what_tfdist_stands_on_is_told(tmp_path: Path) -> None:
@@ -515,7 +460,7 @@ def test_no_tensorflow_or_a_wrong_one_is_told_with_the_extras_that_bring_it(
 
 @pytest.mark.slow
 def test_a_configuration_that_comes_with_tfdist_is_named_from_anywhere(
-    answer: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: Callable[..., Finished], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     valid = answer("--gin_file=tfdist:experiments/digits.gin", "--mode=validate")
@@ -527,7 +472,7 @@ def test_a_configuration_that_comes_with_tfdist_is_named_from_anywhere(
 
 @pytest.mark.parametrize("name", ["config.gin", "metrics.jsonl", "events.jsonl", "result.json"])
 def test_a_directory_in_the_place_of_a_file_of_the_run_is_told_before_training(
-    answer: Callable[..., Answer], tmp_path: Path, name: str
+    answer: Callable[..., Finished], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "run" / name).mkdir(parents=True)
     check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a directory")
@@ -535,7 +480,7 @@ def test_a_directory_in_the_place_of_a_file_of_the_run_is_told_before_training(
 
 @pytest.mark.parametrize("name", ["export", "tensorboard", "checkpoints"])
 def test_a_file_in_the_place_of_a_directory_of_the_run_is_told_before_training(
-    answer: Callable[..., Answer], tmp_path: Path, name: str
+    answer: Callable[..., Finished], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text("")
@@ -563,7 +508,6 @@ def other_weights(tmp_path: Path) -> str:
     return path.name
 
 
-@pytest.mark.parametrize("mode", ["train", "validate"])
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -589,10 +533,11 @@ def other_weights(tmp_path: Path) -> str:
     ],
 )
 def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
-    answer: Callable[..., Answer], other_weights: str, settings: list[str], words: list[str], mode: str
+    answer: Callable[..., Finished], other_weights: str, settings: list[str], words: list[str]
 ) -> None:
     given = [param("import mine"), param("import keras"), *map(param, settings)]
-    check_refused(answer(DIGITS, *given, "--run_dir=run", f"--mode={mode}"), *words)
+    for mode in ("validate", "train"):
+        check_refused(answer(DIGITS, *given, "--run_dir=run", f"--mode={mode}"), *words)
 
 
 # The user's own code
@@ -628,7 +573,7 @@ def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
     ],
 )
 def test_what_the_users_code_does_wrongly_is_told_with_its_line(
-    answer: Callable[..., Answer], setting: str, words: list[str]
+    answer: Callable[..., Finished], setting: str, words: list[str]
 ) -> None:
     check_refused(answer(DIGITS, param("import mine"), param(setting), "--run_dir=run"), *words)
 
@@ -652,7 +597,7 @@ def test_what_the_users_code_does_wrongly_is_told_with_its_line(
     ],
 )
 def test_what_fails_only_while_training_is_told_in_one_message_too(
-    answer: Callable[..., Answer], setting: str, words: list[str]
+    answer: Callable[..., Finished], setting: str, words: list[str]
 ) -> None:
     failed = answer(DIGITS, param("import mine"), param(setting), "--run_dir=run")
     assert failed.status == 2 and "Traceback" not in failed.stderr
@@ -664,7 +609,7 @@ def test_what_fails_only_while_training_is_told_in_one_message_too(
 
 
 def test_shapes_that_are_known_only_where_all_batches_are_full_are_told_in_one_message_too(
-    answer: Callable[..., Answer],
+    answer: Callable[..., Finished],
 ) -> None:
     given = [param("supervised.Supervised.loss = 'mse'"), param("train.global_batch_size = 479")]
     for mode in ("train", "validate"):
@@ -673,24 +618,19 @@ def test_shapes_that_are_known_only_where_all_batches_are_full_are_told_in_one_m
         assert "do not fit the data" in failed.stderr and "Dimensions must be equal" in failed.stderr
 
 
-def test_a_connection_that_the_users_code_lost_is_no_mistake_of_the_user(answer: Callable[..., Answer]) -> None:
+def test_a_connection_that_the_users_code_lost_is_no_mistake_of_the_user(answer: Callable[..., Finished]) -> None:
     with pytest.raises(tf.errors.UnknownError, match="the server's own words"):  # which ends the command with status 1
         answer(DIGITS, param("import mine"), param("train.train_data = @mine.lost_connection"), "--run_dir=run")
 
 
-def test_the_traceback_of_the_users_own_code_is_there_for_those_who_ask(answer: Callable[..., Answer]) -> None:
+def test_the_traceback_of_the_users_own_code_is_there_for_those_who_ask(answer: Callable[..., Finished]) -> None:
     settings = [param("import mine"), param("train.model = @mine.model_that_raises")]
     told = answer(DIGITS, *settings, "--run_dir=run", "--verbose")
     assert told.status == 2 and "Traceback" in told.stderr and 'return flat("ten")' in told.stderr
     assert told.stderr.splitlines()[-1].lstrip().startswith("mine.py:")
 
 
-def test_a_module_with_a_syntax_error_is_told_with_its_line(answer: Callable[..., Answer], tmp_path: Path) -> None:
-    (tmp_path / "broken_module.py").write_text("import keras\n\ndef build_model(:\n    pass\n")
-    check_refused(answer(DIGITS, param("import broken_module")), "broken_module.py:3", "def build_model(:")
-
-
-def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdist.training.run import assembly
 
     def fail(*args: object, **kwargs: object) -> None:
@@ -703,17 +643,17 @@ def test_a_bug_of_tfdist_keeps_its_traceback(answer: Callable[..., Answer], monk
 
 
 @pytest.mark.slow
-def test_divergence_has_a_status_of_its_own(answer: Callable[..., Answer]) -> None:
+def test_divergence_has_a_status_of_its_own(answer: Callable[..., Finished]) -> None:
     told = answer(DIGITS, param("keras.optimizers.Adam.learning_rate = 1e30"), "--run_dir=run")
     assert told.status == 3 and told.stderr.startswith("error: Training diverged")
 
 
-def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "load_roots", interrupt)
-    assert answer(DIGITS) == Answer(130, "", "interrupted\n")
+    assert answer(DIGITS) == Finished(130, "", "interrupted\n")
 
 
 @pytest.mark.slow
@@ -754,7 +694,7 @@ VALIDATED = [(file, None) for file in EXPERIMENTS] + [(DIGITS_FILE, file) for fi
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize(("experiment", "chosen"), VALIDATED, ids=lambda f: f.stem if f else "own")
 def test_validate_accepts_every_experiment_and_every_strategy(
-    answer: Callable[..., Answer],
+    answer: Callable[..., Finished],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     experiment: Path,
@@ -779,7 +719,7 @@ def test_validate_accepts_every_experiment_and_every_strategy(
 
 
 @pytest.mark.slow
-def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answer: Callable[..., Answer]) -> None:
+def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answer: Callable[..., Finished]) -> None:
     lines = answer(DIGITS, param("train.epochs = 3"), "--mode=validate").stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if "train.epochs" in line)
     assert "= 3" in lines[at] and lines[at].endswith("--gin_param 'train.epochs = 3'")
@@ -789,7 +729,7 @@ def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answe
 
 @pytest.mark.slow
 def test_validate_checks_an_experiment_that_only_trains_and_the_evaluation_of_one_that_does_both(
-    answer: Callable[..., Answer], tmp_path: Path
+    answer: Callable[..., Finished], tmp_path: Path
 ) -> None:
     text = (CONFIGS / "experiments/digits.gin").read_text().replace("configs/runs/train_and_evaluate.gin", "only.gin")
     (tmp_path / "mine.gin").write_text(text)
@@ -801,15 +741,12 @@ def test_validate_checks_an_experiment_that_only_trains_and_the_evaluation_of_on
     )
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("data")
-def test_every_file_of_configs_is_part_of_an_experiment(answer: Callable[..., Answer]) -> None:
-    used = set()
-    for experiment in EXPERIMENTS:
-        told = answer(f"--gin_file={experiment}", "--mode=validate").stdout
-        used |= {Path(name) for name in re.findall(r"configs/\S+\.gin(?=:\d)", told)}
-    given = {f.relative_to(REPOSITORY) for f in CONFIGS.rglob("*.gin")}
-    assert given - used - set(STRATEGIES) - set(EXPERIMENTS) == set()
+def test_every_file_of_configs_is_part_of_an_experiment() -> None:
+    included: set[str] = set()
+    for file in CONFIGS.rglob("*.gin"):
+        included |= set(re.findall(r"^include '(?:tfdist:|configs/)(\S+)'", file.read_text(), re.MULTILINE))
+    given = {f.relative_to(CONFIGS) for f in CONFIGS.rglob("*.gin")}
+    assert {str(each) for each in given if each.parts[0] not in ("strategies", "experiments")} == included
 
 
 # Train and evaluate
@@ -887,7 +824,7 @@ def weights_of(run_dir: Path) -> list[np.ndarray]:
     return keras.saving.load_model(run_dir / "export/model.keras").get_weights()
 
 
-def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answer: Callable[..., Answer]) -> None:
+def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answer: Callable[..., Finished]) -> None:
     run_dir, _ = trained
 
     def contents() -> dict[Path, bytes]:  # all but the events, to which it is added that the command was given again
@@ -902,7 +839,7 @@ def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answ
 
 
 def test_another_experiments_directory_is_refused_with_what_differs(
-    trained: tuple[Path, Finished], answer: Callable[..., Answer]
+    trained: tuple[Path, Finished], answer: Callable[..., Finished]
 ) -> None:
     run_dir, _ = trained
     other = answer(DIGITS, param("train.seed = 5"), param("train.deterministic = True"), f"--run_dir={run_dir}")

@@ -48,11 +48,6 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_check_fails_with_both_outputs() -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"(?s)status 1.*stdout.*out.*stderr.*err"):
-        support.Finished(1, "out", "err").check()
-
-
 def test_no_cluster_leaks_into_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", "{}")
     monkeypatch.setenv("HOROVOD_RANK", "1")
@@ -60,8 +55,3 @@ def test_no_cluster_leaks_into_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import os; print(*[os.environ.get(n) for n in ('TF_CONFIG', 'HOROVOD_RANK', 'HOME', 'no_proxy', 'X')])"
     finished = support.run_python(["-c", program], env={"X": "y", "HOME": None})
     assert finished.stdout.split() == ["None", "None", "None", "example.org,127.0.0.1,localhost", "y"]
-
-
-@pytest.mark.slow
-def test_free_ports_are_distinct() -> None:
-    assert len(set(support.free_ports(20))) == 20

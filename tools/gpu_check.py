@@ -102,7 +102,7 @@ def speed() -> dict[str, Any]:
     """The figures of benchmarks/step.py for one device."""
     from measuring import as_table, figures_of
 
-    figures = figures_of("step_parts", "one_device")
+    figures = figures_of("step", "one_device")
     print(as_table(figures), flush=True)
     return {figure.name: dataclasses.asdict(figure) for figure in figures}
 

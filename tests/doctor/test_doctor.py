@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import support
 from gcs.server import GcsServer
@@ -29,7 +30,7 @@ def doctors(*workers: list[str]) -> list[tuple[int, dict[str, Any]]]:
     """Runs a doctor for each worker of one cluster, each with arguments of its own; statuses and reports."""
     addresses = [f"127.0.0.1:{port}" for port in support.free_ports(len(workers))]
     processes = [
-        subprocess.Popen(
+        forks.Popen(
             [sys.executable, "-m", "tfdist.doctor", "--json", "--peer_seconds=90", *arguments],
             env=support.clean_environment() | {"TF_CONFIG": tf_config(addresses, index)},
             cwd=support.REPOSITORY,

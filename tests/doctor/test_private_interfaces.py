@@ -99,19 +99,10 @@ def test_nothing_private_is_imported_that_is_not_listed() -> None:
     assert all(any(each.startswith(module) for each in used) for module in OF_MODULES)
 
 
-@pytest.fixture(scope="module")
-def gone() -> list[str]:
-    return missing()
+def test_the_installed_release_has_them() -> None:
+    assert missing() == []
 
 
-@pytest.mark.parametrize(
-    "interface", [f"{owner}.{name}" for owner, names in (OF_MODULES | OF_OBJECTS).items() for name in names]
-)
-def test_the_installed_release_has_it(interface: str, gone: list[str]) -> None:
-    assert interface not in gone
-
-
-@pytest.mark.slow
 def test_what_a_release_does_not_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(private_interfaces.OF_OBJECTS, "symbol", {"_keras_mask_of_old": ""})
     monkeypatch.setitem(private_interfaces.OF_MODULES, "keras.src.gone", {"function": ""})

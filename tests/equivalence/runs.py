@@ -44,6 +44,7 @@ class Runs:
         self._tmp_path_factory = tmp_path_factory
         self._cases = cases
         self._directories: dict[Run, pathlib.Path] = {}
+        self._weights: dict[Run, list[np.ndarray]] = {}
 
     def of(self, strategy: str, case: str) -> pathlib.Path:
         """The run directory."""
@@ -58,7 +59,10 @@ class Runs:
         return directory
 
     def weights(self, strategy: str, case: str) -> list[np.ndarray]:
-        return keras.models.load_model(self.of(strategy, case) / "export" / "model.keras").get_weights()
+        if (strategy, case) not in self._weights:
+            model = keras.models.load_model(self.of(strategy, case) / "export" / "model.keras")
+            self._weights[strategy, case] = model.get_weights()
+        return self._weights[strategy, case]
 
     def points(self, strategy: str, case: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in (self.of(strategy, case) / "metrics.jsonl").read_text().splitlines()]

@@ -20,8 +20,6 @@ class Request:
       query: by name; the last of several values counts.
       headers: by lower-case name.
       body: what arrived of it.
-      whole: False where the connection broke before all of the body came.
-      address: of the server, http://host:port.
     """
 
     method: str
@@ -29,8 +27,6 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
-    whole: bool
-    address: str
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; empty where there is none."""
@@ -66,15 +62,3 @@ def json_error(error: ApiError) -> Answer:
         return Answer(304)
     detail = {"message": error.message, "domain": "global", "reason": error.reason}
     return json_answer({"error": {"code": error.status, "message": error.message, "errors": [detail]}}, error.status)
-
-
-def hashes_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """The checksums that x-goog-hash and Content-MD5 promise, under their names in an object's metadata."""
-    found: dict[str, str] = {}
-    for item in headers.get("x-goog-hash", "").split(","):
-        name, _, value = item.strip().partition("=")
-        if name in ("crc32c", "md5"):
-            found["crc32c" if name == "crc32c" else "md5Hash"] = value
-    if "content-md5" in headers:
-        found["md5Hash"] = headers["content-md5"]
-    return found

@@ -10,10 +10,6 @@ import base64
 import dataclasses
 import datetime
 import functools
-import hashlib
-import json
-import os
-import pathlib
 import threading
 import time
 from collections.abc import Mapping
@@ -48,9 +44,8 @@ class StoredObject:
     name: str
     data: bytes
     generation: int
-    metageneration: int = 1
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    components: int | None = None  # set on what was composed, which then has no MD5
+    components: int | None = None  # set on what was composed
     created: float = dataclasses.field(default_factory=time.time)
     updated: float = dataclasses.field(default_factory=time.time)
 
@@ -58,13 +53,9 @@ class StoredObject:
     def crc32c(self) -> str:
         return base64.b64encode(google_crc32c.value(self.data).to_bytes(4, "big")).decode()
 
-    @functools.cached_property
-    def md5(self) -> str:
-        return base64.b64encode(hashlib.md5(self.data).digest()).decode()
-
     @property
     def etag(self) -> str:
-        return base64.b64encode(f"{self.generation}/{self.metageneration}".encode()).decode()
+        return base64.b64encode(str(self.generation).encode()).decode()
 
     def resource(self) -> dict[str, Any]:
         """As https://cloud.google.com/storage/docs/json_api/v1/objects#resource has it."""
@@ -74,7 +65,7 @@ class StoredObject:
             "name": self.name,
             "bucket": self.bucket,
             "generation": str(self.generation),
-            "metageneration": str(self.metageneration),
+            "metageneration": "1",
             "contentType": "application/octet-stream",
             "storageClass": "STANDARD",
             "size": str(len(self.data)),
@@ -84,8 +75,7 @@ class StoredObject:
             "updated": _timestamp(self.updated),
             **self.metadata,
         }
-        more = {"md5Hash": self.md5} if self.components is None else {"componentCount": self.components}
-        return found | more
+        return found if self.components is None else found | {"componentCount": self.components}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,27 +84,21 @@ class Conditions:
 
     generation_match: int | None = None
     generation_not_match: int | None = None
-    metageneration_match: int | None = None
-    metageneration_not_match: int | None = None
 
     @classmethod
-    def of(cls, query: Mapping[str, str], source: str = "") -> Conditions:
-        """Those of the target, or with `source="Source"` of the source of a copy."""
-        names = ("GenerationMatch", "GenerationNotMatch", "MetagenerationMatch", "MetagenerationNotMatch")
+    def of(cls, query: Mapping[str, str]) -> Conditions:
+        names = ("GenerationMatch", "GenerationNotMatch")
         try:
-            return cls(*(int(query[f"if{source}{n}"]) if f"if{source}{n}" in query else None for n in names))
+            return cls(*(int(query[f"if{n}"]) if f"if{n}" in query else None for n in names))
         except ValueError as error:
             raise ApiError(400, "invalid", f"Invalid value for a precondition: {error}") from error
 
     def check(self, found: StoredObject | None, *, reads: bool = False) -> None:
         """Raises 412, and 304 where a read asks for what the reader already has."""
         generation = found.generation if found else 0
-        metageneration = found.metageneration if found else None
-        matches = (self.generation_match, generation), (self.metageneration_match, metageneration)
-        differs = (self.generation_not_match, generation), (self.metageneration_not_match, metageneration)
-        if any(wanted is not None and wanted != held for wanted, held in matches):
+        if self.generation_match not in (None, generation):
             raise _condition_not_met(412)
-        if any(wanted is not None and wanted == held for wanted, held in differs):
+        if self.generation_not_match == generation:
             raise _condition_not_met(304 if reads else 412)
 
 
@@ -123,45 +107,12 @@ def _condition_not_met(status: int) -> ApiError:
 
 
 class Buckets:
-    """All buckets of a server; may be used by several threads.
+    """All buckets of a server, in memory; may be used by several threads."""
 
-    Args:
-      directory: keeps the objects, so that another server finds them; None keeps them in memory.
-    """
-
-    def __init__(self, directory: str | None = None) -> None:
+    def __init__(self, *names: str) -> None:
         self._lock = threading.RLock()
-        self._buckets: dict[str, dict[str, StoredObject]] = {}
-        self._created: dict[str, float] = {}
+        self._buckets: dict[str, dict[str, StoredObject]] = {name: {} for name in names}
         self._last_generation = 0
-        self._directory = pathlib.Path(directory) if directory else None
-        if self._directory is not None:
-            self._load(self._directory)
-
-    def create(self, bucket: str) -> dict[str, Any]:
-        with self._lock:
-            if bucket in self._buckets:
-                raise ApiError(409, "conflict", "Your previous request to create the named bucket succeeded.")
-            self._buckets[bucket] = {}
-            self._created[bucket] = time.time()
-            if self._directory is not None:
-                (self._directory / bucket).mkdir(parents=True, exist_ok=True)
-            return self.describe(bucket)
-
-    def describe(self, bucket: str) -> dict[str, Any]:
-        with self._lock:
-            self._in(bucket)
-            created = _timestamp(self._created[bucket])
-            return {
-                "kind": "storage#bucket",
-                "id": bucket,
-                "name": bucket,
-                "metageneration": "1",
-                "location": "US",
-                "storageClass": "STANDARD",
-                "timeCreated": created,
-                "updated": created,
-            }
 
     def names(self, bucket: str) -> list[str]:
         """Sorted."""
@@ -176,10 +127,6 @@ class Buckets:
             conditions.check(found, reads=True)
             return found
 
-    def check(self, bucket: str, name: str, conditions: Conditions) -> None:
-        with self._lock:
-            conditions.check(self._in(bucket).get(name))
-
     def put(
         self,
         bucket: str,
@@ -189,43 +136,20 @@ class Buckets:
         metadata: Mapping[str, Any],
         components: int | None = None,
     ) -> StoredObject:
-        """A new generation; `metadata` may name checksums that the data must have."""
+        """A new generation; `metadata` may name the checksum that the data must have."""
         if not name:
             raise ApiError(400, "required", "Required")
         kept = {key: metadata[key] for key in OWN_METADATA if metadata.get(key) is not None}
-        made = StoredObject(bucket, name, data, 0, 1, kept, components)
-        for key, label in (("crc32c", "CRC32C"), ("md5Hash", "MD5 hash")):
-            if metadata.get(key) is None:
-                continue
-            computed = made.crc32c if key == "crc32c" else made.md5
-            if metadata[key] != computed:
-                said = f'Provided {label} "{metadata[key]}" doesn\'t match calculated {label} "{computed}".'
-                raise ApiError(400, "invalid", said)
+        made = StoredObject(bucket, name, data, 0, kept, components)
+        if metadata.get("crc32c") not in (None, made.crc32c):
+            said = f'Provided CRC32C "{metadata["crc32c"]}" doesn\'t match calculated CRC32C "{made.crc32c}".'
+            raise ApiError(400, "invalid", said)
         with self._lock:
             objects = self._in(bucket)
             conditions.check(objects.get(name))
             self._last_generation = max(self._last_generation + 1, time.time_ns() // 1000)
             objects[name] = dataclasses.replace(made, generation=self._last_generation)
-            self._save(objects[name])
             return objects[name]
-
-    def patch(self, bucket: str, name: str, changes: Mapping[str, Any], conditions: Conditions) -> StoredObject:
-        with self._lock:
-            found = self._in(bucket).get(name)
-            if found is None:
-                raise not_found(bucket, name)
-            conditions.check(found)
-            merged = {**found.metadata, **{key: changes[key] for key in OWN_METADATA if key in changes}}
-            if isinstance(changes.get("metadata"), dict):
-                merged["metadata"] = {**found.metadata.get("metadata", {}), **changes["metadata"]}
-                merged["metadata"] = {key: value for key, value in merged["metadata"].items() if value is not None}
-            merged = {key: value for key, value in merged.items() if value is not None}
-            changed = dataclasses.replace(
-                found, metadata=merged, metageneration=found.metageneration + 1, updated=time.time()
-            )
-            self._in(bucket)[name] = changed
-            self._save(changed)
-            return changed
 
     def delete(self, bucket: str, name: str, conditions: Conditions, generation: int | None = None) -> None:
         with self._lock:
@@ -234,8 +158,6 @@ class Buckets:
                 raise not_found(bucket, name)
             conditions.check(found)
             del self._in(bucket)[name]
-            if self._directory is not None:
-                self._file(bucket, name).unlink()
 
     def compose(self, bucket: str, name: str, request: Mapping[str, Any], conditions: Conditions) -> StoredObject:
         sources = request.get("sourceObjects") or []
@@ -263,31 +185,6 @@ class Buckets:
         if bucket not in self._buckets:
             raise not_found(bucket)
         return self._buckets[bucket]
-
-    def _file(self, bucket: str, name: str) -> pathlib.Path:
-        return self._directory / bucket / hashlib.sha256(name.encode()).hexdigest()
-
-    def _save(self, stored: StoredObject) -> None:
-        """A line of JSON, then the data."""
-        if self._directory is None:
-            return
-        head = dataclasses.asdict(dataclasses.replace(stored, data=b"")) | {"data": None}
-        path = self._file(stored.bucket, stored.name)
-        temporary = path.with_suffix(".new")
-        temporary.write_bytes(json.dumps(head).encode() + b"\n" + stored.data)
-        os.replace(temporary, path)
-
-    def _load(self, directory: pathlib.Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
-            self.create(folder.name)
-            for path in folder.iterdir():
-                if path.suffix == ".new":
-                    continue
-                head, _, data = path.read_bytes().partition(b"\n")
-                stored = StoredObject(**{**json.loads(head), "data": data})
-                self._buckets[folder.name][stored.name] = stored
-                self._last_generation = max(self._last_generation, stored.generation)
 
 
 def _timestamp(seconds: float) -> str:

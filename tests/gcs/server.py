@@ -1,6 +1,6 @@
 """A Google Cloud Storage on this machine: real HTTP, generations and preconditions, and faults by request.
 
-    python tests/gcs/server.py --port=0 --bucket=NAME [--directory=DIR]
+    python tests/gcs/server.py --port=0 --bucket=NAME
 
 prints `STORAGE_EMULATOR_HOST=http://127.0.0.1:PORT`, which a program that is to use it needs in its environment, and
 serves until it is ended. Tests use `GcsServer` as a context manager. Over HTTP, `POST /_faults` sets faults (JSON, one
@@ -54,20 +54,14 @@ class GcsServer:
     Args:
       buckets: those that exist at the beginning.
       port: 0 for a free one.
-      directory: keeps the objects across servers.
 
     Attributes:
       faults: set some with `add`.
       buckets: what is stored, to look at or to fill directly.
     """
 
-    def __init__(self, *buckets: str, port: int = 0, directory: str | None = None) -> None:
-        self.buckets = Buckets(directory)
-        for bucket in buckets:
-            try:
-                self.buckets.create(bucket)
-            except ApiError:  # kept from an earlier server
-                continue
+    def __init__(self, *buckets: str, port: int = 0) -> None:
+        self.buckets = Buckets(*buckets)
         self.faults = Faults()
         self.closing = threading.Event()
         self._asked: list[Asked] = []
@@ -182,11 +176,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             body = self._read_body(fault)
             asked = dataclasses.replace(asked, num_bytes=len(body))
             whole = kind not in (faults.RESET_UPLOAD, faults.STALL_UPLOAD)
-            request = self._request(body, whole)
+            request = self._request(body)
             if kind == faults.STATUS:
                 error = ApiError(fault.status, "backendError", f"A fault that was asked for: {fault.status}")
                 answer = json_error(error)
-            elif whole or "upload_id" in request.query:  # of which the server keeps what came
+            elif whole:
                 answer = owner.answer(request)
             lost = not whole or kind == faults.LOST_REPLY
             asked = dataclasses.replace(asked, status=None if lost else answer.status, num_answered=len(answer.body))
@@ -200,15 +194,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(answer, fault)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _serve
+    do_GET = do_POST = do_DELETE = _serve
 
-    def _request(self, body: bytes, whole: bool) -> Request:
+    def _request(self, body: bytes) -> Request:
         parts = urlsplit(self.path)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         headers: dict[str, str] = {}
         for name, value in self.headers.items():
             headers[name.lower()] = f"{headers[name.lower()]},{value}" if name.lower() in headers else value
-        return Request(self.command, parts.path, query, headers, body, whole, self.server.owner.address)
+        return Request(self.command, parts.path, query, headers, body)
 
     def _read_body(self, fault: Fault | None) -> bytes:
         """All of it; half of it where the fault says so."""
@@ -271,9 +265,8 @@ def main() -> None:
     )
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--bucket", action="append", default=[], metavar="NAME", help="a bucket that exists; repeats")
-    parser.add_argument("--directory", metavar="DIR", help="keeps the objects there; default: in memory")
     flags = parser.parse_args()
-    with GcsServer(*flags.bucket, port=flags.port, directory=flags.directory) as server:
+    with GcsServer(*flags.bucket, port=flags.port) as server:
         print(f"STORAGE_EMULATOR_HOST={server.address}", flush=True)
         try:
             threading.Event().wait()

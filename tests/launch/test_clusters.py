@@ -31,139 +31,81 @@ SCRIPTS = ("slurm.sbatch", "ray.sbatch", "horovodrun.sh", "tpu_vm.sh")
 MANIFESTS = ("jobset.yaml", "mpijob.yaml", "rayjob.yaml", "skypilot.yaml")
 KUBERNETES = "1.33"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
+# Fields with their types, or what a text may be; `!` ends the name of one that must be there. `{}` is any object.
+ANY: dict[str, Any] = {}
+REPLICAS = {"replicas": int, "restartPolicy": ("Always", "OnFailure", "Never", "ExitCode"), "template!": ANY}
 # What v2beta1 of mpijobs.kubeflow.org (mpi-operator 0.6) has, its pod templates aside, which are core Kubernetes.
-COUNT = {"type": "integer", "minimum": 0}
-REPLICAS = {
-    "type": "object",
-    "required": ["template"],
-    "properties": {
-        "replicas": COUNT,
-        "restartPolicy": {"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
-        "template": {"type": "object"},
-    },
-}
 MPI_JOB = {
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "kubeflow.org/v2beta1"},
-        "kind": {"const": "MPIJob"},
-        "metadata": {"type": "object"},
-        "spec": {
-            "type": "object",
-            "required": ["mpiReplicaSpecs"],
-            "properties": {
-                "slotsPerWorker": COUNT,
-                "runLauncherAsWorker": {"type": "boolean"},
-                "launcherCreationPolicy": {"enum": ["AtStartup", "WaitForWorkersReady"]},
-                "mpiImplementation": {"enum": ["OpenMPI", "Intel", "MPICH"]},
-                "sshAuthMountPath": {"type": "string"},
-                "runPolicy": {
-                    "type": "object",
-                    "properties": {
-                        "activeDeadlineSeconds": COUNT,
-                        "backoffLimit": COUNT,
-                        "cleanPodPolicy": {"enum": ["None", "Running", "All"]},
-                        "managedBy": {"type": "string"},
-                        "schedulingPolicy": {"type": "object"},
-                        "suspend": {"type": "boolean"},
-                        "ttlSecondsAfterFinished": COUNT,
-                    },
-                },
-                "mpiReplicaSpecs": {
-                    "type": "object",
-                    "required": ["Launcher"],
-                    "properties": {"Launcher": REPLICAS, "Worker": REPLICAS},
-                },
-            },
+    "apiVersion!": ("kubeflow.org/v2beta1",),
+    "kind!": ("MPIJob",),
+    "metadata!": ANY,
+    "spec!": {
+        "slotsPerWorker": int,
+        "runLauncherAsWorker": bool,
+        "launcherCreationPolicy": ("AtStartup", "WaitForWorkersReady"),
+        "mpiImplementation": ("OpenMPI", "Intel", "MPICH"),
+        "sshAuthMountPath": str,
+        "runPolicy": {
+            **dict.fromkeys(("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished"), int),
+            "cleanPodPolicy": ("None", "Running", "All"),
+            "managedBy": str,
+            "schedulingPolicy": ANY,
+            "suspend": bool,
         },
+        "mpiReplicaSpecs!": {"Launcher!": REPLICAS, "Worker": REPLICAS},
     },
 }
-POD_TEMPLATE = {
-    "type": "object",
-    "required": ["spec"],
-    "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}},
-}
-START_PARAMS = {"type": "object", "additionalProperties": {"type": "string"}}
+RAY_GROUP = {"rayStartParams": ANY, "template!": {"metadata": ANY, "spec!": ANY}}
 # What v1 of rayjobs.ray.io (KubeRay 1.5) has and a run may want, its pod templates aside.
 RAY_JOB = {
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "ray.io/v1"},
-        "kind": {"const": "RayJob"},
-        "metadata": {"type": "object"},
-        "spec": {
-            "type": "object",
-            "required": ["entrypoint", "rayClusterSpec"],
-            "properties": {
-                "entrypoint": {"type": "string"},
-                "activeDeadlineSeconds": COUNT,
-                "backoffLimit": COUNT,
-                "shutdownAfterJobFinishes": {"type": "boolean"},
-                "submissionMode": {"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
-                "ttlSecondsAfterFinished": COUNT,
-                "rayClusterSpec": {
-                    "type": "object",
-                    "required": ["headGroupSpec"],
-                    "properties": {
-                        "rayVersion": {"type": "string"},
-                        "authOptions": {
-                            "type": "object",
-                            "properties": {"mode": {"enum": ["disabled", "token"]}, "secretName": {"type": "string"}},
-                        },
-                        "headGroupSpec": {
-                            "type": "object",
-                            "required": ["template"],
-                            "properties": {"rayStartParams": START_PARAMS, "template": POD_TEMPLATE},
-                        },
-                        "workerGroupSpecs": {
-                            "type": "array",
-                            "items": {
-                                "type": "object",
-                                "required": ["groupName", "template"],
-                                "properties": {
-                                    "groupName": {"type": "string"},
-                                    **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), COUNT),
-                                    "rayStartParams": START_PARAMS,
-                                    "template": POD_TEMPLATE,
-                                },
-                            },
-                        },
-                    },
-                },
-            },
+    "apiVersion!": ("ray.io/v1",),
+    "kind!": ("RayJob",),
+    "metadata!": ANY,
+    "spec!": {
+        "entrypoint!": str,
+        **dict.fromkeys(("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished"), int),
+        "shutdownAfterJobFinishes": bool,
+        "submissionMode": ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"),
+        "rayClusterSpec!": {
+            "rayVersion": str,
+            "authOptions": {"mode": ("disabled", "token"), "secretName": str},
+            "headGroupSpec!": RAY_GROUP,
+            "workerGroupSpecs": [
+                {"groupName!": str, **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), int), **RAY_GROUP}
+            ],
         },
     },
+}
+# What a SkyPilot task has and a run may want.
+SKYPILOT_TASK = {
+    "name": str,
+    "num_nodes": int,
+    "workdir": str,
+    "resources!": {
+        "infra": str,
+        "accelerators": str,
+        "use_spot": bool,
+        "job_recovery": {"strategy": str, "max_restarts_on_errors": int},
+    },
+    "envs": ANY,
+    "secrets": ANY,
+    "setup": str,
+    "run!": str,
 }
 
-# What a SkyPilot task has and a run may want.
-TEXT = {"type": "string"}
-SKYPILOT_TASK = {
-    "type": "object",
-    "required": ["resources", "run"],
-    "properties": {
-        "name": TEXT,
-        "num_nodes": COUNT,
-        "workdir": TEXT,
-        "resources": {
-            "type": "object",
-            "properties": {
-                "infra": TEXT,
-                "accelerators": TEXT,
-                "use_spot": {"type": "boolean"},
-                "job_recovery": {
-                    "type": "object",
-                    "properties": {"strategy": TEXT, "max_restarts_on_errors": COUNT},
-                },
-            },
-        },
-        "envs": {"type": "object"},
-        "secrets": {"type": "object"},
-        "setup": TEXT,
-        "run": TEXT,
-    },
-}
+
+def schema_of(fields: Any) -> dict[str, Any]:
+    """The JSON schema of such fields."""
+    match fields:
+        case tuple():
+            return {"enum": list(fields)}
+        case [each]:
+            return {"type": "array", "items": schema_of(each)}
+        case type():
+            return {int: {"type": "integer", "minimum": 0}, bool: {"type": "boolean"}, str: {"type": "string"}}[fields]
+    inner = {name.rstrip("!"): schema_of(each) for name, each in fields.items()}
+    required = [name.rstrip("!") for name in fields if name.endswith("!")]
+    return {"type": "object"} | ({"properties": inner, "required": required} if inner else {})
 
 
 def read(name: str, changes: dict[str, str] | None = None) -> str:
@@ -209,13 +151,13 @@ def check_job_set(found: dict[str, Any]) -> None:
 
 
 def check_ray_job(found: dict[str, Any]) -> None:
-    jsonschema.validate(found, closed(RAY_JOB))
+    jsonschema.validate(found, closed(schema_of(RAY_JOB)))
     cluster = found["spec"]["rayClusterSpec"]
     check_pods([cluster["headGroupSpec"], *cluster["workerGroupSpecs"]])
 
 
 def check_mpi_job(found: dict[str, Any]) -> None:
-    jsonschema.validate(found, closed(MPI_JOB))
+    jsonschema.validate(found, closed(schema_of(MPI_JOB)))
     check_pods(found["spec"]["mpiReplicaSpecs"].values())
 
 
@@ -329,7 +271,7 @@ def test_no_secret_stands_in_a_manifest() -> None:
 @both
 def test_a_skypilot_task_has_its_fields(options: bool) -> None:
     task = manifest("skypilot.yaml", options=options)
-    jsonschema.validate(task, closed(SKYPILOT_TASK))
+    jsonschema.validate(task, closed(schema_of(SKYPILOT_TASK)))
     assert task["resources"]["job_recovery"] == {"max_restarts_on_errors": 0}
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n"], input=task[part], text=True, check=True)

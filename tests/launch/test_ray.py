@@ -98,15 +98,7 @@ def test_nobody_without_the_token_gets_anywhere() -> None:
             assert "Traceback" not in kept_out.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--workers=1", "--gpus=1"), "--gpus is Ray's: write --launcher=ray"),
-        (("--workers=1", "--launcher=ray", "--gpus=1.5"), "--gpus above 1 must be a whole number"),
-        (("--workers=1", "--launcher=ray", "--pin_cpus"), "--pin_cpus is for the workers of this machine"),
-        (("--workers=1", "--launcher=ray"), "cannot join a Ray cluster (RAY_ADDRESS is 127.0.0.9:1)"),
-    ],
-)
-def test_a_mistake_is_one_message(arguments: tuple[str, ...], message: str) -> None:
-    done = launch(*arguments, "--", "x", variables={"RAY_ADDRESS": "127.0.0.9:1"})
-    assert done.status == 2 and message in done.stderr and "Traceback" not in done.stderr, done.outputs()
+def test_a_cluster_that_is_not_there_is_one_message() -> None:
+    done = launch("--workers=1", "--launcher=ray", "--", "x", variables={"RAY_ADDRESS": "127.0.0.9:1"})
+    assert done.status == 2 and "cannot join a Ray cluster (RAY_ADDRESS is 127.0.0.9:1)" in done.stderr, done.outputs()
+    assert "Traceback" not in done.stderr

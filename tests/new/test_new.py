@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import forks
 import numpy as np
 import prepare_digits
 import pytest
@@ -167,7 +168,7 @@ def test_a_search_without_time_for_one_trial_says_how_to_go_on(tmp_path: Path) -
 def test_what_is_missing_is_asked_for_at_a_terminal(tmp_path: Path) -> None:
     file = write_table(tmp_path)
     leader, follower = pty.openpty()
-    process = subprocess.Popen(
+    process = forks.Popen(
         [sys.executable, "-m", "tfdist.new", tmp_path / "own"],
         stdin=follower,
         stdout=subprocess.PIPE,

@@ -254,9 +254,7 @@ def test_the_bytes_to_be_reduced_are_those_that_a_run_gives_to_its_reduction(tmp
 def test_the_peak_of_a_process_is_predicted() -> None:
     cell = ("transformer", "bfloat16", "1", "keep")
     code = (
-        "import sys, plan_parts\n"
-        "part, *cell = sys.argv[1:]\n"
-        "print('MB', getattr(plan_parts, part)(*cell)[0].value, flush=True)\n"
+        "import sys, plan\npart, *cell = sys.argv[1:]\nprint('MB', getattr(plan, part)(*cell)[0].value, flush=True)\n"
     )
     environment = clean_environment() | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'benchmarks'}"}
     found = {}

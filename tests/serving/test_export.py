@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from support import REPOSITORY, run_python
+from support import REPOSITORY, Finished, run_python
 
 from tfdist.data.sources.sklearn_sets import load_digits
 
@@ -100,8 +101,10 @@ def test_a_saved_model_takes_what_a_source_reads(tmp_path: Path, name: str, mate
         ("export.weights = 7", "has no checkpoint of step 7"),
     ],
 )
-def test_wrong_settings_are_one_message(trained: Path, setting: str, words: str) -> None:
-    refused = export(trained, setting)
+def test_wrong_settings_are_one_message(
+    trained: Path, answer: Callable[..., Finished], setting: str, words: str
+) -> None:
+    refused = answer("--mode=export", f"--run_dir={trained}", f"--gin_param={setting}")
     assert refused.status == 2 and words in refused.stderr, refused.outputs()
 
 

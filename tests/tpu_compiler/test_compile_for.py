@@ -13,8 +13,11 @@ from tfdist.tpu_compiler.chips import CHIPS, slice_of
 from tfdist.tpu_compiler.compile_program import collectives
 
 SHIPPED = sorted(file.stem for file in (support.REPOSITORY / "configs" / "experiments").glob("*.gin"))
-# Their steps differ from others in the loss alone; all compiled when they were added.
-ALIKE = ("digits_distilled", "digits_mixup", "digits_two_tasks", "text_masked_token")
+# Their steps differ from others in the loss or in what reads the examples alone; all compiled when they were added.
+ALIKE = (
+    *("digits_distilled", "digits_mixup", "digits_two_tasks", "text_masked_token"),
+    *("digits_dataset", "digits_images", "digits_mixture", "digits_npz", "digits_tfds"),
+)
 OF_WHOLE_BATCHES = "digits_contrastive"  # whose rows no TPU can gather
 ON_FOUR_KINDS = ("digits", "sentences_text")
 GIN = """

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import pytest
+from checkpoint.checkpoints import Listener
 from training.test_resume import BASE, assert_same, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
@@ -80,12 +81,6 @@ def test_each_epoch_is_saved_and_one_or_two_checkpoints_stay_where_they_are_not_
         assert command.main(["list", str(tmp_path / looked_at), "--verify"]) == 0
         found = find_checkpoint(str(tmp_path / looked_at), "train.start_from", tell=Listener())
         assert found is not None and found.step == STEPS
-
-
-class Listener:
-    def info(self, event: str, **details: Any) -> None: ...
-
-    warning = info
 
 
 def test_what_a_kill_left_after_the_end_goes_with_the_next_start(tmp_path: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import pathlib
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from equivalence.cases import (
     two_output_task,
     two_outputs,
 )
+from keras_fit.spies import BatchSpy, Spy
 from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.errors import DivergedError, UserError
@@ -29,78 +29,21 @@ from tfdist.training.loop.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS
 from tfdist.training.loop.callbacks import Callbacks, check_callbacks, writes
 
 
-class Recorder(keras.callbacks.Callback):
-    """Keeps every hook's name, number and logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, ...]] = []
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.calls.append(("train_begin",))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self.calls.append(("train_end", set(logs)))
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.calls.append(("epoch_begin", epoch))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.calls.append(("epoch_end", epoch, set(logs)))
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self.calls.append(("test_begin",))
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self.calls.append(("test_end", set(logs)))
-
-
-class BatchRecorder(Recorder):
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.calls.append(("batch_begin", batch))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.calls.append(("batch_end", batch, logs["loss"]))
-
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.calls.append(("test_begin", batch))
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.calls.append(("test_end", batch, logs["loss"]))
-
-
-TRAIN = {"loss", "sparse_categorical_accuracy"}
-BOTH = TRAIN | {f"val_{name}" for name in TRAIN}
-
-
-@pytest.mark.slow
-def test_hooks_come_in_keras_order_with_keras_logs(tmp_path: pathlib.Path) -> None:
-    recorder = Recorder()
-    run(tmp_path, epochs=2, callbacks=[recorder])
-    of_an_epoch = [("epoch_begin", 0), ("test_begin",), ("test_end", TRAIN), ("epoch_end", 0, BOTH)]
-    second = [(call[0], 1, *call[2:]) if call[0].startswith("epoch") else call for call in of_an_epoch]
-    assert recorder.calls == [("train_begin",), *of_an_epoch, *second, ("train_end", BOTH)]
-    assert recorder.params["epochs"] == 2 and recorder.params["steps"] == STEPS_PER_EPOCH
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("steps_per_call", [None, 3])
 def test_batch_hooks_come_for_each_batch_and_one_line_says_that_calls_are_short(
     tmp_path: pathlib.Path, steps_per_call: int | None
 ) -> None:
-    recorder = BatchRecorder()
-    trained = run(tmp_path, epochs=2, callbacks=[recorder], steps_per_call=steps_per_call)
-    batches = [pair for i in range(STEPS_PER_EPOCH) for pair in (("batch_begin", i), ("batch_end", i))]
-    assert [call[:2] for call in recorder.calls if call[0].startswith("batch")] == batches * 2
-    ends = [call[2] for call in recorder.calls if call[0] == "batch_end"]
-    assert [ends[6], ends[13]] == [p["loss"] for p in trained.points("train")]
+    spy = BatchSpy()
+    trained = run(tmp_path, epochs=2, callbacks=[spy], steps_per_call=steps_per_call)
     (event,) = trained.events("calls_of_one_step")
-    assert event["details"]["callbacks"] == ["BatchRecorder"]
-    tests = [call[:2] for call in recorder.calls if call[0].startswith("test")]
-    of_one = [("test_begin", 0), ("test_end", 0), ("test_begin", 1), ("test_end", 1)]
-    assert [call for call in tests if len(call) == 2 and isinstance(call[1], int)] == of_one * 2
-    last = [call[2] for call in recorder.calls if call[0] == "test_end" and call[1] == 1]
-    assert last == [p["loss"] for p in trained.points("eval")]
+    assert event["details"]["callbacks"] == ["BatchSpy"]
+    for part, split, num_batches in (("train", "train", STEPS_PER_EPOCH), ("test", "eval", 2)):
+        hooks = [pair for i in range(num_batches) for pair in ((f"{part}_batch_begin", i), (f"{part}_batch_end", i))]
+        calls = [call for call in spy.calls if call[0].startswith(f"{part}_batch")]
+        assert [call[:2] for call in calls] == hooks * 2
+        last = [call[2]["loss"] for call in calls if call[:2] == hooks[-1]]
+        assert last == [p["loss"] for p in trained.points(split)]
 
 
 @pytest.mark.slow
@@ -163,7 +106,7 @@ class Spoils(keras.callbacks.Callback):
 
 @pytest.mark.slow
 def test_terminate_on_nan_ends_the_training_as_fit_does_and_what_is_put_back_is_kept(tmp_path: pathlib.Path) -> None:
-    recorder = Recorder()
+    recorder = Spy()
     best = keras.callbacks.EarlyStopping(restore_best_weights=True, patience=9)
     trained = run(
         tmp_path / "spoilt",
@@ -180,7 +123,7 @@ def test_terminate_on_nan_ends_the_training_as_fit_does_and_what_is_put_back_is_
 @pytest.mark.slow
 def test_what_nobody_puts_back_has_diverged_once_all_callbacks_were_told(tmp_path: pathlib.Path) -> None:
     for name, deterministic in (("quick", False), ("careful", True)):
-        recorder = Recorder()
+        recorder = Spy()
         trained = run(
             tmp_path / name,
             may_fail=True,
@@ -230,25 +173,11 @@ def model_of(callback: keras.callbacks.Callback) -> keras.Model:
 
 
 @pytest.mark.slow
-def test_early_stopping_without_putting_back_keeps_the_last_weights(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path / "stopped", epochs=9, callbacks=[keras.callbacks.EarlyStopping(min_delta=100.0)])
-    assert trained.bits() == run(tmp_path / "whole", epochs=trained.result.epochs).bits()
-    assert trained.result.eval_metrics["loss"] == trained.points("eval")[-1]["loss"]
-
-
-@pytest.mark.slow
 def test_a_plateau_lowers_the_rate_that_is_logged_and_used(tmp_path: pathlib.Path) -> None:
     plateau = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=100.0, factor=0.0, min_lr=0.0)
     trained = run(tmp_path, epochs=4, callbacks=[plateau])
     assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx([0.2, 0.2, 0.0, 0.0])
     assert trained.points("eval")[1]["loss"] == trained.points("eval")[3]["loss"]  # nothing is learned at a rate of 0
-
-
-@pytest.mark.slow
-def test_a_scheduler_callback_sets_the_rate(tmp_path: pathlib.Path) -> None:
-    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 * rate)
-    trained = run(tmp_path, epochs=3, callbacks=[scheduler])
-    assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx([0.1, 0.05, 0.025])
 
 
 @pytest.mark.slow
@@ -263,36 +192,6 @@ def test_a_schedule_is_logged_at_the_optimizers_step(tmp_path: pathlib.Path, sch
     trained = run(tmp_path, epochs=3, optimizer=lambda: keras.optimizers.SGD(schedule))
     expected = [float(schedule(step)) for step in (7, 14, 21)]
     assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx(expected)
-
-
-class UsesItsModel(keras.callbacks.Callback):
-    """Computes with `self.model` what the run tells of its evaluation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[dict[str, float]] = []
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        x, y = digits(200)
-        names = [metric.name for metric in self.model._compile_metrics.metrics]
-        assert self.model.compiled and names == ["sparse_categorical_accuracy"]
-        found = self.model.evaluate(x, y, batch_size=64, verbose=0, return_dict=True)
-        outputs = self.model.predict(x[:10], verbose=0)
-        np.testing.assert_allclose(outputs, self.model(x[:10]), atol=1e-6)
-        for name, value in found.items():
-            assert value == pytest.approx(logs[f"val_{name}"], abs=1e-6)
-        self.seen.append(found)
-
-
-@pytest.mark.slow
-def test_a_callback_finds_its_model_compiled_and_the_exported_one_is_not(tmp_path: pathlib.Path) -> None:
-    uses = UsesItsModel()
-    trained = run(tmp_path, epochs=2, callbacks=[uses], eval_data=lambda: digits(200))
-    assert [found["loss"] for found in uses.seen] == pytest.approx(
-        [p["loss"] for p in trained.points("eval")], abs=1e-6
-    )
-    assert not trained.exported().compiled
-    assert trained.bits() == run(tmp_path / "without", epochs=2, eval_data=lambda: digits(200)).bits()
 
 
 @pytest.mark.slow
@@ -326,52 +225,6 @@ def test_a_loss_of_the_models_own_is_trained_with_callbacks_as_without(tmp_path:
 
 
 @pytest.mark.slow
-def test_early_stopping_knows_which_way_a_metric_is_better(tmp_path: pathlib.Path) -> None:
-    stops = keras.callbacks.EarlyStopping("val_sparse_categorical_accuracy", min_delta=0.9, patience=1)
-    assert run(tmp_path, epochs=5, callbacks=[stops]).result.epochs == 2
-
-
-@pytest.mark.slow
-def test_model_checkpoints_hold_the_weights_of_their_epoch(tmp_path: pathlib.Path) -> None:
-    best = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}-{val_loss:.3f}.keras"), save_best_only=True)
-    often = keras.callbacks.ModelCheckpoint(
-        str(tmp_path / "batch-{batch}.weights.h5"), save_freq=3, save_weights_only=True
-    )
-    trained = run(tmp_path / "run", epochs=2, callbacks=[best, often], steps_per_call=1)
-    losses = [p["loss"] for p in trained.points("eval")]
-    names = sorted(p.name for p in tmp_path.glob("*.keras"))
-    assert names == [f"{epoch}-{loss:.3f}.keras" for epoch, loss in enumerate(losses, 1)]
-    first = keras.models.load_model(tmp_path / names[0])
-    assert first.get_weights()[0].tobytes() == run(tmp_path / "first", epochs=1).weights()[0].tobytes()
-    assert len(list(tmp_path.glob("batch-*.weights.h5"))) == 4
-    last = keras.models.load_model(tmp_path / names[1])
-    for ours, theirs in zip(last.get_weights(), trained.exported().get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.slow
-def test_tensorboard_and_csv_are_written(tmp_path: pathlib.Path) -> None:
-    board = keras.callbacks.TensorBoard(str(tmp_path / "board"), histogram_freq=1, update_freq=1)
-    trained = run(tmp_path / "run", callbacks=[board, keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))])
-    assert {p.parent.name for p in tmp_path.glob("board/*/*tfevents*")} == {"train", "validation"}
-    rows = list(csv.DictReader((tmp_path / "log.csv").open()))
-    assert [float(row["loss"]) for row in rows] == [p["loss"] for p in trained.points("train")]
-    assert [float(row["val_loss"]) for row in rows] == [p["loss"] for p in trained.points("eval")]
-
-
-@pytest.mark.slow
-def test_lambdas_are_called_batch_hooks_too(tmp_path: pathlib.Path) -> None:
-    batches, epochs = [], []
-    callback = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: batches.append(batch),
-        on_epoch_end=lambda epoch, logs: epochs.append((epoch, logs["val_loss"])),
-    )
-    trained = run(tmp_path, callbacks=[callback], steps_per_call=7)
-    assert batches == [*range(7), *range(7)]
-    assert epochs == [(i, p["loss"]) for i, p in enumerate(trained.points("eval"))]
-
-
-@pytest.mark.slow
 def test_history_terminate_on_nan_and_swapped_averages_work(tmp_path: pathlib.Path) -> None:
     history = keras.callbacks.History()
     callbacks = [history, keras.callbacks.TerminateOnNaN(), keras.callbacks.SwapEMAWeights()]
@@ -399,7 +252,7 @@ class StopsInTheMiddle(keras.callbacks.Callback):
 
 @pytest.mark.slow
 def test_a_batch_hook_stops_the_training_within_a_call_and_ends_the_epoch_there(tmp_path: pathlib.Path) -> None:
-    epochs = Recorder()
+    epochs = Spy()
     trained = run(tmp_path, epochs=5, callbacks=[StopsInTheMiddle(), epochs])
     assert trained.result.steps == 9 and trained.result.epochs == 1
     assert [point["step"] for point in trained.points("eval")] == [7, 9]
@@ -414,16 +267,21 @@ def test_only_the_chief_runs_what_writes(tmp_path: pathlib.Path) -> None:
         strategy.connect()
         if not is_chief:  # as on the second of two, without the first
             strategy._topology = dataclasses.replace(strategy.topology, worker_index=1)
-        parts = {"model": model, "optimizer": keras.optimizers.SGD(), "strategy": strategy, "params": {}}
+        parts = {
+            "model": model,
+            "optimizer": keras.optimizers.SGD(),
+            "strategy": strategy,
+            "params": {"epochs": 1, "steps": 1},
+        }
         callbacks = Callbacks([callback], **parts)
         callbacks.train_begin()
         return callback.calls
 
-    everywhere, by_chief = Recorder(), Recorder()
+    everywhere, by_chief = Spy(), Spy()
     by_chief.chief_only = True
-    assert hooks(everywhere, is_chief=False) == [("train_begin",)]
+    assert hooks(everywhere, is_chief=False) == [("train_begin", 1, 1, {})]
     assert hooks(by_chief, is_chief=False) == []
-    assert hooks(by_chief, is_chief=True) == [("train_begin",)]
+    assert hooks(by_chief, is_chief=True) == [("train_begin", 1, 1, {})]
     assert writes(keras.callbacks.ModelCheckpoint("x.keras")) and writes(keras.callbacks.TensorBoard("x"))
     assert not writes(keras.callbacks.EarlyStopping())
     shared = keras.callbacks.ModelCheckpoint("x.keras")

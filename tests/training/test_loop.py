@@ -196,12 +196,6 @@ class Subclassed(keras.Model):
         return self.dense(tf.reshape(self.drop(x, training=training), [-1, 64]))
 
 
-def frozen_model() -> keras.Model:
-    model = dense_model()
-    model.layers[1].trainable = False
-    return model
-
-
 def rescaling_model() -> keras.Model:
     inputs = keras.Input((64,), dtype="uint8")
     x = keras.layers.Dense(16, activation="relu")(keras.layers.Rescaling(1 / 16)(inputs))
@@ -225,12 +219,7 @@ def named_digits() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "unbuilt_sequential": {
-        "model": lambda: keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(10)])
-    },
     "subclassed": {"model": Subclassed},
-    "dropout": {"model": dropout_model},
-    "frozen": {"model": frozen_model},
     "integer_features": {"model": rescaling_model, "train_data": integer_digits, "eval_data": integer_digits},
     "an_output_of_integers": {
         "model": model_that_also_decides,
@@ -243,7 +232,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_models_of_every_kind_learn_and_are_exported(tmp_path: pathlib.Path, name: str) -> None:
+def test_models_of_odd_kinds_learn_and_are_exported(tmp_path: pathlib.Path, name: str) -> None:
     trained = run(tmp_path, epochs=4, **KINDS[name])
     losses = [p["loss"] for p in trained.points("train")]
     assert losses[-1] < losses[0] - 0.1

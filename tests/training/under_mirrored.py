@@ -16,14 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd, with_weightless_batch
-from training.checks import (
-    MANY_METRICS,
-    WEIGHTLESS,
-    drawn_masks,
-    moments,
-    normalized,
-)
-from training.trainings import Trained, activity_model, constrained_model, dropout_model, run
+from training.checks import MANY_METRICS, WEIGHTLESS, drawn_masks, moments, normalized
+from training.trainings import Trained, constrained_model, run
 
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.mirrored import Mirrored
@@ -139,8 +133,6 @@ CHECKS: dict[str, Check] = {
     "weightless": weightless,
     "metrics": metrics,
     "masks": lambda strategy, directory: drawn_masks(strategy),
-    "dropout_again": weights(model=dropout_model, epochs=1),
-    "activity": weights(model=activity_model, epochs=1),
     "constraint": weights(model=constrained_model, epochs=1),
     "local_batch_norm": weights(model=lambda: dense_model(batch_norm=True), epochs=1, synchronize_batch_norm=False),
     "batch_norm": weights(model=lambda: dense_model(batch_norm=True), epochs=1),

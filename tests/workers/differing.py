@@ -366,30 +366,15 @@ CASES: dict[str, Callable[[Worker], Callable[[], object] | None]] = {
         *(fewer_examples, a_few_examples_fewer, other_examples, other_labels, other_structure, other_evaluation_data),
         *(bad_id, bad_id_of_the_second, late_bad_id_of_the_second, other_units, more_layers, other_dropout),
         *(other_optimizer, other_momentum, other_epochs, other_setting, rate_changed_in_training),
-        *(
-            weights_changed_in_training,
-            chiefs_hook_fails,
-            a_hook_exits,
-            data_fails,
-            model_fails,
-            optimizer_fails,
-            chiefs_data_fails,
-        ),
+        *(weights_changed_in_training, chiefs_hook_fails, a_hook_exits, data_fails, model_fails, optimizer_fails),
+        chiefs_data_fails,
         *(start_from_of_one_disk, directories_apart, damaged_record, evaluate_apart, fit_with_unseeded_shuffle),
-        *(
-            fit_with_split_at_random,
-            fit_with_an_unseeded_pydataset,
-            fit_with_its_own_arrays,
-            fit_with_callbacks_of_the_chief,
-            fit_after_a_failure,
-        ),
+        *(fit_with_split_at_random, fit_with_an_unseeded_pydataset, fit_with_its_own_arrays),
+        *(fit_with_callbacks_of_the_chief, fit_after_a_failure),
     )
 } | {
-    f"{hook}_fails": hook_fails(hook)
-    for hook in (
-        *("on_train_begin", "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_test_begin"),
-        *("on_test_batch_end", "on_test_end", "on_epoch_end", "on_train_end"),
-    )
+    f"on_{hook}_fails": hook_fails(f"on_{hook}")
+    for hook in ["train_begin", "train_batch_end", "test_batch_end", "test_end", "epoch_end", "train_end"]
 }
 
 

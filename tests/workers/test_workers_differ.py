@@ -72,12 +72,9 @@ OUT_OF_STEP = {
     "a_hook_exits": End(r"its code called sys.exit\(7\)", status=1),
     "fit_after_a_failure": End("earlier training of these processes failed on worker 1 .*" + CAUSE),
 }
-HOOKS = {
+HOOKS = {  # chiefs_hook_fails and fit_after_a_failure are of on_epoch_begin
     "on_train_begin_fails": End(CAUSE),
-    "on_epoch_begin_fails": End(CAUSE),
-    "on_train_batch_begin_fails": End(CAUSE),
     "on_train_batch_end_fails": End(CAUSE),
-    "on_test_begin_fails": End(CAUSE, last_saved=4),
     "on_test_batch_end_fails": End(CAUSE, last_saved=4),
     "on_test_end_fails": End(CAUSE, last_saved=4),
     "on_epoch_end_fails": End(CAUSE, last_saved=4),
