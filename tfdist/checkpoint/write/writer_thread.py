@@ -22,7 +22,6 @@ from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.format.entries import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.parts import Part
-from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
 from tfdist.storage import files
 from tfdist.storage.lease import LeaseLostError
@@ -57,7 +56,7 @@ class WriterThread:
 
     Arguments:
       directory, policy, identity, still_ours: as the manager's.
-      give_back: takes a buffer when it was written, or has failed to be.
+      give_back: called when a snapshot's buffer was written, or has failed to be.
       part: what this worker writes of each checkpoint; None writes all of it.
     """
 
@@ -68,7 +67,7 @@ class WriterThread:
         *,
         identity: Mapping[str, Any],
         still_ours: Callable[[], None],
-        give_back: Callable[[HostBuffer], None],
+        give_back: Callable[[], None],
         part: Part | None = None,
     ) -> None:
         self._directory = directory
@@ -142,8 +141,8 @@ class WriterThread:
                 with self._told(snapshot.step):
                     self._write(snapshot)
             finally:
-                self._give_back(snapshot.buffer)
-            del snapshot  # the buffer belongs to the pool now
+                self._give_back()
+            del snapshot  # the next one has the buffer now
             with self._told(None):
                 self._remove_all()
 
