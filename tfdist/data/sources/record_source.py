@@ -56,8 +56,8 @@ class RecordSource(Source):
     def decode(self, records: tf.Tensor) -> Any:
         """The nest of a batch from string [n] records, in TensorFlow operations."""
 
-    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
-        del num_workers, trains
+    def has_same_batches(self, *, trains: bool) -> bool:
+        del trains
         return False  # a worker opens its own files alone; their sizes are compared
 
     def reader(self, order: Order) -> Reader:

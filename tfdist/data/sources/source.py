@@ -84,9 +84,9 @@ class Source(abc.ABC):
         `--mode=evaluate` find there. Where nobody calls it, as in a check, the source fits for itself alone.
         """
 
-    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
-        """Whether each of so many workers could read the whole of a global batch about as quickly as its own part."""
-        del num_workers, trains
+    def has_same_batches(self, *, trains: bool) -> bool:
+        """Whether each worker could read the whole of a global batch about as quickly as its own part."""
+        del trains
         return True
 
     def first_batch(self) -> Any:
@@ -113,9 +113,9 @@ class Source(abc.ABC):
         """Lines on what is read and how, for `--mode=validate`."""
         return []
 
-    def describe_sharing(self, num_workers: int | None, *, trains: bool) -> str:
-        """How several workers share the examples, where they have more than one way; of None, an unknown number."""
-        del num_workers, trains
+    def describe_sharing(self, *, trains: bool) -> str:
+        """How several workers share the examples, where they have more than one way."""
+        del trains
         return ""
 
 
