@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 from gcs.messages import Answer, Request, hashes_of, json_answer
 from gcs.objects import ApiError, Buckets, Conditions, StoredObject
-from gcs.resumable import Sessions
 
 MOST_LISTED = 1000  # names a page, which is also what it gives if not asked for less
 _OBJECT = r"/storage/v1/b/(?P<bucket>[^/]+)/o/(?P<name>[^/]+)"
@@ -20,7 +19,6 @@ class JsonApi:
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
-        self._sessions = Sessions(buckets)
         self._routes = [
             (method, re.compile(pattern), handler)
             for method, pattern, handler in (
@@ -30,11 +28,7 @@ class JsonApi:
                 ("GET", rf"(/download)?{_OBJECT}", self._get),
                 ("DELETE", _OBJECT, self._delete),
                 ("PATCH", _OBJECT, self._patch),
-                ("POST", rf"{_OBJECT}/compose", self._compose),
-                ("POST", rf"{_OBJECT}/(?P<verb>rewriteTo|copyTo)/b/(?P<to>[^/]+)/o/(?P<target>[^/]+)", self._copy),
                 ("POST", r"/upload/storage/v1/b/(?P<bucket>[^/]+)/o", self._upload),
-                ("PUT", r"/upload/storage/v1/b/(?P<bucket>[^/]+)/o", self._resume),
-                ("DELETE", r"/upload/storage/v1/b/(?P<bucket>[^/]+)/o", self._cancel),
             )
         ]
 
@@ -97,37 +91,11 @@ class JsonApi:
         changed = self._buckets.patch(bucket, name, request.json(), Conditions.of(request.query))
         return json_answer(changed.resource())
 
-    def _compose(self, request: Request, bucket: str, name: str) -> Answer:
-        made = self._buckets.compose(bucket, name, request.json(), Conditions.of(request.query))
-        return json_answer(made.resource())
-
-    def _copy(self, request: Request, bucket: str, name: str, verb: str, to: str, target: str) -> Answer:
-        generation = request.query.get("sourceGeneration")
-        source = self._buckets.get(
-            bucket, name, Conditions.of(request.query, "Source"), int(generation) if generation else None
-        )
-        metadata = {**source.metadata, **request.json()}
-        made = self._buckets.put(to, target, source.data, Conditions.of(request.query), metadata, source.components)
-        if verb == "copyTo":
-            return json_answer(made.resource())
-        size = str(len(source.data))
-        return json_answer(
-            {
-                "kind": "storage#rewriteResponse",
-                "totalBytesRewritten": size,
-                "objectSize": size,
-                "done": True,
-                "resource": made.resource(),
-            }
-        )
-
     def _upload(self, request: Request, bucket: str) -> Answer:
         kind = request.query.get("uploadType")
         promised = hashes_of(request.headers)
         content_type = {"contentType": request.headers["content-type"]} if "content-type" in request.headers else {}
         conditions = Conditions.of(request.query)
-        if kind == "resumable":
-            return self._sessions.start(request, bucket, conditions)
         if kind == "media":
             metadata, data = content_type, request.body
         elif kind == "multipart":
@@ -137,12 +105,6 @@ class JsonApi:
         name = request.query.get("name") or str(metadata.get("name", ""))
         made = self._buckets.put(bucket, name, data, conditions, {**metadata, **promised})
         return json_answer(made.resource(), ETag=made.etag)
-
-    def _resume(self, request: Request, bucket: str) -> Answer:
-        return self._sessions.take(request)
-
-    def _cancel(self, request: Request, bucket: str) -> Answer:
-        return self._sessions.cancel(request)
 
 
 def media(found: StoredObject, asked: str | None) -> Answer:
@@ -155,7 +117,7 @@ def media(found: StoredObject, asked: str | None) -> Answer:
         "X-Goog-Generation": str(found.generation),
         "X-Goog-Metageneration": str(found.metageneration),
         "X-Goog-Stored-Content-Length": str(size),
-        "X-Goog-Hash": f"crc32c={found.crc32c}" + (f",md5={found.md5}" if found.components is None else ""),
+        "X-Goog-Hash": f"crc32c={found.crc32c},md5={found.md5}",
     }
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", (asked or "").strip())
     if match is None or match.groups() == ("", ""):  # what cannot be understood is passed over
@@ -183,7 +145,7 @@ def split_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
     if not body.startswith(marker) or not 4 <= begin <= middle < data_at <= end:
         raise ApiError(400, "badContent", "Multipart must have two parts: metadata and media.")
     text, head, data = body[begin:middle], body[middle:data_at], body[data_at:end]
-    metadata = Request("", "", {}, {}, text, True, "").json()
+    metadata = Request("", "", {}, {}, text).json()
     typed = re.search(rb"(?i)content-type:\s*([^\r\n]+)", head)
     if typed and "contentType" not in metadata:
         metadata["contentType"] = typed.group(1).decode()

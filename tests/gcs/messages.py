@@ -20,8 +20,6 @@ class Request:
       query: by name; the last of several values counts.
       headers: by lower-case name.
       body: what arrived of it.
-      whole: False where the connection broke before all of the body came.
-      address: of the server, http://host:port.
     """
 
     method: str
@@ -29,8 +27,6 @@ class Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body: bytes
-    whole: bool
-    address: str
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; empty where there is none."""

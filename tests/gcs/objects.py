@@ -21,7 +21,6 @@ from typing import Any
 
 import google_crc32c
 
-MOST_COMPONENTS = 32  # https://cloud.google.com/storage/docs/composite-objects
 OWN_METADATA = ("contentType", "cacheControl", "contentEncoding", "contentDisposition", "contentLanguage", "metadata")
 
 
@@ -50,7 +49,6 @@ class StoredObject:
     generation: int
     metageneration: int = 1
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    components: int | None = None  # set on what was composed, which then has no MD5
     created: float = dataclasses.field(default_factory=time.time)
     updated: float = dataclasses.field(default_factory=time.time)
 
@@ -68,7 +66,7 @@ class StoredObject:
 
     def resource(self) -> dict[str, Any]:
         """As https://cloud.google.com/storage/docs/json_api/v1/objects#resource has it."""
-        found = {
+        return {
             "kind": "storage#object",
             "id": f"{self.bucket}/{self.name}/{self.generation}",
             "name": self.name,
@@ -83,9 +81,8 @@ class StoredObject:
             "timeCreated": _timestamp(self.created),
             "updated": _timestamp(self.updated),
             **self.metadata,
+            "md5Hash": self.md5,
         }
-        more = {"md5Hash": self.md5} if self.components is None else {"componentCount": self.components}
-        return found | more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +95,10 @@ class Conditions:
     metageneration_not_match: int | None = None
 
     @classmethod
-    def of(cls, query: Mapping[str, str], source: str = "") -> Conditions:
-        """Those of the target, or with `source="Source"` of the source of a copy."""
+    def of(cls, query: Mapping[str, str]) -> Conditions:
         names = ("GenerationMatch", "GenerationNotMatch", "MetagenerationMatch", "MetagenerationNotMatch")
         try:
-            return cls(*(int(query[f"if{source}{n}"]) if f"if{source}{n}" in query else None for n in names))
+            return cls(*(int(query[f"if{n}"]) if f"if{n}" in query else None for n in names))
         except ValueError as error:
             raise ApiError(400, "invalid", f"Invalid value for a precondition: {error}") from error
 
@@ -176,10 +172,6 @@ class Buckets:
             conditions.check(found, reads=True)
             return found
 
-    def check(self, bucket: str, name: str, conditions: Conditions) -> None:
-        with self._lock:
-            conditions.check(self._in(bucket).get(name))
-
     def put(
         self,
         bucket: str,
@@ -187,13 +179,12 @@ class Buckets:
         data: bytes,
         conditions: Conditions,
         metadata: Mapping[str, Any],
-        components: int | None = None,
     ) -> StoredObject:
         """A new generation; `metadata` may name checksums that the data must have."""
         if not name:
             raise ApiError(400, "required", "Required")
         kept = {key: metadata[key] for key in OWN_METADATA if metadata.get(key) is not None}
-        made = StoredObject(bucket, name, data, 0, 1, kept, components)
+        made = StoredObject(bucket, name, data, 0, 1, kept)
         for key, label in (("crc32c", "CRC32C"), ("md5Hash", "MD5 hash")):
             if metadata.get(key) is None:
                 continue
@@ -236,28 +227,6 @@ class Buckets:
             del self._in(bucket)[name]
             if self._directory is not None:
                 self._file(bucket, name).unlink()
-
-    def compose(self, bucket: str, name: str, request: Mapping[str, Any], conditions: Conditions) -> StoredObject:
-        sources = request.get("sourceObjects") or []
-        if not 1 <= len(sources) <= MOST_COMPONENTS:
-            raise ApiError(
-                400,
-                "invalid",
-                f"The number of source components provided ({len(sources)}) must be 1 to {MOST_COMPONENTS}",
-            )
-        with self._lock:
-            found = []
-            for source in sources:
-                wanted = Conditions.of(source.get("objectPreconditions") or {})
-                generation = int(source["generation"]) if source.get("generation") is not None else None
-                part = self._in(bucket).get(source["name"])
-                if part is None or generation not in (None, part.generation):
-                    raise not_found(bucket, source["name"])
-                wanted.check(part)
-                found.append(part)
-            destination = request.get("destination") or {}
-            components = sum(part.components or 1 for part in found)
-            return self.put(bucket, name, b"".join(p.data for p in found), conditions, destination, components)
 
     def _in(self, bucket: str) -> dict[str, StoredObject]:
         if bucket not in self._buckets:

@@ -182,14 +182,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             body = self._read_body(fault)
             asked = dataclasses.replace(asked, num_bytes=len(body))
             whole = kind not in (faults.RESET_UPLOAD, faults.STALL_UPLOAD)
-            request = self._request(body, whole)
+            request = self._request(body)
             if kind == faults.STATUS:
                 error = ApiError(fault.status, "backendError", f"A fault that was asked for: {fault.status}")
                 answer = json_error(error)
-            elif whole or "upload_id" in request.query:  # of which the server keeps what came
+            elif whole:
                 answer = owner.answer(request)
             lost = not whole or kind == faults.LOST_REPLY
-            asked = dataclasses.replace(asked, status=None if lost else answer.status, num_answered=len(answer.body))
+            if whole:
+                status = None if lost else answer.status
+                asked = dataclasses.replace(asked, status=status, num_answered=len(answer.body))
         finally:  # before the client can know, so that it finds itself counted
             if not control:
                 owner.record(asked)
@@ -202,13 +204,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _serve
 
-    def _request(self, body: bytes, whole: bool) -> Request:
+    def _request(self, body: bytes) -> Request:
         parts = urlsplit(self.path)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         headers: dict[str, str] = {}
         for name, value in self.headers.items():
             headers[name.lower()] = f"{headers[name.lower()]},{value}" if name.lower() in headers else value
-        return Request(self.command, parts.path, query, headers, body, whole, self.server.owner.address)
+        return Request(self.command, parts.path, query, headers, body)
 
     def _read_body(self, fault: Fault | None) -> bytes:
         """All of it; half of it where the fault says so."""

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-
 import pytest
-from gcs.faults import Fault
 from gcs.server import GcsServer
 from google.api_core.exceptions import NotFound, PreconditionFailed
 from google.cloud import storage
-
-CHUNK_BYTES = 5 * 1024 * 1024
 
 
 @pytest.fixture
 def bucket(gcs: GcsServer) -> storage.Bucket:
     return storage.Client(project=None).bucket("bucket")
-
-
-@pytest.fixture
-def file(tmp_path: pathlib.Path) -> pathlib.Path:
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(2 * CHUNK_BYTES + 123))
-    return path
 
 
 def test_small_objects_with_preconditions_and_metadata(bucket: storage.Bucket) -> None:
@@ -38,18 +25,9 @@ def test_small_objects_with_preconditions_and_metadata(bucket: storage.Bucket) -
     found.content_type = "text/plain"
     found.patch(if_metageneration_match=1)
     assert bucket.get_blob("a/b c").metageneration == 2
-    assert bucket.copy_blob(found, bucket, "copy").crc32c == found.crc32c
     found.delete(if_generation_match=found.generation)
     with pytest.raises(NotFound):
         found.reload()
-
-
-@pytest.mark.slow
-def test_a_resumable_upload_goes_on_after_faults(gcs: GcsServer, bucket: storage.Bucket, file: pathlib.Path) -> None:
-    gcs.faults.add(Fault("reset_upload", method="PUT", skip=1), Fault("status", method="PUT", skip=1, status=503))
-    bucket.blob("x", chunk_size=1024 * 1024).upload_from_filename(file, if_generation_match=0, checksum="crc32c")
-    assert bucket.blob("x").download_as_bytes() == file.read_bytes()
-    assert {asked.fault for asked in gcs.asked} >= {"reset_upload", "status"}
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import concurrent.futures
 import hashlib
 import http.client
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -20,8 +19,6 @@ import pytest
 from gcs.faults import Fault
 from gcs.server import GcsServer
 from support import REPOSITORY, clean_environment
-
-KIB256 = 256 * 1024
 
 
 class Client:
@@ -172,49 +169,6 @@ def test_a_multipart_upload_carries_metadata(client: Client) -> None:
     assert client.json("POST", target, b"--sep\r\nhalf", Content_Type=kind)[0] == 400
 
 
-def start_resumable(client: Client, query: str = "") -> str:
-    status, headers, _ = client.ask("POST", f"/upload/storage/v1/b/b/o?uploadType=resumable&name=x{query}", {})
-    assert status == 200
-    place = urlsplit(headers["location"])
-    return f"{place.path}?{place.query}"
-
-
-def test_a_resumable_upload_takes_pieces_of_256_kib_and_says_how_far_it_is(client: Client) -> None:
-    data = os.urandom(2 * KIB256 + 100)
-    place = start_resumable(client)
-    status, headers, _ = client.ask("PUT", place, Content_Range="bytes */*")
-    assert status == 308
-    assert "range" not in headers  # nothing has come yet
-    status, headers, _ = client.ask("PUT", place, data[: KIB256 + 7], Content_Range=f"bytes 0-{KIB256 + 6}/*")
-    assert (status, headers["range"]) == (308, f"bytes=0-{KIB256 - 1}")  # what is no multiple is not kept
-    rest = f"bytes {KIB256}-{len(data) - 1}/{len(data)}"
-    status, made = client.json("PUT", place, data[KIB256:], Content_Range=rest, x_goog_hash=f"crc32c={crc32c(data)}")
-    assert (status, made["size"]) == (200, str(len(data)))
-    assert client.ask("GET", "/storage/v1/b/b/o/x?alt=media")[2] == data
-    status, again = client.json("PUT", place, Content_Range=f"bytes */{len(data)}")
-    assert (status, again["generation"]) == (200, made["generation"])  # the answer to a client that lost it
-
-
-def test_a_resumable_upload_checks_its_precondition_when_it_begins_and_when_it_ends(client: Client) -> None:
-    place = start_resumable(client, "&ifGenerationMatch=0")
-    client.put("x", b"another was quicker")
-    assert client.json("PUT", place, b"late", Content_Range="bytes 0-3/4")[0] == 412
-    assert client.json("POST", "/upload/storage/v1/b/b/o?uploadType=resumable&name=x&ifGenerationMatch=0", {})[0] == 412
-
-
-def test_a_resumable_upload_can_be_cancelled_and_an_unknown_one_is_404(client: Client) -> None:
-    place = start_resumable(client)
-    assert client.ask("DELETE", place)[0] == 499
-    assert client.json("PUT", place, b"x", Content_Range="bytes 0-0/1")[0] == 404
-
-
-def test_a_resumable_upload_with_a_wrong_checksum_or_a_gap_is_400(client: Client) -> None:
-    place = start_resumable(client)
-    assert client.json("PUT", place, b"x", Content_Range="bytes 5-5/6")[0] == 400
-    assert client.json("PUT", place, b"x", Content_Range="bytes 0-0/1", x_goog_hash=f"crc32c={crc32c(b'y')}")[0] == 400
-    assert client.json("GET", "/storage/v1/b/b/o/x")[0] == 404
-
-
 def test_listing_pages_over_names_and_prefixes_in_order(client: Client) -> None:
     for name in ("a/1", "a/2", "b", "c/d/1", "c/e", "f"):
         client.put(name.replace("/", "%2F"), b"")
@@ -236,31 +190,6 @@ def test_listing_pages_over_names_and_prefixes_in_order(client: Client) -> None:
     assert client.json("GET", "/storage/v1/b/missing/o")[0] == 404
 
 
-def test_composing_joins_objects_and_has_no_md5(client: Client) -> None:
-    generation = client.put("1", b"one")[1]["generation"]
-    client.put("2", b"two")
-    sources = [{"name": "1", "objectPreconditions": {"ifGenerationMatch": generation}}, {"name": "2"}]
-    target = "/storage/v1/b/b/o/all/compose"
-    made = client.json("POST", target + "?ifGenerationMatch=0", {"sourceObjects": sources})[1]
-    assert (made["size"], made["componentCount"], made["crc32c"]) == ("6", 2, crc32c(b"onetwo"))
-    assert "md5Hash" not in made
-    assert client.json("POST", target + "?ifGenerationMatch=0", {"sourceObjects": sources})[0] == 412
-    assert client.json("POST", target, {"sourceObjects": [{"name": "1"}] * 33})[0] == 400
-    assert client.json("POST", target, {"sourceObjects": [{"name": "missing"}]})[0] == 404
-    sources[0]["objectPreconditions"]["ifGenerationMatch"] = "1"
-    assert client.json("POST", target, {"sourceObjects": sources})[0] == 412
-
-
-def test_copying_and_rewriting(client: Client) -> None:
-    client.put("x", b"data")
-    answer = client.json("POST", "/storage/v1/b/b/o/x/rewriteTo/b/b/o/y%2Fz?ifGenerationMatch=0")[1]
-    assert answer["done"]
-    assert (answer["totalBytesRewritten"], answer["resource"]["name"]) == ("4", "y/z")
-    assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/y%2Fz?ifGenerationMatch=0")[0] == 412
-    assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/w?ifSourceGenerationMatch=1")[0] == 412
-    assert client.json("POST", "/storage/v1/b/b/o/x/copyTo/b/b/o/w")[1]["name"] == "w"
-
-
 def test_a_fault_answers_a_status_as_often_as_it_says(server: GcsServer, client: Client) -> None:
     server.faults.add(Fault("status", method="POST", path="name=x", skip=1, count=2, status=429))
     assert [client.put("x", b"")[0] for _ in range(4)] == [200, 429, 429, 200]
@@ -278,16 +207,6 @@ def test_a_reset_upload_changes_nothing_and_a_lost_reply_does(server: GcsServer)
             Client(server.address).put(name, b"x" * 5_000_000)
     assert server.buckets.names("b") == ["lost"]
     assert [asked.status for asked in server.asked] == [None, None]
-
-
-def test_a_reset_resumable_upload_keeps_what_came(server: GcsServer, client: Client) -> None:
-    data = os.urandom(4 * KIB256)
-    place = start_resumable(client)
-    server.faults.add(Fault("reset_upload"))
-    with pytest.raises(OSError):
-        Client(server.address).ask("PUT", place, data, Content_Range=f"bytes 0-{len(data) - 1}/{len(data)}")
-    status, headers, _ = client.ask("PUT", place, Content_Range=f"bytes */{len(data)}")
-    assert (status, headers["range"]) == (308, f"bytes=0-{2 * KIB256 - 1}")
 
 
 @pytest.mark.parametrize("kind", ["reset_download", "stall_download"])
