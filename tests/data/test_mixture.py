@@ -38,16 +38,6 @@ def sources_of(batches: Sequence[Any]) -> np.ndarray:
     return (column(batches, 0)[:, 0] // 1000).astype(int)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", [(5, 1, 2), {0: (1, 0, 1), 1: (1, 3, 0.5)}], ids=str)
-def test_batches_are_the_same_for_any_workers_and_from_any_step(weights: Any) -> None:
-    expected = global_batches(lambda: mixture(weights), steps=25)
-    for num_workers, num_local in [(1, 2), (3, 1), (2, 2)]:
-        workers = {"num_workers": num_workers, "num_local": num_local}
-        assert same(global_batches(lambda: mixture(weights), steps=25, **workers), expected)
-        assert same(global_batches(lambda: mixture(weights), steps=4, first_step=17, **workers), expected[17:21])
-
-
 def test_every_batch_holds_its_quotas_and_every_source_goes_through_its_epochs() -> None:
     batches = global_batches(mixture, steps=40, batch_size=8)
     for batch in batches[:9]:

@@ -1,80 +1,20 @@
-"""A user's own Dataset: its policies, the same batches for any workers, positions that can be resumed."""
+"""A user's own Dataset: its policies, what it says of itself, and its mistakes."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from data.every_source import EXAMPLES, STEPS, by_epoch, pair, plain, shuffled
 from data_streams import column, global_batches, same
 
 from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import as_source
 from tfdist.data.sources.user_dataset import DatasetFunction
 from tfdist.errors import UserError
-
-EXAMPLES = 29
-STEPS = 4  # an epoch of batches of 8, the last with 5
-
-
-def pair(i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return tf.cast(i, tf.float32)[tf.newaxis], i
-
-
-def plain() -> tf.data.Dataset:
-    return tf.data.Dataset.range(EXAMPLES).map(pair)
-
-
-def shuffled() -> tf.data.Dataset:
-    return tf.data.Dataset.range(EXAMPLES).shuffle(EXAMPLES, seed=3).map(pair)
-
-
-def by_epoch(epoch: int) -> tf.data.Dataset:
-    """Python code that needs a number: NumPy's generator."""
-    order = np.random.default_rng(epoch).permutation(EXAMPLES)
-    return tf.data.Dataset.from_tensor_slices(order.astype(np.int64)).map(pair).prefetch(2)
-
-
-def by_seed(seed: int) -> tf.data.Dataset:
-    return tf.data.Dataset.range(EXAMPLES).shuffle(7, seed=100 + seed).map(pair)
-
-
-def generated() -> tf.data.Dataset:
-    def generate() -> Iterator[tuple[np.ndarray, int]]:
-        for i in range(EXAMPLES):
-            yield np.array([i], np.float32), i
-
-    signature = (tf.TensorSpec([1], tf.float32), tf.TensorSpec([], tf.int64))
-    return tf.data.Dataset.from_generator(generate, output_signature=signature)
-
-
-def unknown_length() -> tf.data.Dataset:
-    return tf.data.Dataset.range(2 * EXAMPLES).filter(lambda i: i % 2 == 0).map(lambda i: pair(i // 2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("function", [plain, shuffled, by_epoch, by_seed, generated, unknown_length])
-@pytest.mark.parametrize(("num_workers", "num_local"), [(3, 1), (2, 2)])
-def test_each_example_once_an_epoch_in_the_same_batches_for_any_workers(
-    function: Callable[..., tf.data.Dataset], num_workers: int, num_local: int
-) -> None:
-    def make() -> DatasetFunction:
-        return DatasetFunction(function)
-
-    workers = {"num_workers": num_workers, "num_local": num_local}
-    expected = global_batches(make, steps=3 * STEPS)
-    found = global_batches(make, steps=3 * STEPS, **workers)
-    assert same(found, expected)
-    epochs = [column(found[begin : begin + STEPS], 1).tolist() for begin in range(0, 3 * STEPS, STEPS)]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(EXAMPLES))
-    reshuffles = function in (shuffled, by_epoch, by_seed)
-    assert len(set(map(tuple, epochs))) == (3 if reshuffles else 1)
-    for first in (1, STEPS + 2):
-        assert same(global_batches(make, steps=3, first_step=first, **workers), expected[first : first + 3])
 
 
 @pytest.mark.slow

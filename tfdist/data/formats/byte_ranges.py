@@ -1,11 +1,10 @@
 """Finds the files that data are read from, local or `gs://`, and reads ranges of their bytes, no byte more.
 
-Every byte of a record passes through `read_range` or `read_into`.
+Every byte of a record passes through `read_range`.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 
@@ -51,14 +50,3 @@ def matching_files(patterns: str | Sequence[str]) -> list[str]:
 def read_range(path: str, first: int, count: int) -> bytes:
     """Bytes first … first + count - 1; fewer where the file ends before."""
     return files.read_range(path, first, count)
-
-
-def read_into(path: str, buffer: memoryview, *, first: int) -> bool:
-    """Fills the buffer with the bytes from `first` on; False where the file ends before it is full."""
-    try:
-        files.read_into(path, buffer, first=first)
-    except OSError as error:
-        if error.errno != errno.EIO or first + len(buffer) <= files.stat(path).num_bytes:
-            raise
-        return False
-    return True

@@ -25,7 +25,8 @@ class TFRecordSource(RecordFileSource):
 
     Args:
       files: a pattern or path, or several.
-      features: a description of each feature to read, in the forms of `example_features.py`.
+      features: of each feature to read its `tf.io.FixedLenFeature` or another of `tf.io`; sparse and ragged ones are
+        filled up with 0 or '' to the longest of the batch.
       columns: which features are inputs, targets and weights.
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
@@ -62,10 +63,10 @@ class TFRecordSource(RecordFileSource):
             if part.file.index.tail_bytes:
                 problem = f"it is cut short, {part.file.index.tail_bytes:,} bytes of it"
                 raise UserError(describe_corrupt(part.file, part.take, problem))
-        first = next((number for number, size in enumerate(self.file_sizes) if size), None)
+        first = next((number for number, part in enumerate(parts) if part.take), None)
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
-        (record,) = self.checked(self.read_run(first, 0, 1))
+        (record,) = self._read_runs([(0, 1)])
         example_features.check_record(record, self._features, f"Record 0 of {parts[first].file.path}")
         self.structure = decoded_structure(self.decode)
 

@@ -101,14 +101,7 @@ def _is_kept(step: tf.Tensor, left_out: Collection[int]) -> tf.Tensor:
 
 def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The local batches with these numbers of a source that reads by position."""
-    read = source.reader(
-        Order(
-            batch_size=plan.global_batch_size,
-            seed=plan.shuffle_seed,
-            drop_remainder=plan.drop_remainder,
-            any_order=plan.any_order,
-        )
-    )
+    read = source.reader(Order(plan.global_batch_size, plan.shuffle_seed, plan.drop_remainder))
     plain = tf.autograph.experimental.do_not_convert  # rewriting them takes half a second, and `map_inline` does not
     stages = read if isinstance(read, Staged) else Staged(read, lambda examples: examples)
     num_local = topology.num_local_replicas

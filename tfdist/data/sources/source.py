@@ -47,14 +47,11 @@ class Order:
         comes from the same ones.
       seed: of the permutation, another one each epoch; None keeps the examples in their own order.
       drop_remainder: whether an epoch's last batch is left out if it is smaller.
-      any_order: whether, without a seed, examples may stand elsewhere than in their own order, as in an evaluation,
-        which counts each once wherever it stands.
     """
 
     batch_size: int
     seed: int | None
     drop_remainder: bool = False
-    any_order: bool = False
 
 
 class Source(abc.ABC):

@@ -396,7 +396,6 @@ def evaluator_of(
         global_batch_size=batch_size,
         num_replicas=run.topology.num_replicas,
         pad=pads or run.strategy.needs_static_shapes,
-        any_order=True,
     )
     check_examples(task, model, source, "evaluation", run.strategy)
     check_same_batches(run.strategy, source, plan, "evaluation")
