@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources.sklearn_sets import load_digits
-from tfdist.data.sources.tfds_builders import import_tfds
+from tfdist.data.sources.tfds_source import import_tfds
 
 SPLITS = ("train", "test")
 NUM_SHARDS = 4

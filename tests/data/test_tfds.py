@@ -18,7 +18,7 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
-from tfdist.data.sources.tfds_source import load_tfds
+from tfdist.data.sources.tfds_source import batch_decoder, load_tfds
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
@@ -82,8 +82,6 @@ def test_columns_and_transforms(prepared: dict[str, str]) -> None:
 
 def test_features_of_every_kind_decode_as_tfds_decodes_them(tmp_path: pathlib.Path) -> None:
     import tensorflow_datasets as tfds
-
-    from tfdist.data.sources.tfds_decoding import batch_decoder
 
     plain = {
         "image": tfds.features.Image(shape=(4, 4, 3)),
@@ -195,7 +193,7 @@ def test_wrong_settings_give_one_message(
     prepared: dict[str, str], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
 ) -> None:
     if str(settings.get("data_dir", "")).startswith("gs://"):
-        monkeypatch.setattr("tfdist.data.sources.tfds_builders._prepared", lambda *args: None)
+        monkeypatch.setattr("tfdist.data.sources.tfds_source._prepared", lambda *args: None)
     with pytest.raises(UserError, match=message):
         load_tfds(**{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings)
 

@@ -22,7 +22,6 @@ from record_files_support import (
 from support import REPOSITORY, run_python
 
 from tfdist import user_code
-from tfdist.data.formats import byte_ranges, record_files
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline import failures
@@ -30,6 +29,7 @@ from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
 from tfdist.errors import UserError
+from tfdist.storage import files
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +78,8 @@ def test_a_worker_reads_its_own_bytes_and_no_others(
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of what is read of record files from now on."""
     counted: list[int] = []
-    read_range, count = byte_ranges.read_range, counted.append
-    monkeypatch.setattr(record_files, "read_range", lambda p, first, n: count(n) or read_range(p, first, n))
+    read_range, count = files.read_range, counted.append
+    monkeypatch.setattr(files, "read_range", lambda p, first, n: count(n) or read_range(p, first, n))
     return counted
 
 

@@ -17,7 +17,7 @@ from gcs.server import GcsServer
 from support import PATIENCE, free_ports, run_python
 
 from tfdist.command_line import exit_status_of
-from tfdist.data.formats import byte_ranges
+from tfdist.data.formats import input_files
 from tfdist.data.pipeline import failures
 from tfdist.errors import (
     EXIT_STORE_UNAVAILABLE,
@@ -27,7 +27,7 @@ from tfdist.errors import (
     exit_status_of_error,
 )
 from tfdist.storage import files, gcs, gcs_requests, gcs_transfers
-from tfdist.storage.writable import check_writable
+from tfdist.storage.troubles import check_writable
 
 PATH = "gs://bucket/run/file"
 SMALL, LARGE = 1000, (1 << 20) * 5 // 2  # read in one request, and in ten
@@ -241,7 +241,7 @@ def test_data_of_a_bucket_that_does_not_answer_end_with_the_status_of_an_outage(
 ) -> None:
     monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
     gcs.faults.add(Fault("status", status=503, count=None))
-    for read in (lambda: files.read(PATH), lambda: byte_ranges.matching_files("gs://bucket/train-*")):
+    for read in (lambda: files.read(PATH), lambda: input_files.matching_files("gs://bucket/train-*")):
         with pytest.raises((OSError, UserError)):
             failures.noted(read)()
         told = failures.take()

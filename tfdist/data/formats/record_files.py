@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.byte_ranges import file_version, read_range
+from tfdist.data.formats.input_files import file_version
 from tfdist.data.formats.record_index import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -62,7 +62,7 @@ class RecordFile:
         """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
         offsets = self.index.offsets[first : first + count + 1]
         begin, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-        data = read_range(self.path, begin, size)
+        data = files.read_range(self.path, begin, size)
         if len(data) < size:
             raise UserError(f"{self.path} became shorter while it was read, at record {first}. Make it again.")
         starts, stops = offsets[:-1] - begin + HEADER_BYTES, offsets[1:] - begin - FOOTER_BYTES

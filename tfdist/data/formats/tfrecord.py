@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.formats import example_features
-from tfdist.data.formats.byte_ranges import matching_files
+from tfdist.data.formats.input_files import matching_files
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource, describe_corrupt
 from tfdist.data.sources.columns import Columns
 from tfdist.errors import UserError
