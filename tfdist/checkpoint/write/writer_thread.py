@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tfdist.checkpoint import catalog, retention
+from tfdist.checkpoint import catalog
+from tfdist.checkpoint.catalog import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.format import packing
-from tfdist.checkpoint.format.entries import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
@@ -207,7 +207,7 @@ class WriterThread:
     def _tidy(self, newest: Entry) -> None:
         """Finds out what is not to be kept any more; `_remove_all` removes it."""
         self._entries.append(newest)
-        expired = retention.expired(self._entries, self._policy, newest=newest)
+        expired = catalog.expired(self._entries, self._policy, newest=newest)
         paths = {entry.path for entry in expired}
         self._entries = [entry for entry in self._entries if entry.path not in paths]
         self._to_remove += paths
