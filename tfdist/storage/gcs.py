@@ -18,7 +18,7 @@ from typing import Any
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
 from tfdist.storage.gcs_requests import TIMEOUT, client, persist, split
 from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
-from tfdist.storage.log_sink import RewrittenLog
+from tfdist.storage.log_sink import LogSink
 
 _TENSORFLOW_LIMITS = {
     "GCS_RETRY_CONFIG_MAX_RETRIES": "3",  # 10 if unset
@@ -73,14 +73,10 @@ class GcsFiles:
         upload(path, parts, replaces=0, checksum=crc32c)
         return total_bytes(parts)
 
-    def open_log(self, path: str, flush_seconds: float) -> RewrittenLog:
-        try:
-            existing = self.read(path)
-        except FileNotFoundError:
-            existing = b""
-        return RewrittenLog(
-            lambda content: self.write_atomic(path, content), existing=existing, interval_seconds=flush_seconds
-        )
+    def open_log(self, path: str, flush_seconds: float) -> LogSink:
+        from tfdist.storage.mirror import MirroredLog  # which reads and writes through `files`
+
+        return MirroredLog(path, flush_seconds)
 
     def exists(self, path: str) -> bool:
         return self.is_dir(path) or self._is_file(path)

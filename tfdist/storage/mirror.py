@@ -1,7 +1,7 @@
-"""Brings the files of a local directory to gs://, for libraries that can only write local ones.
+"""Brings the files of a local directory to gs://, whose objects cannot be appended to: logs, TensorBoard's event files.
 
-Invariant: what `close` returned from is stored whole. Objects cannot be appended to, so a file that grew is put again,
-at most every `interval_seconds`. Telemetry keeps TensorBoard's event files so.
+Invariant: what `close` returned from is stored whole. A file that grew is put again, at most every `interval_seconds`,
+and so a process that is killed loses the lines of the last interval.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import logging
 import os
 import tempfile
 import threading
+import time
 
 from tfdist.storage import files
+from tfdist.storage.log_sink import AppendedLog
 
 _log = logging.getLogger(__name__)
+LOOK_SECONDS = 0.5  # between two looks whether something grew
 
 
 class Mirror:
@@ -29,9 +32,21 @@ class Mirror:
         self._remote = remote
         self._interval_seconds = interval_seconds
         self._stored: dict[str, int] = {}
+        self._last_put = -float("inf")
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._put_until_closed, name="tfdist-mirror", daemon=True)
         self._thread.start()
+
+    def fetch(self, name: str) -> str:
+        """The local path of a file, which begins with what is stored of it."""
+        path = os.path.join(self.local, name)
+        try:
+            content = files.read(files.join(self._remote, name))
+        except FileNotFoundError:
+            return path
+        self._stored[name] = len(content)
+        files.write_atomic(path, content)
+        return path
 
     def close(self) -> None:
         """Stores the rest and removes the local directory; raises OSError. Closing again does nothing."""
@@ -43,7 +58,9 @@ class Mirror:
             self._put_what_grew()
 
     def _put_until_closed(self) -> None:
-        while not self._closing.wait(self._interval_seconds):
+        while not self._closing.wait(min(LOOK_SECONDS, self._interval_seconds)):
+            if time.monotonic() < self._last_put + self._interval_seconds:
+                continue
             try:
                 self._put_what_grew()
             except OSError as error:
@@ -51,7 +68,22 @@ class Mirror:
 
     def _put_what_grew(self) -> None:
         for name in files.list_tree(self.local):
-            content = files.read(os.path.join(self.local, name))
-            if self._stored.get(name) != len(content):
+            path = os.path.join(self.local, name)
+            if self._stored.get(name) != os.path.getsize(path):
+                self._last_put = time.monotonic()
+                content = files.read(path)
                 files.write_atomic(files.join(self._remote, name), content)
                 self._stored[name] = len(content)
+
+
+class MirroredLog(AppendedLog):
+    """A log of lines behind what an object holds."""
+
+    def __init__(self, path: str, flush_seconds: float) -> None:
+        directory, _, name = path.rpartition("/")
+        self._mirror = Mirror(directory, interval_seconds=flush_seconds)
+        super().__init__(self._mirror.fetch(name))
+
+    def close(self) -> None:
+        super().close()
+        self._mirror.close()
