@@ -23,7 +23,7 @@ from record_files_support import COLUMNS, FEATURES, example, write_records
 from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.data.formats.image_folder import ImageFolder
 from tfdist.data.formats.tfrecord import TFRecordSource
-from tfdist.data.pipeline.pipeline import as_source
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.mixture import Mixture
@@ -198,7 +198,7 @@ def of_tfds(file_format: str) -> Callable[[pathlib.Path], Make]:
         builder.download_and_prepare()
         if file_format == "array_record":
             return lambda: IndexedSource(builder.as_data_source("train"), columns=XY)
-        from tfdist.data.sources.tfds_source import load_tfds
+        from tfdist.data.formats.tfds_source import load_tfds
 
         return lambda: load_tfds(name="numbered", split="train", data_dir=str(folder), columns=XY, block_records=3)
 

@@ -12,7 +12,7 @@ from data_streams import column, global_batches
 from PIL import Image
 
 from tfdist.data.formats.image_folder import ImageFolder
-from tfdist.data.pipeline import failures
+from tfdist.data.sources import failures
 from tfdist.errors import UserError
 
 COUNTS = {"ant": 9, "bee": 16, "cat.v2": 12}

@@ -18,8 +18,8 @@ import tensorflow as tf
 from data.every_source import STEPS, XY, Squares
 from data_streams import global_batches
 
-from tfdist.data.pipeline import failures
-from tfdist.data.pipeline.pipeline import as_source
+from tfdist.data.sources import failures
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.errors import UserError
 

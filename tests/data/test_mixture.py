@@ -15,9 +15,9 @@ from PIL import Image
 
 from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.data.formats.image_folder import ImageFolder
-from tfdist.data.order.quotas import Quotas, Schedule
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.mixture import Mixture
+from tfdist.data.sources.quotas import Quotas, Schedule
 from tfdist.data.sources.source import Order
 from tfdist.errors import UserError
 

@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 from support import REPOSITORY, clean_environment, run_python
 
+from tfdist.data.formats.tfds_source import batch_decoder, load_tfds
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
-from tfdist.data.sources.tfds_source import batch_decoder, load_tfds
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
@@ -114,7 +114,7 @@ def refuse(*args, **kwargs):
     raise SystemExit(f"network attempt: {args}")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
 import sys
-from tfdist.data.sources import tfds_source
+from tfdist.data.formats import tfds_source
 assert "tensorflow_datasets" not in sys.modules, "imported before it is used"
 from tfdist.errors import UserError
 source = tfds_source.load_tfds(name="digits", split="train", data_dir=sys.argv[1])
@@ -143,7 +143,7 @@ def counted(self, *args, **kwargs):
     pathlib.Path(sys.argv[2], f"prepared-by-{os.getpid()}").touch()
     return original(self, *args, **kwargs)
 Digits.download_and_prepare = counted
-from tfdist.data.sources.tfds_source import load_tfds
+from tfdist.data.formats.tfds_source import load_tfds
 print(load_tfds(name="digits", split="train", data_dir=sys.argv[2] + "/tfds", download=True).num_examples)
 """
 
@@ -193,7 +193,7 @@ def test_wrong_settings_give_one_message(
     prepared: dict[str, str], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
 ) -> None:
     if str(settings.get("data_dir", "")).startswith("gs://"):
-        monkeypatch.setattr("tfdist.data.sources.tfds_source._prepared", lambda *args: None)
+        monkeypatch.setattr("tfdist.data.formats.tfds_source._prepared", lambda *args: None)
     with pytest.raises(UserError, match=message):
         load_tfds(**{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings)
 

@@ -24,8 +24,8 @@ from support import REPOSITORY, run_python
 from tfdist import user_code
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources import failures
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
 from tfdist.errors import UserError

@@ -11,8 +11,8 @@ import tensorflow as tf
 from data.every_source import EXAMPLES, STEPS, by_epoch, pair, plain, shuffled
 from data_streams import column, global_batches, same
 
-from tfdist.data.pipeline import failures
-from tfdist.data.pipeline.pipeline import as_source
+from tfdist.data.sources import failures
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.user_dataset import DatasetFunction
 from tfdist.errors import UserError
 

@@ -18,7 +18,7 @@ from support import PATIENCE, free_ports, run_python
 
 from tfdist.command_line import exit_status_of
 from tfdist.data.formats import input_files
-from tfdist.data.pipeline import failures
+from tfdist.data.sources import failures
 from tfdist.errors import (
     EXIT_STORE_UNAVAILABLE,
     EXIT_USER_ERROR,

@@ -11,11 +11,10 @@ from gcs.faults import Fault
 from gcs.server import GcsServer
 
 from tfdist.storage import files
-from tfdist.storage.mirror import Mirror
 
 
 def test_files_that_grow_are_stored_meanwhile_and_at_the_end(gcs: GcsServer) -> None:
-    mirror = Mirror("gs://bucket/run/tensorboard", interval_seconds=0.02)
+    mirror = files.open_mirror("gs://bucket/run/tensorboard", interval_seconds=0.02)
     path = pathlib.Path(mirror.local, "train", "events")
     path.parent.mkdir()
     for content in (b"one", b"one, two"):
@@ -32,7 +31,7 @@ def test_files_that_grow_are_stored_meanwhile_and_at_the_end(gcs: GcsServer) -> 
 
 @pytest.mark.slow
 def test_a_last_put_that_fails_is_raised(gcs: GcsServer) -> None:
-    mirror = Mirror("gs://bucket/run")
+    mirror = files.open_mirror("gs://bucket/run")
     pathlib.Path(mirror.local, "events").write_bytes(b"one")
     gcs.faults.add(Fault("status", status=403, count=None))
     with pytest.raises(PermissionError):

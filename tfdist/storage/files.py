@@ -19,6 +19,7 @@ from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
 from tfdist.storage.log_sink import LogSink
+from tfdist.storage.mirror import Mirror
 
 StrPath = str | os.PathLike[str]
 
@@ -106,6 +107,11 @@ def open_log(path: StrPath, *, flush_seconds: float = 30.0) -> LogSink:
     rewritten at most every `flush_seconds` and on `close`: close it in a `finally`.
     """
     return _store(path).open_log(os.fspath(path), flush_seconds)
+
+
+def open_mirror(path: StrPath, *, interval_seconds: float = 30.0) -> Mirror:
+    """A local directory whose files appear below `path`, for libraries that can only write local ones."""
+    return Mirror(_store(path), os.fspath(path), interval_seconds)
 
 
 def exists(path: StrPath) -> bool:

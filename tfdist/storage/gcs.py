@@ -19,6 +19,7 @@ from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
 from tfdist.storage.gcs_requests import TIMEOUT, client, persist, split
 from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
 from tfdist.storage.log_sink import LogSink
+from tfdist.storage.mirror import MirroredLog
 
 _TENSORFLOW_LIMITS = {
     "GCS_RETRY_CONFIG_MAX_RETRIES": "3",  # 10 if unset
@@ -74,9 +75,7 @@ class GcsFiles:
         return total_bytes(parts)
 
     def open_log(self, path: str, flush_seconds: float) -> LogSink:
-        from tfdist.storage.mirror import MirroredLog  # which reads and writes through `files`
-
-        return MirroredLog(path, flush_seconds)
+        return MirroredLog(self, path, flush_seconds)
 
     def exists(self, path: str) -> bool:
         return self.is_dir(path) or self._is_file(path)

@@ -11,25 +11,35 @@ import os
 import tempfile
 import threading
 import time
+from typing import Protocol
 
-from tfdist.storage import files
+from tfdist.storage.local import LocalFiles
 from tfdist.storage.log_sink import AppendedLog
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5  # between two looks whether something grew
 
 
+class Store(Protocol):
+    """What of `Files` a mirror uses."""
+
+    def read(self, path: str) -> bytes: ...
+    def write_atomic(self, path: str, data: bytes) -> None: ...
+
+
 class Mirror:
-    """A local directory, `local`, whose files appear below `remote`.
+    """A local directory, `local`, whose files appear below `remote` in a store; `files.open_mirror` makes one.
 
     A put that fails is tried again with the next one, and said as a warning; only `close` raises it. A process that is
     killed loses what came since the last put.
     """
 
-    def __init__(self, remote: str, *, interval_seconds: float = 30.0) -> None:
+    def __init__(self, store: Store, remote: str, interval_seconds: float) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-mirror-")
         self.local = self._scratch.name
-        self._remote = remote
+        self._store = store
+        self._remote = remote.rstrip("/")
+        self._files = LocalFiles()
         self._interval_seconds = interval_seconds
         self._stored: dict[str, int] = {}
         self._last_put = -float("inf")
@@ -41,11 +51,11 @@ class Mirror:
         """The local path of a file, which begins with what is stored of it."""
         path = os.path.join(self.local, name)
         try:
-            content = files.read(files.join(self._remote, name))
+            content = self._store.read(f"{self._remote}/{name}")
         except FileNotFoundError:
             return path
         self._stored[name] = len(content)
-        files.write_atomic(path, content)
+        self._files.write_atomic(path, content)
         return path
 
     def close(self) -> None:
@@ -67,21 +77,21 @@ class Mirror:
                 _log.warning("Files could not be stored in %s and will be tried again: %s", self._remote, error)
 
     def _put_what_grew(self) -> None:
-        for name in files.list_tree(self.local):
+        for name in self._files.list_tree(self.local):
             path = os.path.join(self.local, name)
             if self._stored.get(name) != os.path.getsize(path):
                 self._last_put = time.monotonic()
-                content = files.read(path)
-                files.write_atomic(files.join(self._remote, name), content)
+                content = self._files.read(path)
+                self._store.write_atomic(f"{self._remote}/{name}", content)
                 self._stored[name] = len(content)
 
 
 class MirroredLog(AppendedLog):
     """A log of lines behind what an object holds."""
 
-    def __init__(self, path: str, flush_seconds: float) -> None:
+    def __init__(self, store: Store, path: str, flush_seconds: float) -> None:
         directory, _, name = path.rpartition("/")
-        self._mirror = Mirror(directory, interval_seconds=flush_seconds)
+        self._mirror = Mirror(store, directory, flush_seconds)
         super().__init__(self._mirror.fetch(name))
 
     def close(self) -> None:

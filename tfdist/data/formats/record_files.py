@@ -26,7 +26,7 @@ from tfdist.data.formats.record_index import (
     masked,
 )
 from tfdist.data.order.block_order import BlockOrder, Run, WindowReader, as_array
-from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.errors import UnreadableError, UserError, is_whole_number
 from tfdist.storage import files

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.data.formats import example_features
 from tfdist.data.formats.input_files import matching_files
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource, describe_corrupt
-from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.errors import UserError
 
 INDEXED_AT_ONCE = 16  # files; of remote ones each header read waits for the network
@@ -72,31 +72,6 @@ class TFRecordSource(RecordFileSource):
 
     def decode(self, records: tf.Tensor) -> Any:
         return self._decoding(example_features.parse(records, self._features))
-
-
-class Decoding:
-    """From named columns to the nest: per-column transforms, the choice of columns, the user's own transform."""
-
-    def __init__(
-        self,
-        columns: Columns,
-        transforms: Mapping[str, Callable[[Any], Any]] | None,
-        transform: Callable[[Any], Any] | None,
-    ) -> None:
-        self._columns = columns
-        self._transforms = dict(transforms or {})
-        self._transform = transform
-
-    def check(self, known: Sequence[str], where: str) -> None:
-        """Raises UserError where a column is not among those known."""
-        self._columns.check(known, where)
-        for name in self._transforms:
-            Columns(inputs=name, targets=()).check(known, where)
-
-    def __call__(self, columns: Mapping[str, Any]) -> Any:
-        changed = {name: self._transforms[name](value) for name, value in columns.items() if name in self._transforms}
-        nest = self._columns.select({**columns, **changed})
-        return self._transform(nest) if self._transform is not None else nest
 
 
 def decoded_structure(decode: Callable[[tf.Tensor], Any]) -> Any:

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.tfrecord import Decoding
-from tfdist.data.pipeline.failures import noted
-from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.examples_by_number import begin_process, describe_nest, read_batch, read_in_process
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader, Staged
 from tfdist.errors import UserError, is_whole_number
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.order.quotas import Schedule
-from tfdist.data.pipeline.pipeline import as_source, example_seeds
-from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.sources.as_source import as_source
+from tfdist.data.sources.quotas import Schedule
+from tfdist.data.sources.source import Order, Reader, Source, example_seeds
 from tfdist.errors import UserError, is_whole_number
 
 # Keeps the orders of the sources apart from each other and from the run's own.

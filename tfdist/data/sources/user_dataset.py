@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.dataset_parts import Parts, parts_of
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.errors import UserError, is_whole_number, suggest
 from tfdist.strategies.base import Topology
@@ -39,6 +39,10 @@ _LOG = logging.getLogger(__name__)
 class StreamSource(Source):
     """A source that cannot read an example by its index, and therefore builds its batches itself."""
 
+    cheaper = (
+        "In your dataset's function, map with num_parallel_calls = tf.data.AUTOTUNE and keep what fits with "
+        "Dataset.cache(), before what is random"
+    )
     calls_python = True
 
     def reader(self, order: Order) -> Reader:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.formats.input_files import Patterns, find_files
-from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.preprocessing import Preprocessing, read_kept
 from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.data.text.text_files import SPLITS, TextFile, read_lines

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
+from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.transforms.mapped import Mapped, parts_of, seeds_of
 from tfdist.errors import UserError, is_whole_number

@@ -13,8 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import example_seeds
-from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.sources.source import Order, Reader, Source, example_seeds
 from tfdist.data.transforms.mapped import Mapped, parts_of
 from tfdist.errors import UserError, is_whole_number
 

@@ -12,8 +12,9 @@ from typing import Any
 import keras
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline import failures
-from tfdist.data.pipeline.pipeline import as_source, build_pipeline
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources import failures
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
 from tfdist.recipes.lengths import RunLength

@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline import failures
-from tfdist.data.pipeline.pipeline import as_source, build_pipeline
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources import failures
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
 from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
-from tfdist.data.formats.tfrecord import Decoding, decoded_structure
-from tfdist.data.sources.columns import Columns
+from tfdist.data.formats.tfrecord import decoded_structure
+from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError, missing_extra, suggest
