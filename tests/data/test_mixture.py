@@ -119,7 +119,7 @@ def test_mistakes_have_messages() -> None:
         ({**one, "weights": {1: (1,)}}, "begins with an entry for 0"),
         ({**one, "weights": {0: (1,), 0.5: (1,)}}, "begins with an entry for 0"),
         ({**one, "unit": "epoch"}, "Did you mean 'epochs'"),
-        ({**one, "examples_per_epoch": 0}, "examples_per_epoch is a whole number"),
+        ({**one, "examples_per_epoch": 0}, "examples_per_epoch is 0; write a whole number"),
         ({"sources": [lambda: numbers(0), lambda: (np.zeros((3, 2)), np.zeros(3))]}, "must look alike.*source 1"),
         ({"sources": [lambda: None]}, "received NoneType"),
         ({"sources": [lambda: tf.data.Dataset.range(4).map(lambda i: (i, i))] * 2}, "cannot be part of a mixture"),

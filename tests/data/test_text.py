@@ -128,7 +128,7 @@ def test_what_is_wrong_gets_a_message(tmp_path: pathlib.Path) -> None:
         (lambda: lines(good, labels="sun"), "TextLines.labels is 'sun'; write a list"),
         (lambda: lines(good, labels=["sun"]), "the label 'rain' is not among"),
         (lambda: lines(good, vocabulary_size=2), "TextLines.vocabulary_size is 2; write a whole number of at least 3"),
-        (lambda: lines(good, split="words"), r"TextLines.split is 'words'; write one of \['whitespace'"),
+        (lambda: lines(good, split="words"), "TextLines.split is 'words'; write one of 'whitespace'"),
         (lambda: lines(good, separator=""), "TextLines.separator is ''"),
     ):
         with pytest.raises(UserError, match=message):

@@ -137,7 +137,7 @@ def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
         (lambda: (1, 2), {}, "returns a tf.data.Dataset; received tuple"),
         (lambda: tf.data.Dataset.range(3), {}, r"gives \(x, y\)"),
         (plain, {"policy": "fil"}, "Did you mean 'file'"),
-        (plain, {"num_examples": 0}, "num_examples is a whole number"),
+        (plain, {"num_examples": 0}, "num_examples is 0; write a whole number"),
         (lambda: plain().ragged_batch(2), {}, "unbatch = True"),
     ],
 )

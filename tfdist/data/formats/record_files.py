@@ -28,7 +28,8 @@ from tfdist.data.formats.record_index import (
 from tfdist.data.order.block_order import BlockOrder, Run, WindowReader, as_array
 from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, Reader, Source, Staged
-from tfdist.errors import UnreadableError, UserError, is_whole_number
+from tfdist.errors import UnreadableError, UserError
+from tfdist.settings.checks import COUNT
 from tfdist.storage import files
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
@@ -106,8 +107,7 @@ class RecordFileSource(Source):
     def __init__(self, parts: Sequence[FilePart], *, record_bytes: float, block_records: int | None = None) -> None:
         if block_records is None:
             block_records = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
-        elif not is_whole_number(block_records):
-            raise UserError(f"block_records is a whole number of at least 1; received {block_records!r}.")
+        COUNT("block_records", block_records)
         self.parts = tuple(parts)
         self.file_sizes = tuple(part.take for part in parts)  # which workers compare
         self.num_examples = sum(self.file_sizes)

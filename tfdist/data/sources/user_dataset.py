@@ -22,7 +22,8 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources.dataset_parts import Parts, parts_of
 from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, Reader, Source
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError
+from tfdist.settings.checks import COUNT, one_of, or_none
 from tfdist.strategies.base import Topology
 
 NO_PASS = "in an epoch some examples come more than once and others not at all"
@@ -88,12 +89,8 @@ class DatasetFunction(StreamSource):
         num_examples: int | None = None,
         unbatch: bool = False,
     ) -> None:
-        if policy not in POLICIES:
-            raise UserError(
-                f"policy is one of {', '.join(POLICIES)}; received {policy!r}.{suggest(str(policy), POLICIES)}"
-            )
-        if num_examples is not None and not is_whole_number(num_examples):
-            raise UserError(f"num_examples is a whole number from 1 on; received {num_examples!r}.")
+        one_of(*POLICIES)("DatasetFunction.policy", policy)
+        or_none(COUNT)("DatasetFunction.num_examples", num_examples)
         self._function = function
         self._unbatch = unbatch
         self._policy = policy

@@ -21,11 +21,12 @@ from tfdist.data.sources.failures import noted
 from tfdist.data.sources.preprocessing import Preprocessing, read_kept
 from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.data.text.text_files import SPLITS, TextFile, read_lines
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError, suggest
+from tfdist.settings.checks import one_of, or_none, whole_number
 from tfdist.storage import files as storage
 
 TextPatterns = Patterns | Mapping[str, Patterns]
-STANDARDS = (None, "lower", "strip_punctuation", "lower_and_strip_punctuation")
+STANDARDS = ("lower", "strip_punctuation", "lower_and_strip_punctuation")
 FIT_VERSION = 1
 FIT_LINES = 4096
 
@@ -241,21 +242,15 @@ def _classes(lines: TextFile, labels: Sequence[str]) -> np.ndarray:
 def _check(
     vocabulary_size: int, max_length: int, bucket_batches: int, separator: str, standardize: str | None, split: str
 ) -> None:
-    counts = {
-        "vocabulary_size": (vocabulary_size, 3),
-        "max_length": (max_length, 1),
-        "bucket_batches": (bucket_batches, 0),
-    }
-    for name, (value, least) in counts.items():
-        if not is_whole_number(value, least=least):
-            raise UserError(f"TextLines.{name} is {value!r}; write a whole number of at least {least}.")
+    whole_number(3)("TextLines.vocabulary_size", vocabulary_size)
+    whole_number(1)("TextLines.max_length", max_length)
+    whole_number(0)("TextLines.bucket_batches", bucket_batches)
+    or_none(one_of(*STANDARDS))("TextLines.standardize", standardize)
+    one_of(*SPLITS)("TextLines.split", split)
     if not isinstance(separator, str) or not separator or "\n" in separator:
         raise UserError(
             f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
         )
-    for name, choice, known in (("standardize", standardize, STANDARDS), ("split", split, SPLITS)):
-        if choice not in known:
-            raise UserError(f"TextLines.{name} is {choice!r}; write one of {list(known)}.")
 
 
 def _understood(kept: dict[str, Any]) -> tuple[list[str] | None, list[str]]:
