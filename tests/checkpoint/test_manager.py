@@ -22,7 +22,7 @@ from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.lease import LeaseLostError
-from tfdist.storage.syscalls import Syscalls
+from tfdist.storage.local import Syscalls
 
 
 class Gate(Syscalls):

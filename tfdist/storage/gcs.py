@@ -40,7 +40,7 @@ def limit_retries(environment: MutableMapping[str, str]) -> None:
 
 
 class GcsFiles:
-    """`Files` on a `gs://` path. A put of an object is atomic by itself, and directories need not be made."""
+    """What `files` offers, on a `gs://` path. A put of an object is atomic by itself; directories need not be made."""
 
     def read(self, path: str) -> bytes:
         for last in [False] * (_READ_TRIES - 1) + [True]:

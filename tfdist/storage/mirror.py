@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.5  # between two looks whether something grew
 
 
 class Store(Protocol):
-    """What of `Files` a mirror uses."""
+    """What of a store a mirror uses."""
 
     def read(self, path: str) -> bytes: ...
     def write_atomic(self, path: str, data: bytes) -> None: ...
