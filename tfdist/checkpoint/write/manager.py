@@ -65,7 +65,7 @@ class CheckpointManager:
             policy,
             identity=manifests.to_plain(identity, "identity"),
             still_ours=still_ours,
-            give_back=self._buffer.give_back,
+            buffer=self._buffer,
             part=part,
         )
 
