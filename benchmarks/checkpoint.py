@@ -30,7 +30,7 @@ from trainings import Train, tfdist_learner_and_training
 from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.format.entries import list_checkpoints
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.schedule import Schedule

@@ -53,8 +53,8 @@ ROUNDS = 9
 STEP = 1_000_000
 FIRST_BATCH_ROUNDS = 15
 AUTO = tf.data.AUTOTUNE
-FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
-PHOTO_FEATURES = {"image": ("fixed", (), "string"), "label": ("fixed", (), "int64")}
+FEATURES = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
+PIXELS = {"image": lambda image: tf.reshape(tf.io.decode_raw(image, tf.uint8), [-1, *input_files.SMALL_IMAGE])}
 COLUMNS = Columns(inputs="image", targets="label")
 
 Parsed = tuple[tf.Tensor, tf.Tensor]
@@ -82,11 +82,10 @@ def records() -> list[Figure]:
     """Small TFRecords, against `interleave` with several settings."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         paths = input_files.write_records(Path(scratch) / "records", input_files.small_images(NUM_IMAGES))
-        source = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS)
-        specs = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
+        source = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
 
         def parse(serialized: tf.Tensor) -> Parsed:
-            parsed = tf.io.parse_example(serialized, specs)
+            parsed = tf.io.parse_example(serialized, FEATURES)
             pixels = tf.io.decode_raw(parsed["image"], tf.uint8)
             return tf.reshape(pixels, [-1, *input_files.SMALL_IMAGE]), parsed["label"]
 
@@ -109,14 +108,12 @@ def photo_records() -> list[Figure]:
 
 
 def _photo_records(paths: list[str]) -> Figure:
-    specs = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
-
     def one(serialized: tf.Tensor) -> Parsed:
-        parsed = tf.io.parse_single_example(serialized, specs)
+        parsed = tf.io.parse_single_example(serialized, FEATURES)
         return _resized(tf.image.decode_png(parsed["image"], 3)), parsed["label"]
 
     def decoded_together(serialized: tf.Tensor) -> Parsed:
-        parsed = tf.io.parse_example(serialized, specs)
+        parsed = tf.io.parse_example(serialized, FEATURES)
         return _resized(decoded(parsed["image"])), parsed["label"]
 
     def singly(calls: int, cycle: int) -> tf.data.Dataset:
@@ -129,7 +126,7 @@ def _photo_records(paths: list[str]) -> Figure:
 
     peers = [build(calls, len(paths)) for build in (singly, together) for calls in (2, 4, AUTO)]
     source = TFRecordSource(
-        files=paths, features=PHOTO_FEATURES, columns=COLUMNS, transforms={"image": lambda x: _resized(decoded(x))}
+        files=paths, features=FEATURES, columns=COLUMNS, transforms={"image": lambda x: _resized(decoded(x))}
     )
     name = "PNG records, decoded and resized: examples/s ÷ the best of 6 hand-tuned maps"
     return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
@@ -203,7 +200,7 @@ def first_batch() -> list[Figure]:
     arrays = ArraySource((images, np.arange(NUM_IMAGES)))
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         paths = input_files.write_records(Path(scratch) / "records", input_files.small_images(NUM_IMAGES))
-        records = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS)
+        records = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
         return [_first_batch("arrays", arrays), _first_batch("TFRecord", records)]
 
 

@@ -26,7 +26,7 @@ from tfdist.data.sources.source import Order, Source
 BATCHES = (256, 100)
 WORKERS = choose_size((2, 4, 8), (2,))
 NUM_RECORDS = choose_size(20_011, 2_011)
-FEATURES = {"image": ("raw", input_files.SMALL_IMAGE, "uint8"), "label": ("fixed", (), "int64")}
+FEATURES = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
 
 
 def open_source(directory: Path) -> Source:

@@ -76,8 +76,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def nothing_of_another_test() -> Iterator[None]:
     """Takes back TensorFlow's global seed, under which what is not seeded seems to be, its determinism, and errors."""
     yield
-    if "tfdist.data.pipeline.failures" in sys.modules:
-        sys.modules["tfdist.data.pipeline.failures"].forget()
+    if "tfdist.data.sources.failures" in sys.modules:
+        sys.modules["tfdist.data.sources.failures"].forget()
     if "tensorflow" in sys.modules:
         from tensorflow.python.framework import config
 

@@ -1,4 +1,4 @@
-"""Real TFRecord files of numbered examples, and what an epoch of a source over them holds."""
+"""Real TFRecord files of numbered examples."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.source import Source
-from tfdist.strategies.base import Topology
 
-FEATURES = {"x": ("fixed", (2,), "float32"), "number": ("fixed", (), "int64")}
+FEATURES = {"x": tf.io.FixedLenFeature((2,), tf.float32), "number": tf.io.FixedLenFeature((), tf.int64)}
 COLUMNS = Columns(inputs="x", targets="number")
-UNEQUAL_SIZES = ([37], [50, 3], [1, 90, 12], [20, 0, 41, 8], [5, 64, 0, 17, 33])
 
 
 def example(**features: Any) -> bytes:
@@ -52,22 +47,3 @@ def write_numbered(folder: pathlib.Path, sizes: Sequence[int], padding: int = 0)
         write_records(folder / f"part-{file:03d}", records)
         number += size
     return str(folder / "part-*")
-
-
-def global_batches(source: Source, plan: BatchPlan, num_workers: int, *, steps: int, first_step: int = 0) -> list[Any]:
-    """The targets of each global batch, from the streams of as many workers."""
-    streams = [
-        build_pipeline(source, plan, Topology(worker, num_workers, 1), first_step=first_step).as_numpy_iterator()
-        for worker in range(num_workers)
-    ]
-    batches = []
-    for _ in range(steps):
-        pieces = [next(stream) for stream in streams]
-        for piece in pieces:
-            x, number = piece["examples"]
-            np.testing.assert_array_equal(x[:, 0], number.astype(np.float32))
-        kept = [piece["examples"][1] for piece in pieces]
-        if "shares" in pieces[0] and (pieces[0]["shares"] < 1).any():  # fewer examples than replicas: each has all
-            kept = kept[:1]
-        batches.append(np.concatenate(kept).tolist())
-    return batches

@@ -257,6 +257,16 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return list(found.values())
 
 
+@pytest.mark.slow
+def test_the_rooms_of_data_form_no_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module in read_modules(REPOSITORY / PACKAGE / "data"):
+        targets = [target.split(".") for _, target in imports(module, PACKAGE)]
+        rooms = {path[2] for path in targets if path[:2] == [PACKAGE, "data"] and len(path) > 2}
+        graph.setdefault(module.part, set()).update(rooms - {module.part})
+    assert circles(graph) == []
+
+
 # That it bites
 
 

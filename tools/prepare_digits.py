@@ -24,8 +24,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.formats.tfds_source import import_tfds
 from tfdist.data.sources.sklearn_sets import load_digits
-from tfdist.data.sources.tfds_builders import import_tfds
 
 SPLITS = ("train", "test")
 NUM_SHARDS = 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.format.entries import Entry
+from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write.manager import CheckpointManager

@@ -22,7 +22,7 @@ from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.lease import LeaseLostError
-from tfdist.storage.syscalls import Syscalls
+from tfdist.storage.local import Syscalls
 
 
 class Gate(Syscalls):
@@ -62,8 +62,8 @@ def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.P
         for tensor in state.tensors.values():
             if tensor.ndim:
                 tensor[...] = 99
-        manager.save(State(2, state.tensors, {}))
         gate.opened.set()
+        manager.save(State(2, state.tensors, {}))
         manager.close()
     first, second = list_checkpoints(str(tmp_path))
     expected = state_of(1)
@@ -71,8 +71,8 @@ def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.P
     assert (restore.load(second.path).tensors["model/kernel"] == 99).all()
 
 
-@pytest.mark.parametrize(("told_from_seconds", "warned"), [(1e-9, [("warning", 3)]), (60.0, [])])
-def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so_if_that_is_long(
+@pytest.mark.parametrize(("told_from_seconds", "warned"), [(1e-9, [("warning", 2)]), (60.0, [])])
+def test_a_save_waits_while_the_one_before_is_being_written_and_says_so_if_that_is_long(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, told_from_seconds: float, warned: list[object]
 ) -> None:
     monkeypatch.setattr(manager_module, "TOLD_WAIT_SECONDS", told_from_seconds)
@@ -80,15 +80,14 @@ def test_the_third_save_waits_while_both_buffers_are_being_written_and_says_so_i
     manager = new_manager(tmp_path, listener, keep_last=3)
     with faulty.installed(gate):
         manager.save(state_of(1))
-        manager.save(state_of(2))
         assert gate.reached.wait(60)
         assert not listener.events("checkpoint_waited")
-        third = threading.Thread(target=manager.save, args=[state_of(3)])
-        third.start()
-        while not manager._buffers._changed._waiters:  # until it waits for a buffer
-            assert third.is_alive()
+        second = threading.Thread(target=manager.save, args=[state_of(2)])
+        second.start()
+        while not manager._buffer._is_free._cond._waiters:  # until it waits for the buffer
+            assert second.is_alive()
         gate.opened.set()
-        third.join(60)
+        second.join(60)
         manager.close()
     assert [(event[0], event[2]) for event in listener.events("checkpoint_waited")] == warned
     for entry in list_checkpoints(str(tmp_path)):
@@ -356,8 +355,8 @@ def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path
     manager = CheckpointManager(str(tmp_path), CheckpointPolicy(), identity={}, tell=Listener(), still_ours=still_ours)
     with faulty.installed(gate):
         manager.save(state_of(1))
+        threading.Timer(0.05, gate.opened.set).start()
         manager.save(state_of(2))
-        gate.opened.set()
         with pytest.raises(LeaseLostError, match="another run has taken"):
             manager.close()
     assert list_checkpoints(str(tmp_path)) == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.format.entries import list_checkpoints
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import StoredFile
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State

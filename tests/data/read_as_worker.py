@@ -14,6 +14,8 @@ import pathlib
 import sys
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
@@ -21,7 +23,7 @@ from tfdist.data.sources.columns import Columns
 from tfdist.strategies.base import Topology
 
 BATCH, SEED, EPOCHS = 16, 9, 2
-FEATURES = {"number": ("fixed", (), "int64")}
+FEATURES = {"number": tf.io.FixedLenFeature((), tf.int64)}
 
 
 def middle_of(directory: str, steps: int) -> int:

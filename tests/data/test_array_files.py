@@ -1,4 +1,4 @@
-"""Array files give each example once an epoch, read only the rows asked for, and say what is wrong with them."""
+"""Array files: which are mapped, what becomes of their types, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from data_streams import TOPOLOGIES, column, global_batches, same
+from data_streams import column, global_batches, same
 
 from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.errors import UserError
@@ -26,33 +26,12 @@ def written(tmp_path: pathlib.Path) -> dict[str, Any]:
         "name": np.array([f"é{i}" for i in range(ROWS)]),
     }
     np.savez(tmp_path / "plain.npz", **arrays)
-    np.savez_compressed(tmp_path / "compressed.npz", **arrays)
     for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array)
-    np.save(tmp_path / "fortran.npy", np.asfortranarray(arrays["x"]))
     return {
         "plain": f"{tmp_path}/plain.npz",
-        "compressed": f"{tmp_path}/compressed.npz",
         "npy": {name: f"{tmp_path}/{name}.npy" for name in arrays},
-        "fortran": {"x": f"{tmp_path}/fortran.npy", "y": f"{tmp_path}/y.npy", "w": f"{tmp_path}/w.npy"},
     }
-
-
-@pytest.mark.parametrize("kind", ["plain", "compressed", "npy", "fortran"])
-@pytest.mark.parametrize(("num_workers", "num_local"), TOPOLOGIES)
-def test_each_row_once_an_epoch_in_the_same_batches_for_any_workers(
-    written: dict[str, Any], kind: str, num_workers: int, num_local: int
-) -> None:
-    def make() -> ArrayFiles:
-        return ArrayFiles(written[kind], inputs="x", targets="y", weights="w")
-
-    expected = global_batches(make, steps=2 * STEPS)
-    found = global_batches(make, steps=2 * STEPS, num_workers=num_workers, num_local=num_local)
-    assert same(found, expected)
-    for epoch in (found[:STEPS], found[STEPS:]):
-        assert sorted(column(epoch, 1)) == list(range(ROWS))
-        np.testing.assert_array_equal(column(epoch, 0)[:, 0], 3 * column(epoch, 1))
-    assert same(global_batches(make, steps=3, first_step=6, num_workers=num_workers, num_local=num_local), found[6:9])
 
 
 def test_npy_files_are_mapped_and_float64_rows_become_float32(written: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.pipeline.augment import Augmentation
+from tfdist.data.sources.augment import Augmentation
 from tfdist.errors import UserError
 
 SIZE = 12

@@ -18,7 +18,7 @@ from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.strategies.base import Topology
 
 pattern, how = sys.argv[1:]
-features = {"number": ("fixed", (), "int64")}
+features = {"number": tf.io.FixedLenFeature((), tf.int64)}
 source = TFRecordSource(files=pattern, features=features, columns=Columns(inputs="number", targets="number"),
                         block_records=8)
 plan = BatchPlan(num_examples=source.num_examples, global_batch_size=16, num_replicas=1, shuffle_seed=1)

@@ -1,8 +1,7 @@
-"""Tables: every row once an epoch, the same batches for any number of workers, one message for whatever is wrong."""
+"""Tables: how rows are encoded, in every split alike, and one message for whatever is wrong."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import pathlib
 import shutil
@@ -16,15 +15,11 @@ import tensorflow as tf
 from pyarrow import csv, parquet
 from support import REPOSITORY, run_python
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
 from tfdist.data.tables.tables import Table
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
 
-SIZES = ([37], [50, 3], [1, 90, 12], [20, 0, 41, 8], [5, 64, 0, 17, 33])
 NUMBERED = Columns(inputs=["number", "half"], targets="odd")
 MIXED = Columns(inputs=["size", "color", "grade"], targets="label")
 FORMATS = ("parquet", "csv")
@@ -70,49 +65,6 @@ def rows(source: Table) -> Any:
     """All rows in their own order."""
     read = source.reader(Order(8, None))(tf.range(source.num_examples, dtype=tf.int64), tf.constant(0, tf.int64))
     return tf.nest.map_structure(lambda t: t.numpy(), read)
-
-
-def plan(source: Table, num_replicas: int, seed: int | None = 5) -> BatchPlan:
-    return BatchPlan(
-        num_examples=source.num_examples, global_batch_size=12, num_replicas=num_replicas, shuffle_seed=seed
-    )
-
-
-def batches(source: Table, num_workers: int, steps: int, *, first_step: int = 0, seed: int | None = 5) -> list[Any]:
-    """The numbers of the rows of each global batch, from the streams of as many workers."""
-    streams = [
-        build_pipeline(source, plan(source, num_workers, seed), Topology(worker, num_workers, 1), first_step=first_step)
-        for worker in range(num_workers)
-    ]
-    found = []
-    for pieces in itertools.islice(zip(*(s.as_numpy_iterator() for s in streams), strict=True), steps):
-        for piece in pieces:
-            inputs, odd = piece["examples"]
-            np.testing.assert_array_equal(inputs["half"], inputs["number"] / 2)
-            np.testing.assert_array_equal(odd, inputs["number"] % 2)
-        numbers = [piece["examples"][0]["number"] for piece in pieces]
-        if "shares" in pieces[0] and (pieces[0]["shares"] < 1).any():  # fewer rows than replicas: each has all
-            numbers = numbers[:1]
-        found.append(np.concatenate(numbers).tolist())
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_each_row_comes_once_an_epoch_in_one_order_for_any_number_of_workers(
-    tmp_path: pathlib.Path, form: str, sizes: Sequence[int]
-) -> None:
-    source = Table(files=write_numbered(tmp_path, form, sizes), columns=NUMBERED)
-    steps = plan(source, 1).steps_per_epoch
-    alone = batches(source, 1, 2 * steps)
-    for epoch in (alone[:steps], alone[steps:]):
-        assert sorted(itertools.chain(*epoch)) == list(range(sum(sizes)))
-    assert alone[:steps] != alone[steps:]
-    for num_workers in (2, 3):
-        assert batches(source, num_workers, 2 * steps) == alone
-        assert batches(source, num_workers, steps, first_step=2) == alone[2 : 2 + steps]
-    assert list(itertools.chain(*batches(source, 2, steps, seed=None))) == list(range(sum(sizes)))
 
 
 @pytest.mark.parametrize("form", FORMATS)

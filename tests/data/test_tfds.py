@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 from support import REPOSITORY, clean_environment, run_python
 
+from tfdist.data.formats.tfds_source import batch_decoder, load_tfds
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
-from tfdist.data.sources.tfds_source import load_tfds
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
@@ -43,21 +43,11 @@ def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def epoch(source: Source, num_workers: int, *, seed: int | None = 3, batch: int = 48) -> list[list[tuple[bytes, int]]]:
-    """The examples of each global batch of the first epoch, from the streams of as many workers."""
-    plan = BatchPlan(
-        num_examples=source.num_examples, global_batch_size=batch, num_replicas=num_workers, shuffle_seed=seed
-    )
-    streams = [
-        build_pipeline(source, plan, Topology(w, num_workers, 1)).as_numpy_iterator() for w in range(num_workers)
-    ]
-    batches = []
-    for _ in range(plan.steps_per_epoch):
-        pieces = [next(stream)["examples"] for stream in streams]
-        batches.append(
-            [(x.tobytes(), int(y)) for images, labels in pieces for x, y in zip(images, labels, strict=True)]
-        )
-    return batches
+def epoch(source: Source) -> list[tuple[bytes, int]]:
+    """The examples of the first epoch."""
+    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=10, num_replicas=1, shuffle_seed=3)
+    batches = build_pipeline(source, plan, Topology(0, 1, 1)).take(plan.steps_per_epoch).as_numpy_iterator()
+    return [(x.tobytes(), int(y)) for batch in batches for x, y in zip(*batch["examples"], strict=True)]
 
 
 def theirs(directory: str, split: str) -> list[tuple[bytes, int]]:
@@ -74,21 +64,7 @@ def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_form
     source = load_tfds(name="digits", split=split, data_dir=prepared[file_format])
     image, label = source.structure
     assert image == tf.TensorSpec([None, 8, 8, 1], tf.uint8) and label == tf.TensorSpec([None], tf.int64)
-    found = [example for batch in epoch(source, 1, batch=10) for example in batch]
-    assert sorted(found) == theirs(prepared["tfrecord"], split)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
-def test_the_batches_are_the_same_for_any_number_of_workers(prepared: dict[str, str], file_format: str) -> None:
-    source = load_tfds(name="digits", split="train[:30%]", data_dir=prepared[file_format], **_blocks(file_format))
-    alone = epoch(source, 1)
-    for num_workers in (2, 3):
-        assert epoch(source, num_workers) == alone
-
-
-def _blocks(file_format: str) -> dict[str, int]:
-    return {"block_records": 16} if file_format == "tfrecord" else {}
+    assert sorted(epoch(source)) == theirs(prepared["tfrecord"], split)
 
 
 def test_columns_and_transforms(prepared: dict[str, str]) -> None:
@@ -106,8 +82,6 @@ def test_columns_and_transforms(prepared: dict[str, str]) -> None:
 
 def test_features_of_every_kind_decode_as_tfds_decodes_them(tmp_path: pathlib.Path) -> None:
     import tensorflow_datasets as tfds
-
-    from tfdist.data.sources.tfds_decoding import batch_decoder
 
     plain = {
         "image": tfds.features.Image(shape=(4, 4, 3)),
@@ -140,7 +114,7 @@ def refuse(*args, **kwargs):
     raise SystemExit(f"network attempt: {args}")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
 import sys
-from tfdist.data.sources import tfds_source
+from tfdist.data.formats import tfds_source
 assert "tensorflow_datasets" not in sys.modules, "imported before it is used"
 from tfdist.errors import UserError
 source = tfds_source.load_tfds(name="digits", split="train", data_dir=sys.argv[1])
@@ -169,7 +143,7 @@ def counted(self, *args, **kwargs):
     pathlib.Path(sys.argv[2], f"prepared-by-{os.getpid()}").touch()
     return original(self, *args, **kwargs)
 Digits.download_and_prepare = counted
-from tfdist.data.sources.tfds_source import load_tfds
+from tfdist.data.formats.tfds_source import load_tfds
 print(load_tfds(name="digits", split="train", data_dir=sys.argv[2] + "/tfds", download=True).num_examples)
 """
 
@@ -219,7 +193,7 @@ def test_wrong_settings_give_one_message(
     prepared: dict[str, str], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
 ) -> None:
     if str(settings.get("data_dir", "")).startswith("gs://"):
-        monkeypatch.setattr("tfdist.data.sources.tfds_builders._prepared", lambda *args: None)
+        monkeypatch.setattr("tfdist.data.formats.tfds_source._prepared", lambda *args: None)
     with pytest.raises(UserError, match=message):
         load_tfds(**{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings)
 

@@ -1,80 +1,20 @@
-"""A user's own Dataset: the policy that fits it, the same batches for any workers, positions that can be resumed."""
+"""A user's own Dataset: its policies, what it says of itself, and its mistakes."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from data.every_source import EXAMPLES, STEPS, by_epoch, pair, plain, shuffled
 from data_streams import column, global_batches, same
 
-from tfdist.data.pipeline import failures
-from tfdist.data.pipeline.pipeline import as_source
-from tfdist.data.sources.user_dataset import DatasetFunction, GivenDataset
+from tfdist.data.sources import failures
+from tfdist.data.sources.as_source import as_source
+from tfdist.data.sources.user_dataset import DatasetFunction
 from tfdist.errors import UserError
-
-EXAMPLES = 29
-STEPS = 4  # an epoch of batches of 8, the last with 5
-
-
-def pair(i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return tf.cast(i, tf.float32)[tf.newaxis], i
-
-
-def plain() -> tf.data.Dataset:
-    return tf.data.Dataset.range(EXAMPLES).map(pair)
-
-
-def shuffled() -> tf.data.Dataset:
-    return tf.data.Dataset.range(EXAMPLES).shuffle(EXAMPLES, seed=3).map(pair)
-
-
-def by_epoch(epoch: int) -> tf.data.Dataset:
-    """Python code that needs a number: NumPy's generator."""
-    order = np.random.default_rng(epoch).permutation(EXAMPLES)
-    return tf.data.Dataset.from_tensor_slices(order.astype(np.int64)).map(pair).prefetch(2)
-
-
-def by_seed(seed: int) -> tf.data.Dataset:
-    return tf.data.Dataset.range(EXAMPLES).shuffle(7, seed=100 + seed).map(pair)
-
-
-def generated() -> tf.data.Dataset:
-    def generate() -> Iterator[tuple[np.ndarray, int]]:
-        for i in range(EXAMPLES):
-            yield np.array([i], np.float32), i
-
-    signature = (tf.TensorSpec([1], tf.float32), tf.TensorSpec([], tf.int64))
-    return tf.data.Dataset.from_generator(generate, output_signature=signature)
-
-
-def unknown_length() -> tf.data.Dataset:
-    return tf.data.Dataset.range(2 * EXAMPLES).filter(lambda i: i % 2 == 0).map(lambda i: pair(i // 2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("function", [plain, shuffled, by_epoch, by_seed, generated, unknown_length])
-@pytest.mark.parametrize(("num_workers", "num_local"), [(3, 1), (2, 2)])
-def test_each_example_once_an_epoch_in_the_same_batches_for_any_workers(
-    function: Callable[..., tf.data.Dataset], num_workers: int, num_local: int
-) -> None:
-    def make() -> DatasetFunction:
-        return DatasetFunction(function)
-
-    workers = {"num_workers": num_workers, "num_local": num_local}
-    expected = global_batches(make, steps=3 * STEPS)
-    found = global_batches(make, steps=3 * STEPS, **workers)
-    assert same(found, expected)
-    epochs = [column(found[begin : begin + STEPS], 1).tolist() for begin in range(0, 3 * STEPS, STEPS)]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(EXAMPLES))
-    reshuffles = function in (shuffled, by_epoch, by_seed)
-    assert len(set(map(tuple, epochs))) == (3 if reshuffles else 1)
-    for first in (1, STEPS + 2):
-        assert same(global_batches(make, steps=3, first_step=first, **workers), expected[first : first + 3])
 
 
 @pytest.mark.slow
@@ -116,16 +56,12 @@ def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @pytest.mark.slow
-def test_files_are_shared_out_when_there_are_enough(shards: list[str]) -> None:
+def test_files_are_shared_out_where_the_policy_says_so(shards: list[str]) -> None:
     def read() -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices(shards).interleave(tf.data.TFRecordDataset).map(parse)
 
     for function in (read, lambda: tf.data.TFRecordDataset(shards).map(parse)):
-        source = DatasetFunction(function, num_examples=32)
-        assert source.policy(4, trains=True)[0] == "file"
-        assert "depend on the number of workers" in source.policy(4, trains=True)[1]
-        assert source.policy(5, trains=True)[0] == source.policy(1, trains=True)[0] == "data"
-        assert source.policy(4, trains=False)[0] == "data"  # an evaluation counts each example once
+        source = DatasetFunction(function, num_examples=32, policy="file")
         batches = global_batches(lambda source=source: source, steps=8, num_workers=4)
         for epoch in (batches[:4], batches[4:]):
             assert sorted(column(epoch, 1)) == list(range(32))
@@ -133,35 +69,18 @@ def test_files_are_shared_out_when_there_are_enough(shards: list[str]) -> None:
             assert (batch[1] // 8).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
         resumed = global_batches(lambda source=source: source, steps=2, first_step=5, num_workers=4)
         assert same(resumed, batches[5:7])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="files"):
+            global_batches(lambda source=source: source, steps=1, num_workers=5, batch_size=10)
 
 
 @pytest.mark.slow
-def test_the_policy_follows_from_what_it_is_built_of(shards: list[str]) -> None:
-    def policy(dataset: Callable[[], tf.data.Dataset], workers: int = 2) -> str:
-        return DatasetFunction(dataset, num_examples=8).policy(workers, trains=True)[0]
-
-    assert policy(plain) == policy(shuffled) == policy(generated) == "data"
-    assert policy(lambda: plain().shard(2, 0)) == "off"
-    made_before = tf.data.Dataset.range(9).shuffle(9).map(pair)
-    assert policy(lambda: made_before) == "off"
-    assert policy(lambda: tf.data.Dataset.range(9).shuffle(9).map(pair)) == "data"  # takes the run's seed
-    assert policy(lambda: plain().map(lambda x, y: (x + tf.random.uniform([1]), y))) == "data"
-    assert policy(lambda: plain().map(lambda x, y: (x + tf.random.uniform([1], seed=4), y))) == "data"
-    assert policy(lambda: tf.data.TextLineDataset(shards).map(lambda line: (line, line))) == "file"
-    assert (
-        policy(lambda: tf.data.Dataset.list_files(shards, seed=1).flat_map(tf.data.TFRecordDataset).map(parse))
-        == "file"
-    )
-    assert DatasetFunction(plain, policy="off").policy(2, trains=True) == ("off", "policy 'off', as it was set")
-
-
-def test_files_that_do_not_suffice_are_refused_in_training_and_in_evaluation(shards: list[str]) -> None:
-    source = DatasetFunction(lambda: tf.data.TFRecordDataset(shards).map(parse), num_examples=32, policy="file")
-    for trains in (True, False):
-        with pytest.raises(UserError, match=r"gives each of 5 workers files of its own, but the dataset reads 4"):
-            source.policy(5, trains=trains)
-    assert source.policy(4, trains=True)[0] == "file"
-    assert source.policy(4, trains=False)[0] == "data"
+def test_the_policy_that_is_told_is_the_one_that_is_used() -> None:
+    assert DatasetFunction(plain).has_same_batches(trains=True)
+    assert not DatasetFunction(plain, policy="off").has_same_batches(trains=False)
+    source = DatasetFunction(plain, policy="file")
+    assert "come more than once and others not at all" in source.describe_sharing(trains=True)
+    # An evaluation counts each example once.
+    assert source.has_same_batches(trains=False) and "reads all" in source.describe_sharing(trains=False)
 
 
 def test_off_gives_every_worker_its_part_from_its_own_stream() -> None:
@@ -186,18 +105,6 @@ def test_what_draws_without_a_seed_takes_the_runs_for_any_workers_and_whatever_w
     next(iter(unseeded()))  # as a probe does
     assert same(first, global_batches(lambda: source, steps=2 * STEPS))
     assert same(first, global_batches(lambda: DatasetFunction(unseeded), steps=2 * STEPS, num_workers=2))
-    assert "Dataset.shuffle has no seed and takes the run's" in source.describe()[0]
-
-
-def test_an_unseeded_shuffle_that_is_made_already_cannot_be_shared_out() -> None:
-    tf.random.set_seed(None)
-    made = unseeded()
-    tf.random.set_seed(5)
-    with pytest.raises(UserError, match=r"Dataset.shuffle of the dataset draws without a seed, so 2 workers"):
-        source = GivenDataset(made)
-        source._policy = "data"
-        global_batches(lambda: source, steps=1, num_workers=2)
-    assert "does not resume exactly" in GivenDataset(made).describe()[0]
 
 
 def test_what_a_source_tells_of_resuming() -> None:
@@ -230,7 +137,7 @@ def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
         (lambda: (1, 2), {}, "returns a tf.data.Dataset; received tuple"),
         (lambda: tf.data.Dataset.range(3), {}, r"gives \(x, y\)"),
         (plain, {"policy": "fil"}, "Did you mean 'file'"),
-        (plain, {"num_examples": 0}, "num_examples is a whole number"),
+        (plain, {"num_examples": 0}, "num_examples is 0; write a whole number"),
         (lambda: plain().ragged_batch(2), {}, "unbatch = True"),
     ],
 )
@@ -260,16 +167,6 @@ def test_epochs_of_other_lengths_than_the_first_are_refused(first: int, later: i
     told = str(failures.take() or failures.explained(raised.value))
     assert (f"epoch 1 has {later} examples" if knows else f"and {first} are expected") in told
     assert global_batches(lambda: DatasetFunction(make, num_examples=40), steps=3)
-
-
-@pytest.mark.slow
-def test_the_policy_that_is_told_is_the_one_that_is_used(shards: list[str]) -> None:
-    source = DatasetFunction(lambda: tf.data.TFRecordDataset(shards).map(parse), num_examples=32)
-    assert source.describe_sharing(1, trains=True).startswith("policy 'data'")
-    assert source.describe_sharing(2, trains=False).startswith("policy 'data'")
-    told = source.describe_sharing(2, trains=True)
-    assert told.startswith("policy 'file'") and "come more than once and others not at all" in told
-    assert source.describe_sharing(None, trains=True).endswith(f"With several workers {told}")
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ class JsonApi:
                 ("GET", r"/storage/v1/b/(?P<bucket>[^/]+)/o", self._list),
                 ("GET", rf"(/download)?{_OBJECT}", self._get),
                 ("DELETE", _OBJECT, self._delete),
-                ("POST", rf"{_OBJECT}/compose", self._compose),
                 ("POST", r"/upload/storage/v1/b/(?P<bucket>[^/]+)/o", self._upload),
             )
         ]
@@ -76,10 +75,6 @@ class JsonApi:
     def _delete(self, request: Request, bucket: str, name: str) -> Answer:
         self._buckets.delete(bucket, name, Conditions.of(request.query), _generation(request))
         return Answer(204)
-
-    def _compose(self, request: Request, bucket: str, name: str) -> Answer:
-        made = self._buckets.compose(bucket, name, request.json(), Conditions.of(request.query))
-        return json_answer(made.resource())
 
     def _upload(self, request: Request, bucket: str) -> Answer:
         kind = request.query.get("uploadType")

@@ -17,7 +17,6 @@ from typing import Any
 
 import google_crc32c
 
-MOST_COMPONENTS = 32  # https://cloud.google.com/storage/docs/composite-objects
 OWN_METADATA = ("contentType", "cacheControl", "contentEncoding", "contentDisposition", "contentLanguage", "metadata")
 
 
@@ -45,7 +44,6 @@ class StoredObject:
     data: bytes
     generation: int
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    components: int | None = None  # set on what was composed
     created: float = dataclasses.field(default_factory=time.time)
     updated: float = dataclasses.field(default_factory=time.time)
 
@@ -59,7 +57,7 @@ class StoredObject:
 
     def resource(self) -> dict[str, Any]:
         """As https://cloud.google.com/storage/docs/json_api/v1/objects#resource has it."""
-        found = {
+        return {
             "kind": "storage#object",
             "id": f"{self.bucket}/{self.name}/{self.generation}",
             "name": self.name,
@@ -75,7 +73,6 @@ class StoredObject:
             "updated": _timestamp(self.updated),
             **self.metadata,
         }
-        return found if self.components is None else found | {"componentCount": self.components}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +131,12 @@ class Buckets:
         data: bytes,
         conditions: Conditions,
         metadata: Mapping[str, Any],
-        components: int | None = None,
     ) -> StoredObject:
         """A new generation; `metadata` may name the checksum that the data must have."""
         if not name:
             raise ApiError(400, "required", "Required")
         kept = {key: metadata[key] for key in OWN_METADATA if metadata.get(key) is not None}
-        made = StoredObject(bucket, name, data, 0, kept, components)
+        made = StoredObject(bucket, name, data, 0, kept)
         if metadata.get("crc32c") not in (None, made.crc32c):
             said = f'Provided CRC32C "{metadata["crc32c"]}" doesn\'t match calculated CRC32C "{made.crc32c}".'
             raise ApiError(400, "invalid", said)
@@ -158,28 +154,6 @@ class Buckets:
                 raise not_found(bucket, name)
             conditions.check(found)
             del self._in(bucket)[name]
-
-    def compose(self, bucket: str, name: str, request: Mapping[str, Any], conditions: Conditions) -> StoredObject:
-        sources = request.get("sourceObjects") or []
-        if not 1 <= len(sources) <= MOST_COMPONENTS:
-            raise ApiError(
-                400,
-                "invalid",
-                f"The number of source components provided ({len(sources)}) must be 1 to {MOST_COMPONENTS}",
-            )
-        with self._lock:
-            found = []
-            for source in sources:
-                wanted = Conditions.of(source.get("objectPreconditions") or {})
-                generation = int(source["generation"]) if source.get("generation") is not None else None
-                part = self._in(bucket).get(source["name"])
-                if part is None or generation not in (None, part.generation):
-                    raise not_found(bucket, source["name"])
-                wanted.check(part)
-                found.append(part)
-            destination = request.get("destination") or {}
-            components = sum(part.components or 1 for part in found)
-            return self.put(bucket, name, b"".join(p.data for p in found), conditions, destination, components)
 
     def _in(self, bucket: str) -> dict[str, StoredObject]:
         if bucket not in self._buckets:

@@ -183,7 +183,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             elif whole:
                 answer = owner.answer(request)
             lost = not whole or kind == faults.LOST_REPLY
-            asked = dataclasses.replace(asked, status=None if lost else answer.status, num_answered=len(answer.body))
+            if whole:
+                status = None if lost else answer.status
+                asked = dataclasses.replace(asked, status=status, num_answered=len(answer.body))
         finally:  # before the client can know, so that it finds itself counted
             if not control:
                 owner.record(asked)

@@ -158,20 +158,6 @@ def test_listing_pages_over_names_and_prefixes_in_order(client: Client) -> None:
     assert client.json("GET", "/storage/v1/b/missing/o")[0] == 404
 
 
-def test_composing_joins_objects(client: Client) -> None:
-    generation = client.put("1", b"one")[1]["generation"]
-    client.put("2", b"two")
-    sources = [{"name": "1", "objectPreconditions": {"ifGenerationMatch": generation}}, {"name": "2"}]
-    target = "/storage/v1/b/b/o/all/compose"
-    made = client.json("POST", target + "?ifGenerationMatch=0", {"sourceObjects": sources})[1]
-    assert (made["size"], made["componentCount"], made["crc32c"]) == ("6", 2, crc32c(b"onetwo"))
-    assert client.json("POST", target + "?ifGenerationMatch=0", {"sourceObjects": sources})[0] == 412
-    assert client.json("POST", target, {"sourceObjects": [{"name": "1"}] * 33})[0] == 400
-    assert client.json("POST", target, {"sourceObjects": [{"name": "missing"}]})[0] == 404
-    sources[0]["objectPreconditions"]["ifGenerationMatch"] = "1"
-    assert client.json("POST", target, {"sourceObjects": sources})[0] == 412
-
-
 def test_a_fault_answers_a_status_as_often_as_it_says(server: GcsServer, client: Client) -> None:
     server.faults.add(Fault("status", method="POST", path="name=x", skip=1, count=2, status=429))
     assert [client.put("x", b"")[0] for _ in range(4)] == [200, 429, 429, 200]

@@ -12,8 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from tfdist.storage import files
-from tfdist.storage.local import LocalFiles
-from tfdist.storage.syscalls import Syscalls
+from tfdist.storage.local import LocalFiles, Syscalls
 
 
 class Crashed(BaseException):

@@ -16,11 +16,10 @@ LARGE_BYTES = 3 * (1 << 20) + 5
 
 @pytest.fixture(params=["local", "gs"])
 def root(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A directory; on gs:// large begins at a megabyte, so that tests stay small."""
+    """A directory; on gs:// large reads begin at a quarter of a megabyte, so that tests stay small."""
     if request.param == "local":
         return str(tmp_path)
     request.getfixturevalue("gcs")
-    monkeypatch.setattr(gcs_transfers, "PART_BYTES", 1 << 20)
     monkeypatch.setattr(gcs_transfers, "RANGE_BYTES", 1 << 18)
     return "gs://bucket/run"
 

@@ -17,8 +17,8 @@ from gcs.server import GcsServer
 from support import PATIENCE, free_ports, run_python
 
 from tfdist.command_line import exit_status_of
-from tfdist.data.formats import byte_ranges
-from tfdist.data.pipeline import failures
+from tfdist.data.formats import input_files
+from tfdist.data.sources import failures
 from tfdist.errors import (
     EXIT_STORE_UNAVAILABLE,
     EXIT_USER_ERROR,
@@ -27,17 +27,16 @@ from tfdist.errors import (
     exit_status_of_error,
 )
 from tfdist.storage import files, gcs, gcs_requests, gcs_transfers
-from tfdist.storage.writable import check_writable
+from tfdist.storage.troubles import check_writable
 
 PATH = "gs://bucket/run/file"
-SMALL, LARGE = 1000, (1 << 20) * 5 // 2  # in one request, and in three parts
-UPLOAD, COMPOSE, DOWNLOAD = "uploadType", "/compose", "alt=media"
+SMALL, LARGE = 1000, (1 << 20) * 5 // 2  # read in one request, and in ten
+UPLOAD, DOWNLOAD = "uploadType", "alt=media"
 
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large begins at a megabyte; a stall is one after half a second."""
-    monkeypatch.setattr(gcs_transfers, "PART_BYTES", 1 << 20)
+    """Large reads begin at a quarter of a megabyte; a stall is one after half a second."""
     monkeypatch.setattr(gcs_transfers, "RANGE_BYTES", 1 << 18)
     for module in (gcs, gcs_transfers):
         monkeypatch.setattr(module, "TIMEOUT", (0.5, 0.5))
@@ -73,30 +72,10 @@ def test_a_new_object_is_made_once_and_whole_under_faults(gcs: GcsServer, num_by
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("lost_reply", path=COMPOSE, count=2),
-        Fault("status", path=COMPOSE, count=2),
-        Fault("lost_reply", method="DELETE", count=2),
-        Fault("status", method="GET", status=503),
-    ],
-    ids=lambda fault: f"{fault.kind} {fault.method or fault.path}",
-)
-def test_an_object_made_of_parts_is_committed_once(gcs: GcsServer, fault: Fault) -> None:
-    data = content(LARGE)
-    gcs.faults.add(fault)
-    files.write_new(PATH, [data])
-    assert gcs.buckets.names("bucket") == ["run/file"]
-    assert files.read(PATH) == data.tobytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
-def test_a_lost_reply_is_no_excuse_for_anothers_object(gcs: GcsServer, num_bytes: int) -> None:
+def test_a_lost_reply_is_no_excuse_for_anothers_object(gcs: GcsServer) -> None:
     """The first try is lost on its way there, and another writer makes the same bytes in the meantime."""
-    data = content(num_bytes)
-    gcs.faults.add(Fault("status", path=COMPOSE if num_bytes == LARGE else UPLOAD, count=3))
+    data = content(SMALL)
+    gcs.faults.add(Fault("status", path=UPLOAD, count=3))
     raised = []
 
     def write() -> None:
@@ -121,11 +100,10 @@ def conditions() -> object:
     return Conditions()
 
 
-@pytest.mark.parametrize("num_bytes", [SMALL, LARGE])
-def test_a_refused_precondition_is_an_existing_file_at_once(gcs: GcsServer, num_bytes: int) -> None:
-    gcs.faults.add(Fault("status", status=412, path=COMPOSE if num_bytes == LARGE else UPLOAD))
+def test_a_refused_precondition_is_an_existing_file_at_once(gcs: GcsServer) -> None:
+    gcs.faults.add(Fault("status", status=412, path=UPLOAD))
     with pytest.raises(FileExistsError):
-        files.write_new(PATH, [content(num_bytes)])
+        files.write_new(PATH, [content(SMALL)])
     assert gcs.buckets.names("bucket") == []
 
 
@@ -240,7 +218,6 @@ def test_an_upload_that_breaks_after_a_long_while_of_sending_is_tried_again(monk
 def test_a_slow_network_takes_an_upload_whose_megabytes_last_longer_than_a_request_may_stand_still(
     gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs_transfers, "PART_BYTES", 1 << 30)
     monkeypatch.setattr(gcs_transfers, "TIMEOUT", (0.6, 20.0))
     gcs.faults.add(Fault("slow_upload", method="POST", bytes_per_second=8e5, count=None))
     data = content(8 << 20)  # more than the buffers of the kernel take
@@ -264,7 +241,7 @@ def test_data_of_a_bucket_that_does_not_answer_end_with_the_status_of_an_outage(
 ) -> None:
     monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
     gcs.faults.add(Fault("status", status=503, count=None))
-    for read in (lambda: files.read(PATH), lambda: byte_ranges.matching_files("gs://bucket/train-*")):
+    for read in (lambda: files.read(PATH), lambda: input_files.matching_files("gs://bucket/train-*")):
         with pytest.raises((OSError, UserError)):
             failures.noted(read)()
         told = failures.take()
@@ -272,13 +249,6 @@ def test_data_of_a_bucket_that_does_not_answer_end_with_the_status_of_an_outage(
         with pytest.raises(UserError) as raised:
             raise told from RuntimeError("TensorFlow's")
         assert exit_status_of_error(raised.value) == EXIT_STORE_UNAVAILABLE
-
-
-def test_a_part_that_cannot_be_uploaded_leaves_no_object(gcs: GcsServer) -> None:
-    gcs.faults.add(Fault("status", status=403, path=UPLOAD, skip=1, count=None))
-    with pytest.raises(PermissionError):
-        files.write_new(PATH, [content(LARGE)])
-    assert gcs.buckets.names("bucket") == []
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tfdist.storage import files
 RUN = "gs://bucket/runs/digits"
 GIN = """
 from __gin__ import dynamic_registration
+import tensorflow as tf
 from tfdist.data.formats import array_files
 from tfdist.data.sources import columns
 from tfdist.data.formats import tfrecord
@@ -36,7 +37,10 @@ train.epochs = 2
 train.global_batch_size = 16
 TRAIN_DATA = @train/tfrecord.TFRecordSource
 train/tfrecord.TFRecordSource.files = 'gs://bucket/data/train-*'
-tfrecord.TFRecordSource.features = {'image': ('fixed', (8, 8, 1), 'float32'), 'label': ('fixed', (), 'int64')}
+tfrecord.TFRecordSource.features = {
+    'image': @tf.io.FixedLenFeature(shape=(8, 8, 1), dtype='float32'),
+    'label': @tf.io.FixedLenFeature(shape=(), dtype='int64'),
+}
 tfrecord.TFRecordSource.columns = @columns.Columns()
 columns.Columns.inputs = 'image'
 columns.Columns.targets = 'label'

@@ -6,13 +6,11 @@ import json
 import pathlib
 import subprocess
 import sys
-import threading
 
 import pytest
 from support import clean_environment
 
 from tfdist.storage import files
-from tfdist.storage.log_sink import RewrittenLog
 
 _APPEND = """
 import json, sys
@@ -68,58 +66,3 @@ def test_a_line_break_within_a_line_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="no line break"):
         log.write_line("two\nlines")
     log.close()
-
-
-class _Store:
-    """An object, the number of its puts, and a choice of those that fail."""
-
-    def __init__(self, *failing_puts: int) -> None:
-        self.content = b""
-        self.puts = 0
-        self.failing_puts = failing_puts
-        self.called = threading.Event()
-        self.stored = threading.Event()
-
-    def put(self, content: bytes) -> None:
-        self.puts += 1
-        self.called.set()
-        if self.puts in self.failing_puts:
-            raise OSError("the store is away")
-        self.content = content
-        self.stored.set()
-
-
-def test_a_log_that_is_rewritten_puts_the_first_line_at_once_and_the_rest_when_closed() -> None:
-    store = _Store()
-    log = RewrittenLog(store.put, existing=b"earlier\ntorn", interval_seconds=3600)
-    log.write_line("0")
-    assert store.called.wait(10)
-    for n in range(1, 500):
-        log.write_line(str(n))
-    log.close()
-    log.close()
-    assert store.content == b"earlier\ntorn\n" + b"".join(b"%d\n" % n for n in range(500))
-    assert store.puts == 2
-    with pytest.raises(ValueError, match="closed"):
-        log.write_line("late")
-
-
-def test_a_put_that_failed_is_said_and_made_good_by_the_next(caplog: pytest.LogCaptureFixture) -> None:
-    store = _Store(1)
-    log = RewrittenLog(store.put, existing=b"", interval_seconds=0)
-    log.write_line("line")
-    assert store.stored.wait(10)
-    log.close()
-    assert store.content == b"line\n"
-    assert store.puts == 2
-    assert "the store is away" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_last_put_that_fails_is_raised() -> None:
-    store = _Store(1, 2)
-    log = RewrittenLog(store.put, existing=b"", interval_seconds=3600)
-    log.write_line("line")
-    assert store.called.wait(10)
-    with pytest.raises(OSError, match="the store is away"):
-        log.close()

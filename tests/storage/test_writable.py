@@ -8,12 +8,12 @@ import pytest
 from support import run_python
 
 from tfdist.errors import UserError
-from tfdist.storage.writable import check_writable
+from tfdist.storage.troubles import check_writable
 
 _CHECK = """
 import time
 from tfdist.errors import UserError
-from tfdist.storage.writable import check_writable
+from tfdist.storage.troubles import check_writable
 start = time.monotonic()
 try:
     check_writable("gs://some-bucket/run")
@@ -24,7 +24,7 @@ print(time.monotonic() - start)
 _CHECK_WITHOUT_PERMISSION = """
 import os, tempfile
 from tfdist.errors import UserError
-from tfdist.storage.writable import check_writable
+from tfdist.storage.troubles import check_writable
 with tempfile.TemporaryDirectory() as directory:
     os.chmod(directory, 0o555)
     if os.geteuid() == 0:  # who may write everywhere

@@ -67,7 +67,7 @@ def test_what_saving_takes_is_allocated_before_the_first_save(
 
     monkeypatch.setattr(snapshot, "HostBuffer", Buffer)
     run(tmp_path, **BASE | {"epochs": 1})
-    assert len(allocated) == snapshot.NUM_BUFFERS and len(set(map(id, allocated))) == 1
+    assert len(allocated) == 1
 
 
 class Once(keras.callbacks.Callback):

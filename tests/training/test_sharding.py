@@ -17,7 +17,7 @@ from gcs.server import GcsServer
 from training.trainings import run
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.format.entries import list_checkpoints
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.strategies.mirrored import Mirrored

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from equivalence.cases import BASE, STRATEGIES, digits
 from record_files_support import example, write_records
 
@@ -42,7 +43,7 @@ def write_digits(path: pathlib.Path, corrupt: Sequence[int] = ()) -> pathlib.Pat
 
 
 def source(path: str) -> TFRecordSource:
-    features = {"x": ("fixed", (64,), "float32"), "y": ("fixed", (), "int64")}
+    features = {"x": tf.io.FixedLenFeature((64,), tf.float32), "y": tf.io.FixedLenFeature((), tf.int64)}
     return TFRecordSource(files=str(path), features=features, columns=Columns(inputs="x", targets="y"))
 
 

@@ -1,18 +1,105 @@
-"""Lists, verifies and removes the checkpoints of a run directory.
+"""The checkpoints in a directory: listed by name and manifest, verified, removed, and which of them expire.
 
-Invariant: the manifest goes first when a checkpoint is removed, so that half of one does not exist; a directory without
-one is a leftover. The manager and `python -m tfdist.checkpoint` use this.
+Invariant: a name bears the step and an attempt's own random part, so that no attempt writes where another did. The
+manifest goes first when a checkpoint is removed, so that half of one does not exist; a directory without one is a
+leftover. The newest that verified never expires.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.format.entries import Entry, list_checkpoints, list_paths
-from tfdist.checkpoint.format.manifest import DamagedCheckpoint
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest
 from tfdist.checkpoint.format.stored_files import read_files
+from tfdist.errors import UserError
 from tfdist.storage import files
 
-__all__ = ["Entry", "list_checkpoints", "remove", "remove_all", "verify"]
+if TYPE_CHECKING:
+    from tfdist.checkpoint.policy import CheckpointPolicy
+
+_NAME = re.compile(r"step-(\d+)-[0-9a-z]+")
+NO_MANIFEST = f"no {manifests.NAME}: it was never finished"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A checkpoint's directory: its manifest, or the `problem` with it (a missing manifest is one)."""
+
+    step: int
+    path: str
+    manifest: Manifest | None
+    problem: str | None = None
+    is_newer: bool = False  # than this tfdist reads
+
+    @property
+    def is_leftover(self) -> bool:
+        """Whether it has no manifest: half-written, half-removed, or being written just now."""
+        return self.problem == NO_MANIFEST
+
+    def check_format(self) -> None:
+        """Raises UserError where a newer tfdist wrote it."""
+        if self.is_newer:
+            raise UserError(f"{self.path}: {self.problem}")
+
+    @property
+    def age_order(self) -> tuple[int, str]:
+        """Sorts by step; of several of one step, by when they were made."""
+        return self.step, self.manifest.created if self.manifest else ""
+
+
+def new_path(directory: str, step: int) -> str:
+    """A name that no other attempt at a checkpoint has, not even one at the same step."""
+    return files.join(directory, f"step-{step:012d}-{uuid.uuid4().hex[:12]}")
+
+
+def list_paths(directory: str) -> list[tuple[int, str]]:
+    """Step and path of every directory of a checkpoint, finished or not, sorted. Reads none of them."""
+    names = [(_NAME.fullmatch(name), name) for name in files.list_names(directory)]
+    return sorted((int(found[1]), files.join(directory, name)) for found, name in names if found)
+
+
+def list_checkpoints(directory: str) -> list[Entry]:
+    """Every checkpoint of `RunDirectory.checkpoints`, oldest first, half-written ones too. Reads manifests only."""
+    return sorted((read_entry(path) for _, path in list_paths(directory)), key=lambda entry: entry.age_order)
+
+
+def newest_first(directory: str, *, before_step: int | None = None) -> Iterator[Entry]:
+    """The same from the newest (below `before_step`) on; a manifest is read when its turn comes."""
+    paths = [(step, path) for step, path in list_paths(directory) if before_step is None or step < before_step]
+    for _, same_step in itertools.groupby(reversed(paths), key=lambda pair: pair[0]):
+        entries = [read_entry(path) for _, path in same_step]
+        yield from sorted(entries, key=lambda entry: entry.age_order, reverse=True)
+
+
+def read_entry(path: str) -> Entry:
+    """A checkpoint with its manifest. Raises UserError for a name that none has, OSError when the store fails."""
+    step = step_of(path)
+    try:
+        manifest = manifests.decode(files.read(files.join(path, manifests.NAME)))
+        if manifest.step != step:
+            raise DamagedCheckpoint(f"{manifests.NAME} is of step {manifest.step:,}")
+    except (FileNotFoundError, NotADirectoryError):
+        return Entry(step, path, None, NO_MANIFEST)
+    except DamagedCheckpoint as error:
+        return Entry(step, path, None, str(error))
+    except UserError as error:
+        return Entry(step, path, None, str(error), is_newer=True)
+    return Entry(step, path, manifest)
+
+
+def step_of(path: str) -> int:
+    """The step in the name of a checkpoint's directory; raises UserError for any other name."""
+    found = _NAME.fullmatch(path.rstrip("/").rpartition("/")[2])
+    if found is None:
+        raise UserError(f"{path} is not a checkpoint: its name must look like step-000000001200-0123456789ab.")
+    return int(found[1])
 
 
 def verify(entry: Entry) -> str | None:
@@ -38,3 +125,38 @@ def remove_all(directory: str) -> None:
 def remove(path: str) -> None:
     """Removes one checkpoint, or what is left of one."""
     files.remove_tree(path, first=manifests.NAME)
+
+
+def expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry) -> list[Entry]:
+    """Those of `entries` that the policy does not keep.
+
+    Args:
+      entries: of one directory; leftovers are not judged, nor what a newer tfdist wrote.
+      policy: what to keep.
+      newest: the newest that is known to verify. What has its step or a later one goes: it is damaged, or belongs to
+        a future that was abandoned when training went back. What has a damaged manifest goes, too.
+    """
+    known = [entry for entry in entries if not entry.is_leftover and not entry.is_newer]
+    judged = [entry for entry in known if entry.path != newest.path]
+    older = [entry for entry in judged if entry.manifest is not None and entry.step < newest.step]
+    candidates = [newest, *sorted(older, key=lambda entry: entry.age_order, reverse=True)]
+    kept = {entry.path for entry in candidates[: policy.keep_last]}
+    if policy.keep_every_steps:
+        kept |= {entry.path for entry in candidates if entry.step % policy.keep_every_steps == 0}
+    kept_for_value = best(candidates, policy)
+    if kept_for_value is not None:
+        kept.add(kept_for_value.path)
+    return [entry for entry in judged if entry.path not in kept]
+
+
+def best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
+    """The one with the best value of the policy's metric; of equal ones the newest, which comes first."""
+    if policy.keep_best is None:
+        return None
+    whole = [(entry.manifest, entry) for entry in candidates if entry.manifest is not None]
+    scored = [(manifest.metrics.get(policy.keep_best, math.nan), entry) for manifest, entry in whole]
+    scored = [(value, entry) for value, entry in scored if not math.isnan(value)]
+    if not scored:
+        return None
+    choose = max if policy.larger_is_better else min
+    return choose(scored, key=lambda pair: pair[0])[1]

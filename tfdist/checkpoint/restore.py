@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.format.entries import Entry, newest_first, read_entry
+from tfdist.checkpoint.catalog import Entry, newest_first, read_entry
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.format.slices import joined, whole_name
 from tfdist.checkpoint.format.stored_files import read_files

@@ -24,7 +24,8 @@ CONFIGS = REPOSITORY / "tfdist" / "configs"
 FRAMEWORKS = ("keras", "numpy", "tensorflow", "tfdist")
 REMOVED = {  # modules that gin files of an earlier version import, with what to write instead
     "tfdist.data.pipeline.served": "End your own pipeline with tf.data.experimental.service: docs/data.md.",
-    "tfdist.data.cache.cache": "Decode the examples into .npy files once, for array_files.ArrayFiles: docs/data.md.",
+    "tfdist.data.sources.tfds_source": "It lies elsewhere: write `from tfdist.data.formats import tfds_source`.",
+    "tfdist.data.cache": "Decode the examples into .npy files once, for array_files.ArrayFiles: docs/data.md.",
 }
 
 

@@ -8,7 +8,7 @@ import uuid
 
 from tfdist.doctor.findings import PROBLEM, Finding, fine
 from tfdist.errors import TfdistError, UserError
-from tfdist.storage import files, writable
+from tfdist.storage import files, troubles
 
 GROUP = "storage"
 PROBE_BYTES = 4 << 20
@@ -20,7 +20,7 @@ def check_storage(path: str) -> Finding:
     data = os.urandom(PROBE_BYTES)
     seconds: dict[str, float] = {}
     try:
-        writable.check_writable(path)
+        troubles.check_writable(path)
         try:
             began = time.perf_counter()
             files.write_new(name, [memoryview(data)])

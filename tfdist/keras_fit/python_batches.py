@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.failures import noted
 from tfdist.errors import UserError
 
 MOST_HELD_BYTES = 1 << 30  # of a generator that says nothing of its length

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.data.formats.byte_ranges import file_version
+from tfdist.data.formats.input_files import file_version
 from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NUMERIC, STRING, TableFile, read_table
 from tfdist.errors import UserError
 from tfdist.new.asking import target_among

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.data.formats.byte_ranges import file_version
+from tfdist.data.formats.input_files import file_version
 from tfdist.data.text.text_files import read_lines
 from tfdist.new.found import Found, Given, classes_of, is_test
 

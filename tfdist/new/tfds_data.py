@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tfdist.data.sources.tfds_builders import find_builder
+from tfdist.data.formats.tfds_source import find_builder
 from tfdist.errors import UserError
 from tfdist.new.found import Found, Given
 

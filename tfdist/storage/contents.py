@@ -63,17 +63,3 @@ def crc32c(*parts: Buffer, seed: int = 0) -> int:
         # numpy's arrays may be written and still pass for the library, other writable buffers do not
         seed = google_crc32c.extend(seed, np.frombuffer(part, np.uint8)) if len(memoryview(part)) else seed
     return seed
-
-
-def cut(parts: Iterable[memoryview], most_bytes: int) -> list[list[memoryview]]:
-    """The parts in groups of exactly `most_bytes`, the last one's rest aside, without a copy."""
-    groups: list[list[memoryview]] = []
-    room = 0
-    for part in parts:
-        while part.nbytes:
-            if room == 0:
-                groups.append([])
-                room = most_bytes
-            groups[-1].append(part[:room])
-            part, room = part[room:], room - min(room, part.nbytes)
-    return groups

@@ -10,8 +10,7 @@ import contextlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
 
 from tfdist.errors import UserError, is_unicode
 from tfdist.storage import contents, gcs_requests
@@ -19,34 +18,13 @@ from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
 from tfdist.storage.log_sink import LogSink
+from tfdist.storage.mirror import Mirror
 
 StrPath = str | os.PathLike[str]
 
 
-class Files(Protocol):
-    """What a store offers; the functions below say what each method means."""
-
-    def read(self, path: str) -> bytes: ...
-    def read_range(self, path: str, first: int, count: int) -> bytes: ...
-    def read_into(self, path: str, buffer: memoryview, first: int) -> None: ...
-    def write_atomic(self, path: str, data: bytes) -> None: ...
-    def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int: ...
-    def open_log(self, path: str, flush_seconds: float) -> LogSink: ...
-    def exists(self, path: str) -> bool: ...
-    def is_dir(self, path: str) -> bool: ...
-    def stat(self, path: str) -> FileVersion: ...
-    def glob(self, pattern: str) -> list[str]: ...
-    def list_names(self, path: str) -> list[str]: ...
-    def list_tree(self, path: str) -> list[str]: ...
-    def make_dirs(self, path: str) -> None: ...
-    def remove(self, path: str) -> None: ...
-    def remove_tree(self, path: str, first: str | None) -> None: ...
-    def remove_stale(self, path: str) -> None: ...
-    def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None: ...
-
-
-_LOCAL: Files = LocalFiles()
-_GCS: Files = GcsFiles()
+_LOCAL = LocalFiles()
+_GCS = GcsFiles()
 
 
 def read(path: StrPath) -> bytes:
@@ -106,6 +84,11 @@ def open_log(path: StrPath, *, flush_seconds: float = 30.0) -> LogSink:
     rewritten at most every `flush_seconds` and on `close`: close it in a `finally`.
     """
     return _store(path).open_log(os.fspath(path), flush_seconds)
+
+
+def open_mirror(path: StrPath, *, interval_seconds: float = 30.0) -> Mirror:
+    """A local directory whose files appear below `path`, for libraries that can only write local ones."""
+    return Mirror(_store(path), os.fspath(path), interval_seconds)
 
 
 def exists(path: StrPath) -> bool:
@@ -198,7 +181,7 @@ def is_remote(path: StrPath) -> bool:
     return _store(path) is _GCS
 
 
-def _store(path: StrPath) -> Files:
+def _store(path: StrPath) -> LocalFiles | GcsFiles:
     text = os.fspath(path)
     if "\0" in text or not is_unicode(text):
         raise UserError(f"{text!r} is no path: it has characters that no file's name can have.")

@@ -18,7 +18,8 @@ from typing import Any
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
 from tfdist.storage.gcs_requests import TIMEOUT, client, persist, split
 from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
-from tfdist.storage.log_sink import RewrittenLog
+from tfdist.storage.log_sink import LogSink
+from tfdist.storage.mirror import MirroredLog
 
 _TENSORFLOW_LIMITS = {
     "GCS_RETRY_CONFIG_MAX_RETRIES": "3",  # 10 if unset
@@ -39,7 +40,7 @@ def limit_retries(environment: MutableMapping[str, str]) -> None:
 
 
 class GcsFiles:
-    """`Files` on a `gs://` path. A put of an object is atomic by itself, and directories need not be made."""
+    """What `files` offers, on a `gs://` path. A put of an object is atomic by itself; directories need not be made."""
 
     def read(self, path: str) -> bytes:
         for last in [False] * (_READ_TRIES - 1) + [True]:
@@ -73,14 +74,8 @@ class GcsFiles:
         upload(path, parts, replaces=0, checksum=crc32c)
         return total_bytes(parts)
 
-    def open_log(self, path: str, flush_seconds: float) -> RewrittenLog:
-        try:
-            existing = self.read(path)
-        except FileNotFoundError:
-            existing = b""
-        return RewrittenLog(
-            lambda content: self.write_atomic(path, content), existing=existing, interval_seconds=flush_seconds
-        )
+    def open_log(self, path: str, flush_seconds: float) -> LogSink:
+        return MirroredLog(self, path, flush_seconds)
 
     def exists(self, path: str) -> bool:
         return self.is_dir(path) or self._is_file(path)

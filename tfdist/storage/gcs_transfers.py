@@ -1,4 +1,4 @@
-"""Moves the content of objects: uploads in one request or in parts at once, downloads of ranges at once.
+"""Moves the content of objects: uploads in one request, downloads of several ranges at once.
 
 Invariant: an object appears whole and checked or not at all, by one request that carries the precondition; an answer to
 it that was lost is found out by a mark of the writer on the object. Buffers are sent from where they lie.
@@ -13,14 +13,13 @@ import datetime
 import email.utils
 import errno
 import json
-import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-from tfdist.storage.contents import TEMPORARY_SUFFIX, crc32c, cut, total_bytes
+from tfdist.storage.contents import crc32c, total_bytes
 from tfdist.storage.gcs_requests import (
     PARALLEL,
     TIMEOUT,
@@ -34,14 +33,10 @@ from tfdist.storage.gcs_requests import (
     split,
 )
 
-PART_BYTES = 32 << 20  # larger objects are uploaded in parts
-MOST_PARTS = 32  # https://cloud.google.com/storage/docs/composite-objects
 RANGE_BYTES = 16 << 20  # larger reads are done in ranges
 _SEND_BYTES = 1 << 17  # each is to be taken within CONNECT_SECONDS, of each of some 32 uploads at once
 _READ_BYTES = 1 << 20
 _WRITER = "tfdist-writer"
-
-_log = logging.getLogger(__name__)
 
 
 def upload(path: str, parts: Sequence[memoryview], *, replaces: int | None, checksum: int | None = None) -> int:
@@ -57,9 +52,34 @@ def upload(path: str, parts: Sequence[memoryview], *, replaces: int | None, chec
       SupersededError: the object has another generation, and it is not this call's.
     """
     checksum = crc32c(*parts) if checksum is None else checksum
-    if total_bytes(parts) <= PART_BYTES:
-        return _upload_whole(path, parts, replaces, checksum)
-    return _upload_composed(path, parts, replaces, checksum)
+    bucket, name = split(path)
+    writer = uuid.uuid4().hex
+    # The server compares the checksum before it stores anything.
+    encoded = base64.b64encode(checksum.to_bytes(4, "big")).decode()
+    attempts = Attempts(path)
+    body = _Multipart({"name": name, "crc32c": encoded, "metadata": {_WRITER: writer}}, parts, attempts.sent)
+    condition = {} if replaces is None else {"ifGenerationMatch": str(replaces)}
+
+    def send() -> int:
+        blob(path)  # which a path without a name is not
+        answer = session().post(
+            f"{client().api_endpoint}/upload/storage/v1/b/{quote(bucket, safe='')}/o",
+            params={"uploadType": "multipart", **condition},
+            data=body,
+            headers={"Content-Type": body.content_type},
+            timeout=TIMEOUT,
+        )
+        _raise_for(answer, 200)
+        return int(answer.json()["generation"])
+
+    try:
+        return persist(path, send, attempts)
+    except SupersededError:  # by an earlier try, whose answer was lost, or by another writer
+        with contextlib.suppress(FileNotFoundError):
+            found = look_up(path)
+            if (found.metadata or {}).get(_WRITER) == writer:
+                return found.generation
+        raise
 
 
 def download(path: str, first: int, buffer: memoryview, generation: int | None) -> int:
@@ -127,73 +147,6 @@ def _pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _upload_whole(path: str, parts: Sequence[memoryview], replaces: int | None, checksum: int) -> int:
-    """By one request of metadata and content; the server compares the checksum before it stores anything."""
-    bucket, name = split(path)
-    writer = uuid.uuid4().hex
-    metadata = {"name": name, "crc32c": _encoded(checksum), "metadata": {_WRITER: writer}}
-    attempts = Attempts(path)
-    body = _Multipart(metadata, parts, attempts.sent)
-    condition = {} if replaces is None else {"ifGenerationMatch": str(replaces)}
-
-    def send() -> int:
-        blob(path)  # which a path without a name is not
-        answer = session().post(
-            f"{client().api_endpoint}/upload/storage/v1/b/{quote(bucket, safe='')}/o",
-            params={"uploadType": "multipart", **condition},
-            data=body,
-            headers={"Content-Type": body.content_type},
-            timeout=TIMEOUT,
-        )
-        _raise_for(answer, 200)
-        return int(answer.json()["generation"])
-
-    return _commit(path, send, writer, attempts)
-
-
-def _upload_composed(path: str, parts: Sequence[memoryview], replaces: int | None, checksum: int) -> int:
-    """In parts under names of their own, which one request then makes into the object."""
-    writer = uuid.uuid4().hex
-    directory, _, name = path.rpartition("/")
-    pieces = cut(parts, max(PART_BYTES, -(-total_bytes(parts) // MOST_PARTS)))
-    names = [f"{directory}/.{name}.{writer[:12]}.{n:02}{TEMPORARY_SUFFIX}" for n in range(len(pieces))]
-    try:
-        with _pool() as pool:
-            list(pool.map(lambda at, piece: _upload_whole(at, piece, 0, crc32c(*piece)), names, pieces))
-        made = blob(path)
-        made.metadata = {_WRITER: writer}
-        made.content_type = "application/octet-stream"
-
-        def compose() -> int:
-            sources = [blob(each) for each in names]
-            made.compose(sources, if_generation_match=replaces, retry=None, timeout=TIMEOUT)
-            return made.generation
-
-        generation = _commit(path, compose, writer)
-        found = look_up(path)
-        if found.generation == generation and found.crc32c != _encoded(checksum):
-            delete(path, generation)
-            raise OSError(errno.EIO, f"it was stored with the CRC-32C {found.crc32c}, not {_encoded(checksum)}", path)
-        return generation
-    finally:
-        try:
-            delete_all(names)
-        except OSError as error:
-            _log.warning("Parts of an upload could not be removed: %s", error)
-
-
-def _commit(path: str, send: Any, writer: str, attempts: Attempts | None = None) -> int:
-    """What `send` returns; where an earlier try had succeeded and its answer was lost, the generation it made."""
-    try:
-        return persist(path, send, attempts)
-    except SupersededError:
-        with contextlib.suppress(FileNotFoundError):
-            found = look_up(path)
-            if (found.metadata or {}).get(_WRITER) == writer:
-                return found.generation
-        raise
 
 
 class _Multipart:
@@ -271,8 +224,3 @@ def _raise_for(answer: Any, *good: int) -> None:
 
     if answer.status_code not in good:
         raise from_http_response(answer)
-
-
-def _encoded(checksum: int) -> str:
-    """A CRC-32C as the API writes it."""
-    return base64.b64encode(checksum.to_bytes(4, "big")).decode()

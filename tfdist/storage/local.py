@@ -1,12 +1,14 @@
 """Files of this machine, or of a file system that is mounted on it.
 
 Invariant: under its own name a file is whole, whatever happens while it is written: the bytes go to a temporary file
-beside it, reach the disk, and then take its place in one step. `files` calls this for every path without a scheme.
+beside it, reach the disk, and then take its place in one step. What changes on a disk changes through `Syscalls`.
+`files` calls this for every path without a scheme.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import glob
 import os
@@ -16,13 +18,66 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
 from tfdist.storage.log_sink import AppendedLog
-from tfdist.storage.syscalls import Syscalls
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+
+
+class Syscalls:
+    """The steps by which a local file comes to be, which tests stop between any two; the methods raise OSError."""
+
+    def create(self, path: str) -> int:
+        """Opens a new file for writing; raises FileExistsError."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        return os.write(descriptor, data)
+
+    def fsync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def replace(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def exchange(self, one: str, other: str) -> None:
+        """Swaps two names in one step, see rename(2); where the file system cannot, one step after the other."""
+        failed = True
+        if rename := getattr(ctypes.CDLL(None), "renameat2", None):
+            failed = rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) != 0
+        if failed:
+            os.rename(other, f"{one}.old")
+            os.rename(one, other)
+            os.rename(f"{one}.old", one)
+
+    def link(self, source: str, target: str) -> None:
+        """Gives a file a second name; raises FileExistsError."""
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def fsync_directory(self, path: str) -> None:
+        """Makes its names survive a power cut; see fsync(2), which leaves the directory to the caller."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 class LocalFiles:
-    """`Files` on a local path. The methods raise OSError."""
+    """What `files` offers, on a local path. The methods raise OSError."""
 
     def __init__(self, syscalls: Syscalls | None = None) -> None:
         self._calls = syscalls or Syscalls()

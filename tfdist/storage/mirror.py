@@ -1,7 +1,7 @@
-"""Brings the files of a local directory to gs://, for libraries that can only write local ones.
+"""Brings the files of a local directory to gs://, whose objects cannot be appended to: logs, TensorBoard's event files.
 
-Invariant: what `close` returned from is stored whole. Objects cannot be appended to, so a file that grew is put again,
-at most every `interval_seconds`. Telemetry keeps TensorBoard's event files so.
+Invariant: what `close` returned from is stored whole. A file that grew is put again, at most every `interval_seconds`,
+and so a process that is killed loses the lines of the last interval.
 """
 
 from __future__ import annotations
@@ -10,28 +10,53 @@ import logging
 import os
 import tempfile
 import threading
+import time
+from typing import Protocol
 
-from tfdist.storage import files
+from tfdist.storage.local import LocalFiles
+from tfdist.storage.log_sink import AppendedLog
 
 _log = logging.getLogger(__name__)
+LOOK_SECONDS = 0.5  # between two looks whether something grew
+
+
+class Store(Protocol):
+    """What of a store a mirror uses."""
+
+    def read(self, path: str) -> bytes: ...
+    def write_atomic(self, path: str, data: bytes) -> None: ...
 
 
 class Mirror:
-    """A local directory, `local`, whose files appear below `remote`.
+    """A local directory, `local`, whose files appear below `remote` in a store; `files.open_mirror` makes one.
 
     A put that fails is tried again with the next one, and said as a warning; only `close` raises it. A process that is
     killed loses what came since the last put.
     """
 
-    def __init__(self, remote: str, *, interval_seconds: float = 30.0) -> None:
+    def __init__(self, store: Store, remote: str, interval_seconds: float) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-mirror-")
         self.local = self._scratch.name
-        self._remote = remote
+        self._store = store
+        self._remote = remote.rstrip("/")
+        self._files = LocalFiles()
         self._interval_seconds = interval_seconds
         self._stored: dict[str, int] = {}
+        self._last_put = -float("inf")
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._put_until_closed, name="tfdist-mirror", daemon=True)
         self._thread.start()
+
+    def fetch(self, name: str) -> str:
+        """The local path of a file, which begins with what is stored of it."""
+        path = os.path.join(self.local, name)
+        try:
+            content = self._store.read(f"{self._remote}/{name}")
+        except FileNotFoundError:
+            return path
+        self._stored[name] = len(content)
+        self._files.write_atomic(path, content)
+        return path
 
     def close(self) -> None:
         """Stores the rest and removes the local directory; raises OSError. Closing again does nothing."""
@@ -43,15 +68,32 @@ class Mirror:
             self._put_what_grew()
 
     def _put_until_closed(self) -> None:
-        while not self._closing.wait(self._interval_seconds):
+        while not self._closing.wait(min(LOOK_SECONDS, self._interval_seconds)):
+            if time.monotonic() < self._last_put + self._interval_seconds:
+                continue
             try:
                 self._put_what_grew()
             except OSError as error:
                 _log.warning("Files could not be stored in %s and will be tried again: %s", self._remote, error)
 
     def _put_what_grew(self) -> None:
-        for name in files.list_tree(self.local):
-            content = files.read(os.path.join(self.local, name))
-            if self._stored.get(name) != len(content):
-                files.write_atomic(files.join(self._remote, name), content)
+        for name in self._files.list_tree(self.local):
+            path = os.path.join(self.local, name)
+            if self._stored.get(name) != os.path.getsize(path):
+                self._last_put = time.monotonic()
+                content = self._files.read(path)
+                self._store.write_atomic(f"{self._remote}/{name}", content)
                 self._stored[name] = len(content)
+
+
+class MirroredLog(AppendedLog):
+    """A log of lines behind what an object holds."""
+
+    def __init__(self, store: Store, path: str, flush_seconds: float) -> None:
+        directory, _, name = path.rpartition("/")
+        self._mirror = Mirror(store, directory, flush_seconds)
+        super().__init__(self._mirror.fetch(name))
+
+    def close(self) -> None:
+        super().close()
+        self._mirror.close()

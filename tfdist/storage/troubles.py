@@ -1,7 +1,7 @@
 """Says in one message why a store could not do what a run asked of it, and what to do about it.
 
-Invariant: an OSError of a store, or of a full or broken disk, is the user's to mend and never a bug. `writable.py`
-explains with this before a run, the command when a run ends so.
+Invariant: an OSError of a store, or of a full or broken disk, is the user's to mend and never a bug. After
+`check_writable` returned, which `RunDirectory.create` calls, the directory existed and took a file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+import uuid
 
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -29,6 +30,23 @@ _BUCKET_ADVICE = {
     "GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login` or the machine's service account.",
 }
 _BUCKET_UNREACHABLE = "Check the network and proxy settings, or choose a local run directory."
+
+
+def check_writable(run_dir: files.StrPath) -> None:
+    """Makes the directory, writes and removes a small file; raises UserError when one of these fails."""
+    path = os.fspath(run_dir)
+    if not path:
+        raise UserError("The run directory is empty. Received: ''. Write a local directory or gs://BUCKET/DIRECTORY.")
+    probe = files.join(path, f".write-probe-{uuid.uuid4().hex[:12]}")
+    try:
+        files.exists(path)  # which a server that does not answer fails sooner than a put
+        files.make_dirs(path)
+        files.write_atomic(probe, b"")
+        files.remove(probe)
+    except OSError as error:
+        is_remote = files.is_remote(path)
+        why = explain_bucket(error) if is_remote else explain_local(path, error)
+        raise UserError(f"The run directory {path!r} cannot be written: {why}") from error
 
 
 def failed(error: BaseException) -> UserError | None:

@@ -10,7 +10,7 @@ import os
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.storage.writable import check_writable
+from tfdist.storage.troubles import check_writable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Keeps a run's checkpoints: copies the state at once, and leaves writing, committing and pruning to a thread.
 
 Invariant: a checkpoint is committed whole or does not exist, and training waits for one copy in memory, nothing more,
-unless both buffers are still being written. The training loop owns one manager and talks to it between steps.
+unless the checkpoint before is still being written. The training loop owns one manager and talks to it between steps.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ class CheckpointManager:
         self._tell = tell
         self._lost: BaseException | None = None
         packing.require(packing.PACKINGS[policy.compression])
-        self._buffers = snapshot.BufferPool(max_file_bytes=policy.max_file_bytes)
+        self._buffer = snapshot.SnapshotBuffer(max_file_bytes=policy.max_file_bytes)
         self._thread = WriterThread(
             directory,
             policy,
             identity=manifests.to_plain(identity, "identity"),
             still_ours=still_ours,
-            give_back=self._buffers.give_back,
+            buffer=self._buffer,
             part=part,
         )
 
     def prepare(self, tensors: Mapping[str, Any]) -> None:
-        """Has the buffers for such tensors allocated, so that the first `save` costs no more than the later ones."""
-        self._buffers.reserve(snapshot.views(tensors))
+        """Has the buffer for such tensors allocated, so that the first `save` costs no more than the later ones."""
+        self._buffer.reserve(snapshot.views(tensors))
 
     def save(self, state: State, *, metrics: Mapping[str, float] | None = None) -> float:
         """Copies `state` to the host and has it written; the seconds that training waited.
@@ -86,7 +86,7 @@ class CheckpointManager:
         begun = time.perf_counter()
         values = manifests.to_plain(state.values, "values")
         scores = {name: float(value) for name, value in (metrics or {}).items()}
-        buffer, waited_seconds = self._buffers.take(snapshot.views(state.tensors))
+        buffer, waited_seconds = self._buffer.take(snapshot.views(state.tensors))
         self._thread.put(Snapshot(int(state.step), buffer, values, scores))
         stalled = time.perf_counter() - begun
         if waited_seconds >= TOLD_WAIT_SECONDS:
@@ -134,7 +134,7 @@ class CheckpointManager:
         if self._thread.is_closed:
             return
         self._thread.close()
-        self._buffers.close()
+        self._buffer.close()
         if self._lost is None:
             self._tell_news(goes_on=False)
 

@@ -1,12 +1,11 @@
 """Copies tensors into host memory that was allocated before, laid out as the files that will hold it.
 
 Invariant: when `HostBuffer.fill` returns, nothing of the sources is held any more: a view of a variable that stays
-alive makes its next update copy it. There are two buffers at most. The manager owns a `BufferPool`.
+alive makes its next update copy it. There is one buffer. The manager owns a `SnapshotBuffer`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -18,7 +17,6 @@ import numpy as np
 
 from tfdist.checkpoint.format.tensor_files import FilePlan, TensorSpec, plan
 
-NUM_BUFFERS = 2
 _PIECE_BYTES = 8 * 2**20
 _SMALL_BYTES = 2**18  # not worth a thread
 _PAGE_BYTES = 4096
@@ -77,72 +75,65 @@ class HostBuffer:
             copy.result()
 
 
-class BufferPool:
-    """Two buffers that take turns, allocated beside what their owner does. One thread takes, others may give back."""
+class SnapshotBuffer:
+    """The one `HostBuffer` of a run, allocated beside what its owner does. One thread takes, another gives back.
+
+    Attributes:
+      is_wanted: whether training waits for it.
+    """
 
     def __init__(self, *, max_file_bytes: int) -> None:
         self._max_file_bytes = max_file_bytes
         self._threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "tfdist-snapshot")
         self._specs: tuple[TensorSpec, ...] | None = None
-        self._new: list[Future[HostBuffer]] = []  # nobody had them yet
-        self._changed = threading.Condition()
-        self._free: list[HostBuffer] = []
-        self._in_use: list[HostBuffer] = []  # of the plan that is now
+        self._allocated: Future[HostBuffer] | None = None
+        self._is_free = threading.Event()
+        self._is_free.set()
+        self.is_wanted = False
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> tuple[HostBuffer, float]:
-        """A buffer filled with `arrays`, and the seconds that were spent because all were in use, 0.0 if not.
+        """The buffer, filled with `arrays`, and the seconds that were waited for its last content to be written.
 
         Raises UserError for arrays that cannot be stored, MemoryError when there is no room.
         """
-        self.reserve(arrays)
-        buffer, waited_seconds = self._acquire()
+        begun = time.perf_counter()
+        self.is_wanted = not self._is_free.is_set()
         try:
+            self._is_free.wait()
+            waited_seconds = time.perf_counter() - begun if self.is_wanted else 0.0
+            buffer = self._allocate(arrays)
             buffer.fill(arrays, self._threads)
-        except BaseException:
-            self.give_back(buffer)
-            raise
-        return buffer, waited_seconds
+            self._is_free.clear()
+            return buffer, waited_seconds
+        finally:
+            self.is_wanted = False
 
-    def reserve(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Has what `take` needs for such arrays allocated, if that is not what it has already.
-
-        Buffers in use that were allocated for other names, types or shapes are dropped when they come back.
-        """
+    def reserve(self, arrays: Mapping[str, np.ndarray]) -> Future[HostBuffer]:
+        """Has a buffer for arrays of such names, types and shapes allocated, unless it is there already."""
         specs = tuple(TensorSpec(name, array.dtype, array.shape) for name, array in arrays.items())
-        if specs == self._specs:
-            return
-        files = tuple(plan(specs, max_file_bytes=self._max_file_bytes))
-        with self._changed:
-            self._free, self._in_use = [], []
-        self._new = [self._threads.submit(HostBuffer, files) for _ in range(NUM_BUFFERS)]
-        self._specs = specs
+        if self._allocated is None or specs != self._specs:
+            files = tuple(plan(specs, max_file_bytes=self._max_file_bytes))
+            self._allocated = None  # gone before the next one comes
+            self._specs, self._allocated = specs, self._threads.submit(HostBuffer, files)
+        return self._allocated
 
-    def give_back(self, buffer: HostBuffer) -> None:
-        """Lets the next snapshot have a buffer that is written out."""
-        with self._changed:
-            if buffer in self._in_use:  # not one of an earlier plan
-                self._in_use.remove(buffer)
-                self._free.append(buffer)
-                self._changed.notify_all()
+    def give_back(self) -> None:
+        """Lets the next snapshot have the buffer, which is written out."""
+        self._is_free.set()
 
     def close(self) -> None:
         self._threads.shutdown()
-        with self._changed:
-            self._free.clear()
+        self._allocated = None
 
-    def _acquire(self) -> tuple[HostBuffer, float]:
-        with self._changed:
-            while self._new and not self._free:
-                with contextlib.suppress(MemoryError):  # where there is room for one, training waits for its write
-                    self._free.append(self._new.pop(0).result())
-            if not self._free and not self._in_use:
-                specs, self._specs = self._specs or (), None  # the next one tries again
-                raise MemoryError(f"There is no room for a copy of {sum(s.num_bytes for s in specs):,} bytes.")
-            begun = time.perf_counter()
-            has_to_wait = not self._free
-            self._changed.wait_for(lambda: self._free)
-            self._in_use.append(self._free.pop())
-            return self._in_use[-1], time.perf_counter() - begun if has_to_wait else 0.0
+    def _allocate(self, arrays: Mapping[str, np.ndarray]) -> HostBuffer:
+        try:
+            return self.reserve(arrays).result()
+        except BaseException as error:
+            self._allocated = None  # the next one tries again
+            if not isinstance(error, MemoryError):
+                raise
+            num_bytes = sum(array.nbytes for array in arrays.values())
+            raise MemoryError(f"There is no room for a copy of {num_bytes:,} bytes.") from error
 
 
 def _view(source: Any) -> np.ndarray:

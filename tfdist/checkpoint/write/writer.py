@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.format import packing
-from tfdist.checkpoint.format.entries import Entry
 from tfdist.checkpoint.format.manifest import Manifest, StoredFile
 from tfdist.checkpoint.format.stored_files import crc32c
 from tfdist.checkpoint.write.parts import Part
@@ -44,7 +44,7 @@ def write_checkpoint(
     part: Part | None = None,
     gives_up: Callable[[], bool] = lambda: False,
 ) -> Entry | None:
-    """Writes and commits a snapshot at `path`, from `entries.new_path` or `Part.path`; None where the chief commits.
+    """Writes and commits a snapshot at `path`, from `catalog.new_path` or `Part.path`; None where the chief commits.
 
     Raises:
       OSError: the store refused. What was written of it may still be there, without a manifest.

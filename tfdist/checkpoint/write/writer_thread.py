@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tfdist.checkpoint import catalog, retention
+from tfdist.checkpoint import catalog
+from tfdist.checkpoint.catalog import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.format import packing
-from tfdist.checkpoint.format.entries import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.parts import Part
-from tfdist.checkpoint.write.snapshot import HostBuffer
+from tfdist.checkpoint.write.snapshot import SnapshotBuffer
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
 from tfdist.storage import files
 from tfdist.storage.lease import LeaseLostError
@@ -57,7 +57,7 @@ class WriterThread:
 
     Arguments:
       directory, policy, identity, still_ours: as the manager's.
-      give_back: takes a buffer when it was written, or has failed to be.
+      buffer: given back when a snapshot was written, or has failed to be.
       part: what this worker writes of each checkpoint; None writes all of it.
     """
 
@@ -68,14 +68,14 @@ class WriterThread:
         *,
         identity: Mapping[str, Any],
         still_ours: Callable[[], None],
-        give_back: Callable[[HostBuffer], None],
+        buffer: SnapshotBuffer,
         part: Part | None = None,
     ) -> None:
         self._directory = directory
         self._policy = policy
         self._identity = identity
         self._still_ours = still_ours
-        self._give_back = give_back
+        self._buffer = buffer
         self._part = part
         self._num_written = 0
         self._gives_up = False
@@ -142,8 +142,8 @@ class WriterThread:
                 with self._told(snapshot.step):
                     self._write(snapshot)
             finally:
-                self._give_back(snapshot.buffer)
-            del snapshot  # the buffer belongs to the pool now
+                self._buffer.give_back()
+            del snapshot  # the next one has the buffer now
             with self._told(None):
                 self._remove_all()
 
@@ -208,7 +208,7 @@ class WriterThread:
     def _tidy(self, newest: Entry) -> None:
         """Finds out what is not to be kept any more; `_remove_all` removes it."""
         self._entries.append(newest)
-        expired = retention.expired(self._entries, self._policy, newest=newest)
+        expired = catalog.expired(self._entries, self._policy, newest=newest)
         paths = {entry.path for entry in expired}
         self._entries = [entry for entry in self._entries if entry.path not in paths]
         self._to_remove += paths
@@ -222,7 +222,7 @@ class WriterThread:
         What the store refuses to remove is no failed checkpoint: it is tried again after the next commit, from then on
         only while nothing waits to be written, and said once until it goes.
         """
-        if self._lost or (self._is_refused and self._waiting):
+        if self._lost or (self._is_refused and (self._waiting or self._buffer.is_wanted)):
             return
         try:
             with files.impatient(_REMOVE_PATIENCE_SECONDS):

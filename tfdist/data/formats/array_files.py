@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
-from tfdist.data.pipeline.failures import noted
 from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Names
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -41,6 +41,8 @@ class ArrayFiles(RandomAccessSource):
     Raises:
       UserError: a file is missing or no array file, a name is in none, or the lengths differ.
     """
+
+    cheaper = ArraySource.cheaper
 
     def __init__(
         self,

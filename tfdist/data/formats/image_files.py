@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import UserError, is_whole_number, missing_extra, suggest
+from tfdist.errors import UserError, is_whole_number, missing_extra
+from tfdist.settings.checks import one_of, whole_number
 from tfdist.storage import files
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
@@ -57,16 +58,11 @@ class ImageReader:
         size = self.size
         if not isinstance(size, Sequence) or len(size) != 2 or not all(map(is_whole_number, size)):
             raise UserError(f"size is (height, width) in pixels, such as (128, 128); received {size!r}.")
-        for name, value, known in (
-            ("channels", self.channels, tuple(MODES)),
-            ("method", self.method, METHODS),
-            ("fit", self.fit, FITS),
-        ):
-            if value not in known:
-                near = suggest(value, map(str, known)) if isinstance(value, str) else ""
-                raise UserError(f"{name} is one of {', '.join(map(str, known))}; received {value!r}.{near}")
-        if not is_whole_number(self.pad_value, least=0) or self.pad_value > 255:
-            raise UserError(f"pad_value is a whole number from 0 to 255; received {self.pad_value!r}.")
+        if self.channels not in MODES:
+            raise UserError(f"channels is {self.channels!r}; write one of {', '.join(map(str, MODES))}.")
+        one_of(*METHODS)("method", self.method)
+        one_of(*FITS)("fit", self.fit)
+        whole_number(0, 255)("pad_value", self.pad_value)
 
     def read(self, path: str) -> np.ndarray:
         """One image.

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.formats.image_files import SUFFIXES, CorruptImageError, ImageReader, reading_threads
-from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
-from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.augment import Augmentation, LayerBuilder
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader
 from tfdist.errors import UnreadableError, UserError, suggest
 from tfdist.storage import files

@@ -1,6 +1,6 @@
-"""The files that tables and lines are read from: which there are, and parts of them, without surprises.
+"""The files that data are read from, local or `gs://`: which there are, and ranges of their bytes, no byte more.
 
-Invariant: every byte of a table or of text comes through `read_exactly`. Failures are UserErrors that name the path.
+Invariant: every byte of a table or of text comes through `read_exactly`, whose failures are UserErrors.
 """
 
 from __future__ import annotations
@@ -9,12 +9,45 @@ import io
 import os
 from collections.abc import Sequence
 
-import tensorflow as tf
-
-from tfdist.data.formats.byte_ranges import FileVersion, file_version, matching_files, read_range
 from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.storage.contents import FileVersion
 
 Patterns = str | Sequence[str]
+
+
+def file_version(path: str) -> FileVersion:
+    """Raises UserError where there is no such file."""
+    try:
+        return files.stat(path)
+    except IsADirectoryError as error:
+        raise UserError(f"{path} is a directory, where a file was expected. Write the files in it: {path}/*") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"There is no file {path}.") from error
+    except OSError as error:
+        raise UserError(f"The file {path} cannot be looked at: {error.strerror or error}") from error
+
+
+def matching_files(patterns: str | Sequence[str]) -> list[str]:
+    """The files of one or several patterns: in the order of the patterns, sorted within each, each once.
+
+    Raises:
+      UserError: a pattern matches nothing.
+    """
+    found: list[str] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        try:
+            matched = files.glob(pattern)
+        except OSError as error:
+            raise UserError(f"The files {pattern!r} cannot be listed: {error.strerror or error}") from error
+        if not matched:
+            raise UserError(
+                f"No file matches {pattern!r} (from {os.getcwd()}). Write paths or patterns of files that exist."
+            )
+        found += matched
+    if not found:
+        raise UserError(f"A data set needs files; received {patterns!r}. Write a pattern such as 'data/train-*'.")
+    return list(dict.fromkeys(found))
 
 
 def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
@@ -38,9 +71,9 @@ def read_exactly(file: FileVersion, begin: int, size: int) -> bytes:
       UserError: it cannot be read, or became shorter.
     """
     try:
-        data = read_range(file.path, begin, size) if size else b""
-    except (OSError, tf.errors.OpError) as error:
-        raise UserError(f"{file.path} cannot be read: {getattr(error, 'message', error)}") from error
+        data = files.read_range(file.path, begin, size) if size else b""
+    except OSError as error:
+        raise UserError(f"{file.path} cannot be read: {error}") from error
     if len(data) != size:
         raise UserError(f"{file.path} became shorter while it was read: it had {file.num_bytes:,} bytes. Start again.")
     return data

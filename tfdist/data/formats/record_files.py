@@ -1,19 +1,23 @@
 """Records of TFRecord files by their number: a run of neighbors is one read of exactly its bytes.
 
-Every record's checksum is verified. Used by the sources of TFRecord files.
+Every record's checksum is verified. Formats derive from `RecordFileSource`.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import google_crc32c
 import numpy as np
+import tensorflow as tf
 
-from tfdist.data.formats.byte_ranges import file_version, read_into, read_range
+from tfdist.data.formats.input_files import file_version
 from tfdist.data.formats.record_index import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -21,16 +25,17 @@ from tfdist.data.formats.record_index import (
     load_index,
     masked,
 )
-from tfdist.data.sources.record_source import Records, RecordSource, checked_block_records
+from tfdist.data.order.block_order import BlockOrder, Run, WindowReader, as_array
+from tfdist.data.sources.failures import noted
+from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.errors import UnreadableError, UserError
+from tfdist.settings.checks import COUNT
 from tfdist.storage import files
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
 BLOCK_BYTES = 1 << 20
 LEAST_BLOCK_RECORDS = 8
 MOST_BLOCK_RECORDS = 256
-MOST_SCRATCH_BYTES = 1 << 22
-_SCRATCH = threading.local()
 
 
 class RecordFile:
@@ -58,25 +63,15 @@ class RecordFile:
         """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
         offsets = self.index.offsets[first : first + count + 1]
         begin, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-        data = self._bytes(begin, size)
+        data = files.read_range(self.path, begin, size)
         if len(data) < size:
             raise UserError(f"{self.path} became shorter while it was read, at record {first}. Make it again.")
         starts, stops = offsets[:-1] - begin + HEADER_BYTES, offsets[1:] - begin - FOOTER_BYTES
-        records = [bytes(data[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        records = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
         computed = masked(np.fromiter(map(google_crc32c.value, records), np.uint32, count))
         footers = np.frombuffer(data, np.uint8)[stops[:, np.newaxis] + np.arange(FOOTER_BYTES)]
         wrong = np.nonzero(footers.view("<u4")[:, 0] != computed)[0]
         return records, (wrong + first).tolist()
-
-    def _bytes(self, begin: int, size: int) -> memoryview:
-        """So many bytes of what the file holds, or fewer where it ends before; valid until the thread reads again."""
-        if files.is_remote(self.path) or size > MOST_SCRATCH_BYTES:
-            return memoryview(read_range(self.path, begin, size))
-        # Memory that was in use a moment ago: fresh memory for each run costs more than reading into it.
-        if len(held := getattr(_SCRATCH, "bytes", b"")) < size:
-            held = _SCRATCH.bytes = bytearray(min(MOST_SCRATCH_BYTES, 2 * size))
-        view = memoryview(held)[:size]
-        return view if read_into(self.path, view, first=begin) else view[:0]
 
 
 class Unreadable(bytes):
@@ -94,55 +89,98 @@ class FilePart:
     take: int
 
 
-class RecordFileSource(RecordSource):
+class RecordFileSource(Source):
     """A source of parts of TFRecord files; formats of records say how to `decode`.
+
+    Over an epoch a worker reads each record of its streams once, and of the others none (a stream that two workers
+    share, where their number does not divide the streams', is read by both).
 
     Args:
       parts: in the order of the records.
-      block_records: as in `RecordSource`; None takes what makes a megabyte.
       record_bytes: about the size of a record.
+      block_records: how many neighbors stay together when the order is permuted; larger reads are cheaper, smaller
+        ones mix better. None takes what makes a megabyte.
     """
 
-    def __init__(
-        self,
-        parts: Sequence[FilePart],
-        *,
-        record_bytes: float,
-        block_records: int | None = None,
-    ) -> None:
-        fitting = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
-        block_records = checked_block_records(block_records, otherwise=fitting)
-        super().__init__([part.take for part in parts], block_records=block_records)
+    calls_python = True
+
+    def __init__(self, parts: Sequence[FilePart], *, record_bytes: float, block_records: int | None = None) -> None:
+        if block_records is None:
+            block_records = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
+        COUNT("block_records", block_records)
         self.parts = tuple(parts)
+        self.file_sizes = tuple(part.take for part in parts)  # which workers compare
+        self.num_examples = sum(self.file_sizes)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
-        self.most_read_again = 0.0 if self.waits else 0.005
+        self._part_starts = np.cumsum([0, *self.file_sizes])
+        self._block_records = block_records
         self._has_unreadable = False
 
-    def read_run(self, file: int, first: int, count: int) -> list[bytes]:
-        part = self.parts[file]
+    @abc.abstractmethod
+    def decode(self, records: tf.Tensor) -> Any:
+        """The nest of a batch from string [n] records, in TensorFlow operations."""
+
+    def has_same_batches(self, *, trains: bool) -> bool:
+        del trains
+        return False  # a worker opens its own files alone; their sizes are compared
+
+    def reader(self, order: Order) -> Reader:
+        if order.seed is None:
+            fetch: Callable[[np.ndarray, int], np.ndarray] = self._read_in_order
+        else:
+            blocks = BlockOrder(self.num_examples, self._block_records, order.batch_size, order.seed)
+            fetch = WindowReader(blocks, self._read_runs)
+        safe = noted(lambda positions, epoch: self._checked(fetch(positions, int(epoch))))
+
+        def records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.string), [None])
+
+        return Staged(records, self.decode)
+
+    def read_run(self, number: int, first: int, count: int) -> list[bytes]:
+        """Records first … first + count - 1 of a part; called by several threads at once."""
+        part = self.parts[number]
         self._check_whole(part)
         records, wrong = part.file.read(part.skip + first, count)
-        for number in wrong:
-            records[number - part.skip - first] = unreadable = Unreadable()
-            unreadable.error = UnreadableError(describe_corrupt(part.file, number, "its checksum is wrong"))
+        for place in wrong:
+            records[place - part.skip - first] = unreadable = Unreadable()
+            unreadable.error = UnreadableError(describe_corrupt(part.file, place, "its checksum is wrong"))
             self._has_unreadable = True
-        return records
-
-    def checked(self, records: Records) -> Records:
-        if self._has_unreadable:
-            for record in records:
-                if isinstance(record, Unreadable):
-                    raise record.error
         return records
 
     def describe(self) -> list[str]:
         found = {part.file.path: part.file for part in self.parts}
-        empty = sum(size == 0 for size in self.file_sizes)
+        empty = self.file_sizes.count(0)
         said = f" ({empty} empty)" if empty else ""
         return [
             f"{len(found):,} file{'s' if len(found) != 1 else ''}{said}, {self.num_examples:,} records, "
             f"{sum(file.num_bytes for file in found.values()):,} bytes"
         ]
+
+    def _read_in_order(self, positions: np.ndarray, epoch: int) -> np.ndarray:
+        del epoch
+        edges = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+        runs = [(int(positions[begin]), end - begin) for begin, end in itertools.pairwise(edges) if begin < end]
+        return as_array(self._read_runs(runs))
+
+    def _read_runs(self, runs: Sequence[Run]) -> list[bytes]:
+        """Runs of records, (first, count), by their numbers in the whole source."""
+        records: list[bytes] = []
+        for first, count in runs:
+            while count:
+                number = int(np.searchsorted(self._part_starts, first, side="right")) - 1
+                here = min(count, int(self._part_starts[number + 1]) - first)
+                records += self.read_run(number, first - int(self._part_starts[number]), here)
+                first, count = first + here, count - here
+        return records
+
+    def _checked(self, records: np.ndarray) -> np.ndarray:
+        """The records of a batch; raises UnreadableError where one of them could not be read."""
+        if self._has_unreadable:
+            for record in records:
+                if isinstance(record, Unreadable):
+                    raise record.error
+        return records
 
     def _check_whole(self, part: FilePart) -> None:
         index = part.file.index

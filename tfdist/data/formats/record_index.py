@@ -19,9 +19,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from tfdist.data.formats.byte_ranges import FileVersion, read_range
 from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.storage.contents import FileVersion
 from tfdist.strategies.cluster import environment
 
 HEADER_BYTES = 12
@@ -96,7 +96,7 @@ class _ReadAhead:
     def read(self, first: int, count: int) -> bytes:
         at = first - self._first
         if not 0 <= at <= len(self._data) - count:
-            self._first, self._data, at = first, read_range(self._path, first, READ_AHEAD_BYTES), 0
+            self._first, self._data, at = first, files.read_range(self._path, first, READ_AHEAD_BYTES), 0
         return self._data[at : at + count]
 
 

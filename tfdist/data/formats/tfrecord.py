@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.formats import example_features
-from tfdist.data.formats.byte_ranges import matching_files
+from tfdist.data.formats.input_files import matching_files
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource, describe_corrupt
-from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.errors import UserError
 
 INDEXED_AT_ONCE = 16  # files; of remote ones each header read waits for the network
@@ -25,7 +25,8 @@ class TFRecordSource(RecordFileSource):
 
     Args:
       files: a pattern or path, or several.
-      features: a description of each feature to read, in the forms of `example_features.py`.
+      features: of each feature to read its `tf.io.FixedLenFeature` or another of `tf.io`; sparse and ragged ones are
+        filled up with 0 or '' to the longest of the batch.
       columns: which features are inputs, targets and weights.
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
@@ -62,40 +63,15 @@ class TFRecordSource(RecordFileSource):
             if part.file.index.tail_bytes:
                 problem = f"it is cut short, {part.file.index.tail_bytes:,} bytes of it"
                 raise UserError(describe_corrupt(part.file, part.take, problem))
-        first = next((number for number, size in enumerate(self.file_sizes) if size), None)
+        first = next((number for number, part in enumerate(parts) if part.take), None)
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
-        (record,) = self.checked(self.read_run(first, 0, 1))
+        (record,) = self._read_runs([(0, 1)])
         example_features.check_record(record, self._features, f"Record 0 of {parts[first].file.path}")
         self.structure = decoded_structure(self.decode)
 
     def decode(self, records: tf.Tensor) -> Any:
         return self._decoding(example_features.parse(records, self._features))
-
-
-class Decoding:
-    """From named columns to the nest: per-column transforms, the choice of columns, the user's own transform."""
-
-    def __init__(
-        self,
-        columns: Columns,
-        transforms: Mapping[str, Callable[[Any], Any]] | None,
-        transform: Callable[[Any], Any] | None,
-    ) -> None:
-        self._columns = columns
-        self._transforms = dict(transforms or {})
-        self._transform = transform
-
-    def check(self, known: Sequence[str], where: str) -> None:
-        """Raises UserError where a column is not among those known."""
-        self._columns.check(known, where)
-        for name in self._transforms:
-            Columns(inputs=name, targets=()).check(known, where)
-
-    def __call__(self, columns: Mapping[str, Any]) -> Any:
-        changed = {name: self._transforms[name](value) for name, value in columns.items() if name in self._transforms}
-        nest = self._columns.select({**columns, **changed})
-        return self._transform(nest) if self._transform is not None else nest
 
 
 def decoded_structure(decode: Callable[[tf.Tensor], Any]) -> Any:

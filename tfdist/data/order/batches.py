@@ -55,7 +55,6 @@ class BatchPlan:
       num_microbatches: into how many slices, computed one after the other, a step's batch is cut.
       shuffle_seed: of the order of the examples, another one each epoch; None keeps theirs.
       drop_remainder: leaves out the last batch of an epoch if it is smaller than the others.
-      any_order: lets a source without a seed put the examples where they are read best; for evaluations.
       pad: gives every replica the same number of examples in every step, the missing ones with a share of zero.
 
     Raises:
@@ -69,7 +68,6 @@ class BatchPlan:
     shuffle_seed: int | None = None
     drop_remainder: bool = False
     pad: bool = False
-    any_order: bool = False
 
     def __post_init__(self) -> None:
         check_split(self.global_batch_size, self.num_replicas, self.num_microbatches, even=self.pad)

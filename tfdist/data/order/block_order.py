@@ -1,153 +1,96 @@
 """The order of examples that lie in files: permuted by blocks, read by streams, the same for any number of workers.
 
-Records are cut into blocks, runs of neighbors within one file. An epoch permutes the blocks by (seed, epoch) and lays
-them end to end. The line is cut into streams, and every global batch takes its examples from all streams, each at a
-fixed place of the batch. A worker, whose replicas take fixed places of each batch, therefore reads the blocks of its
-own streams and no others. Within a stream records are permuted window by window.
+Records are numbered through the files and cut into blocks of one size. An epoch permutes the blocks by (seed, epoch)
+and lays them end to end. The line is cut into streams, and every global batch takes its examples from all streams, each
+at a fixed place of the batch. A worker, whose replicas take fixed places of each batch, therefore reads the blocks of
+its own streams and no others. Within a stream records are permuted window by window. What is left over behind the last
+full batch is a window of its own in each stream.
 
-Invariant: position → record is a bijection on 0 … N - 1 that depends on (blocks, batch size, seed, epoch) alone.
+Invariant: position → record is a bijection on 0 … N - 1 that depends on (N, block and batch size, seed, epoch) alone.
 """
 
 from __future__ import annotations
 
-import bisect
+import collections
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 MOST_STREAMS = 32
 WINDOW_BLOCKS = 4
 MOST_WINDOW_RECORDS = 1 << 16  # a permutation of more would take more memory than it mixes
+# Every stream has one window in use and, at a border, a second one.
+MOST_WINDOWS = 2 * MOST_STREAMS + 8
+LEFT_OVER = -1  # the number of a stream's last window
 
-Window = tuple[int, int]
-Taken = tuple[Window, slice, np.ndarray]
-
-
-class Share(NamedTuple):
-    """What a stream gives to a run of neighboring places of a batch.
-
-    Attributes:
-      begin, end: places in the run.
-      each: records that the stream gives to a whole batch.
-      skipped: those of them that stand before the run.
-    """
-
-    stream: int
-    begin: int
-    end: int
-    each: int
-    skipped: int
+Run = tuple[int, int]
+ReadRuns = Callable[[Sequence[Run]], list[bytes]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class BlockOrder:
     """Where the records of an epoch stand.
 
     Args:
-      block_sizes: records of each block, in the order of the records.
+      num_records: of an epoch.
+      block_records: records of a block; the last block has what remains.
       batch_size: examples of a global batch.
-      seed: of the permutations; None permutes nothing, so that streams go through neighbors in their order.
-      window_blocks: how many blocks' worth of neighboring records of a stream are permuted among each other.
+      seed: of the permutations.
     """
 
-    block_sizes: tuple[int, ...]
+    num_records: int
+    block_records: int
     batch_size: int
-    seed: int | None
-    window_blocks: int = WINDOW_BLOCKS
+    seed: int
 
-    @functools.cached_property
-    def num_records(self) -> int:
-        return sum(self.block_sizes)
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Stream, window and place in the window of int64 [n] positions of an epoch, int64 [n] each."""
+        batch, slot = np.divmod(positions, self.batch_size)
+        stream = np.searchsorted(self._slots, slot, side="right") - 1
+        offset = batch * self._shares[stream] + slot - self._slots[stream] + self._phases[stream]
+        window, rank = np.divmod(offset, self._width)
+        rank -= np.where(window == 0, self._phases[stream], 0)
+        left_over = np.flatnonzero(batch >= self._num_batches)
+        if len(left_over):
+            begins = np.concatenate([[0], np.cumsum(np.diff(self._bounds) - self._num_batches * self._shares)])
+            place = slot[left_over]
+            stream[left_over] = np.searchsorted(begins, place, side="right") - 1
+            window[left_over], rank[left_over] = LEFT_OVER, place - begins[stream[left_over]]
+        return stream, window, rank
 
-    def records(self, positions: np.ndarray, epoch: int) -> np.ndarray:
-        """int64 [n] record numbers at int64 [n] positions of an epoch."""
-        found = np.empty_like(positions)
-        for window, places, ranks in self.windows(positions):
-            found[places] = self.numbers(window, ranks, epoch)
-        return found
-
-    def numbers(self, window: Window, ranks: np.ndarray, epoch: int) -> np.ndarray:
-        """int64 [n] record numbers at int64 [n] ranks of a window."""
-        offsets = self.mixing(window, epoch)[ranks]
-        firsts, counts = np.array(self.runs(window, epoch), np.int64).T
-        ends = np.cumsum(counts)
-        run = np.searchsorted(ends, offsets, side="right")
-        return firsts[run] + offsets - (ends - counts)[run]
-
-    @functools.cached_property
-    def first_left_over(self) -> int:
-        """The first position at which the batch's places are no longer those of the streams."""
-        return self._num_even_batches * self.batch_size
-
-    def windows(self, positions: np.ndarray) -> list[Taken]:
-        """The windows that the positions lie in: (window, places in `positions`, int64 ranks in the window).
-
-        Neighboring positions of one window come together; one that is left and entered again comes twice.
-        """
-        stream, offset = self._stream_places(positions)
-        window = self._windows_at(stream, offset)
-        found = []
-        for places in stretches(stream * (int(window.max(initial=0)) + 1) + window):
-            key = int(stream[places.start]), int(window[places.start])
-            found.append((key, places, offset[places] - self.extent(key)[0]))
-        return found
-
-    def mixing(self, window: Window, epoch: int) -> np.ndarray:
-        """By rank, the offset of the record that has it: a permutation of a window, int64 [size]."""
-        begin, end = self.extent(window)
-        if self.seed is None:
-            return np.arange(end - begin)
-        return _permutation(end - begin, (self.seed, epoch, *window))
-
-    def extent(self, window: Window) -> tuple[int, int]:
-        """Where in its stream a window begins and ends."""
-        begin, end = self._window_range(*window)
-        return begin - self._edges[window[0]], end - self._edges[window[0]]
-
-    def shares(self, slot: int, count: int) -> list[Share]:
-        """What each stream gives to places slot … slot + count - 1 of every batch before `first_left_over`."""
-        edges, end = self._slots.tolist(), slot + count
-        streams = range(bisect.bisect_right(edges, slot) - 1, bisect.bisect_left(edges, end))
-        found = []
-        for s in streams:
-            first, last = max(slot, edges[s]), min(end, edges[s + 1])
-            found.append(Share(s, first - slot, last - slot, edges[s + 1] - edges[s], first - edges[s]))
-        return found
-
-    def runs(self, window: Window, epoch: int) -> list[tuple[int, int]]:
+    def runs(self, stream: int, window: int, epoch: int) -> list[Run]:
         """The runs of records, (first, count), that a window consists of."""
-        begin, end = self._window_range(*window)
-        starts, firsts = _epoch_line(self, epoch)
+        even = int(self._num_batches * self._shares[stream])
+        begin, end = even, int(self._bounds[stream + 1] - self._bounds[stream])
+        if window != LEFT_OVER:
+            begin = window * self._width - int(self._phases[stream])
+            begin, end = max(0, begin), min(even, begin + self._width)
+        return self._line(int(self._bounds[stream]) + begin, int(self._bounds[stream]) + end, epoch)
+
+    def mixing(self, size: int, stream: int, window: int, epoch: int) -> np.ndarray:
+        """Which of a window's records stands at each of its places: a permutation, int64 [size]."""
+        return _generator(self.seed, epoch, stream, window + 1).permutation(size)
+
+    def _line(self, begin: int, end: int, epoch: int) -> list[Run]:
+        """The runs of records at places begin … end - 1 of the epoch's line."""
+        shift, blocks = _permuted_blocks(self.num_records, self.block_records, self.seed, epoch)
         found = []
-        block = int(np.searchsorted(starts, begin, side="right")) - 1
         while begin < end:
-            stop = min(end, int(starts[block + 1]) if block + 1 < len(starts) else end)
-            found.append((int(firsts[block] + begin - starts[block]), stop - begin))
-            begin, block = stop, block + 1
+            block, offset = divmod(begin, self.block_records)
+            first = (shift + int(blocks[block]) * self.block_records + offset) % self.num_records
+            count = min(end - begin, self.block_records - offset, self.num_records - first)
+            found.append((first, count))
+            begin += count
         return found
 
-    def _windows_at(self, stream: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        """The window in which each offset of a stream lies."""
-        return (offset + self._phases[stream]) // self._width
-
-    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
-        """Where a window begins and ends on the epoch's line. The first windows of streams differ in length, so that
-        not all streams come to a new one in the same step."""
-        origin = self._edges[stream] - self._shifts[stream]
-        begin = max(self._edges[stream], origin + window * self._width)
-        return begin, min(self._edges[stream + 1], origin + (window + 1) * self._width)
-
     @functools.cached_property
-    def _width(self) -> int:
-        return max(1, min(self.window_blocks * max(self.block_sizes), MOST_WINDOW_RECORDS))
-
-    @functools.cached_property
-    def _phases(self) -> np.ndarray:
-        count = len(self._slots) - 1
-        return np.arange(count, dtype=np.int64) * self._width // count
+    def _num_batches(self) -> int:
+        """Full batches, to which every stream gives its share."""
+        return self.num_records // self.batch_size
 
     @functools.cached_property
     def _slots(self) -> np.ndarray:
@@ -156,58 +99,87 @@ class BlockOrder:
         return np.arange(count + 1, dtype=np.int64) * self.batch_size // count
 
     @functools.cached_property
+    def _shares(self) -> np.ndarray:
+        """How many places of a batch each stream has: int64 [num_streams]."""
+        return np.diff(self._slots)
+
+    @functools.cached_property
     def _bounds(self) -> np.ndarray:
         """Where each stream begins on the epoch's line of records, and the end: int64 [num_streams + 1]."""
         return self._slots * self.num_records // self.batch_size
 
     @functools.cached_property
-    def _edges(self) -> list[int]:
-        return self._bounds.tolist()
+    def _width(self) -> int:
+        """Records of a window: what a batch takes of a stream lies in two of them at most."""
+        return max(int(self._shares.max()), min(WINDOW_BLOCKS * self.block_records, MOST_WINDOW_RECORDS))
 
     @functools.cached_property
-    def _shifts(self) -> list[int]:
-        return self._phases.tolist()
-
-    @functools.cached_property
-    def _num_even_batches(self) -> int:
-        """Batches to which every stream gives its full share; what is left over makes the last ones."""
-        return int(np.min(np.diff(self._bounds) // np.diff(self._slots)))
-
-    def _stream_places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The stream of each position, and its offset in the stream."""
-        shares = np.diff(self._slots)
-        batch, slot = np.divmod(positions, self.batch_size)
-        stream = np.searchsorted(self._slots, slot, side="right") - 1
-        offset = batch * shares[stream] + slot - self._slots[stream]
-        # The left-overs of all streams, one stream after the other.
-        used = self._num_even_batches * shares
-        left = np.concatenate([[0], np.cumsum(np.diff(self._bounds) - used)])
-        rank = positions - self._num_even_batches * self.batch_size
-        is_left_over = rank >= 0
-        late_stream = np.searchsorted(left, np.maximum(rank, 0), side="right") - 1
-        late_stream = np.minimum(late_stream, len(shares) - 1)
-        stream = np.where(is_left_over, late_stream, stream)
-        return stream, np.where(is_left_over, used[stream] + rank - left[stream], offset)
+    def _phases(self) -> np.ndarray:
+        """By how much each stream's first window is shorter, so that not all come to a new one in the same step."""
+        return np.arange(len(self._shares), dtype=np.int64) * self._width // len(self._shares)
 
 
-def stretches(keys: np.ndarray) -> list[slice]:
-    """Where equal neighbors stand in `keys`, [n]."""
-    edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
-    return [slice(begin, end) for begin, end in itertools.pairwise(edges) if begin < end]
+class WindowReader:
+    """A function from positions, int64 [n], and the epoch to the records there, objects [n].
+
+    Each window is read once, by the thread that asks first, and held while it is in use.
+
+    Args:
+      order: where which record stands.
+      read_runs: reads runs of neighboring records, (first, count) each, one after the other.
+    """
+
+    def __init__(self, order: BlockOrder, read_runs: ReadRuns) -> None:
+        self._order = order
+        self._read_runs = read_runs
+        self._lock = threading.Lock()
+        self._held: collections.OrderedDict[tuple[int, int, int], _Window] = collections.OrderedDict()
+
+    def __call__(self, positions: np.ndarray, epoch: int) -> np.ndarray:
+        records = np.empty(len(positions), object)
+        stream, window, rank = self._order.locate(positions)
+        edges = np.flatnonzero((np.diff(stream) != 0) | (np.diff(window) != 0)) + 1
+        for begin, end in itertools.pairwise([0, *edges.tolist(), len(positions)]):
+            if begin < end:
+                records[begin:end] = self._get(int(stream[begin]), int(window[begin]), epoch)[rank[begin:end]]
+        return records
+
+    def _get(self, stream: int, window: int, epoch: int) -> np.ndarray:
+        key = (stream, window, epoch)
+        with self._lock:
+            held = self._held.setdefault(key, _Window())
+            self._held.move_to_end(key)
+            while len(self._held) > MOST_WINDOWS:
+                self._held.popitem(last=False)
+        with held.lock:
+            if held.records is None:
+                read = as_array(self._read_runs(self._order.runs(*key)))
+                held.records = read[self._order.mixing(len(read), *key)]
+        return held.records
+
+
+class _Window:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.records: np.ndarray | None = None
+
+
+def as_array(records: Sequence[bytes]) -> np.ndarray:
+    """Objects, [n]; `np.asarray` would look at every byte."""
+    held = np.empty(len(records), object)
+    held[:] = records
+    return held
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
 
 
 @functools.lru_cache(maxsize=4)
-def _epoch_line(order: BlockOrder, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """For the permuted blocks: where each begins on the line, and the number of its first record."""
-    sizes = np.asarray(order.block_sizes, np.int64)
-    firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    if order.seed is None:
-        return firsts, firsts
-    permutation = _permutation(len(sizes), (order.seed, epoch))
-    starts = np.concatenate([[0], np.cumsum(sizes[permutation])[:-1]])
-    return starts, firsts[permutation]
-
-
-@functools.lru_cache(maxsize=4 * MOST_STREAMS)
-def _permutation(size: int, key: tuple[int, ...]) -> np.ndarray:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key))).permutation(size)
+def _permuted_blocks(num_records: int, block_records: int, seed: int, epoch: int) -> tuple[int, np.ndarray]:
+    """The record at which the first block begins, so that the short one is another each epoch, and the order of all."""
+    draw = _generator(seed, epoch)
+    full, rest = divmod(num_records, block_records)
+    blocks = np.arange(full + (rest > 0))
+    draw.shuffle(blocks[:full])
+    return int(draw.integers(num_records)), blocks

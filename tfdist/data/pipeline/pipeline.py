@@ -12,48 +12,17 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.sources.arrays import ArraySource
-from tfdist.data.sources.indexed import IndexedSource, is_indexed
-from tfdist.data.sources.source import Order, Source, Staged
-from tfdist.data.sources.user_dataset import DatasetFunction, GivenDataset, StreamSource
+from tfdist.data.sources.source import Order, Source, Staged, example_seeds
+from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
 PREFETCHED_STEPS = 8
 PARALLEL_READS = 4
 PARALLEL_DECODES = max(4, os.cpu_count() or 1)  # more than cores: parts of a decoding keep one core only
-
-
-def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
-    """What a user's data function returned, as a source.
-
-    Args:
-      data: what it returned.
-      function: the data function itself. One that returns a `tf.data.Dataset` is called anew for every stream, because
-        the order of a dataset that shuffles depends on how often it was read before.
-
-    Raises:
-      UserError: it is nothing that can be read.
-    """
-    if isinstance(data, Source):
-        return data
-    if isinstance(data, tf.data.Dataset):
-        return GivenDataset(data) if function is None else DatasetFunction(lambda: function())
-    if isinstance(data, keras.utils.PyDataset):
-        raise UserError("A keras.utils.PyDataset gives whole batches; hand it to tfdist.fit, or return arrays here.")
-    if is_indexed(data):
-        return IndexedSource(data)
-    if data is None or isinstance(data, (str, bytes, int, float)):
-        raise UserError(
-            "A data function returns arrays, (x, y) or (x, y, sample_weight), each of them an array or a dict of "
-            "arrays, an object with __len__ and __getitem__, one of tfdist's sources, or a tf.data.Dataset; received "
-            f"{type(data).__name__}."
-        )
-    return ArraySource(data)
 
 
 def build_pipeline(
@@ -101,14 +70,7 @@ def _is_kept(step: tf.Tensor, left_out: Collection[int]) -> tf.Tensor:
 
 def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The local batches with these numbers of a source that reads by position."""
-    read = source.reader(
-        Order(
-            batch_size=plan.global_batch_size,
-            seed=plan.shuffle_seed,
-            drop_remainder=plan.drop_remainder,
-            any_order=plan.any_order,
-        )
-    )
+    read = source.reader(Order(plan.global_batch_size, plan.shuffle_seed, plan.drop_remainder))
     plain = tf.autograph.experimental.do_not_convert  # rewriting them takes half a second, and `map_inline` does not
     stages = read if isinstance(read, Staged) else Staged(read, lambda examples: examples)
     num_local = topology.num_local_replicas
@@ -135,14 +97,6 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.da
     if source.calls_python:
         return dataset.map(plain(read_whole), num_parallel_calls=PARALLEL_READS, deterministic=True)
     return map_inline(dataset, read_whole)
-
-
-def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
-    """int32 [n, 2] seeds for what is random about the examples at these places of an epoch."""
-    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0x5EED], tf.int64), epoch)
-    mixed = tf.stack([key[0] + positions, tf.fill(tf.shape(positions), key[1])], axis=1)
-    # Neighboring seeds are fine: every stateless operation scrambles its seed.
-    return tf.cast(tf.bitwise.bitwise_and(mixed, 0x7FFFFFFF), tf.int32)
 
 
 def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:

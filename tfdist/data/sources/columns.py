@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import UserError, suggest
@@ -53,6 +53,31 @@ class Columns:
         """The nest of an example, or of a batch, from its columns."""
         chosen = (_chosen(columns, self.inputs), _chosen(columns, self.targets))
         return (*chosen, columns[self.weights]) if self.weights else chosen
+
+
+class Decoding:
+    """From named columns to the nest: per-column transforms, the choice of columns, the user's own transform."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        transforms: Mapping[str, Callable[[Any], Any]] | None,
+        transform: Callable[[Any], Any] | None,
+    ) -> None:
+        self._columns = columns
+        self._transforms = dict(transforms or {})
+        self._transform = transform
+
+    def check(self, known: Sequence[str], where: str) -> None:
+        """Raises UserError where a column is not among those known."""
+        self._columns.check(known, where)
+        for name in self._transforms:
+            Columns(inputs=name, targets=()).check(known, where)
+
+    def __call__(self, columns: Mapping[str, Any]) -> Any:
+        changed = {name: self._transforms[name](value) for name, value in columns.items() if name in self._transforms}
+        nest = self._columns.select({**columns, **changed})
+        return self._transform(nest) if self._transform is not None else nest
 
 
 def _listed(names: Names) -> list[str]:

@@ -54,8 +54,8 @@ class GivenBatches(StreamSource):
         self.num_examples = num_batches * batch_size
         self.structure = tf.nest.map_structure(_batch_spec, element_spec)
 
-    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
-        del num_workers, trains
+    def has_same_batches(self, *, trains: bool) -> bool:
+        del trains
         return self._parallel and self._first_batch is None  # without the former it is refused
 
     def first_batch(self) -> Any:

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.tfrecord import Decoding
-from tfdist.data.pipeline.failures import noted
-from tfdist.data.sources.columns import Columns
+from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.examples_by_number import begin_process, describe_nest, read_batch, read_in_process
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader, Staged
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
+from tfdist.settings.checks import whole_number
 
 
 class IndexedSource(RandomAccessSource):
@@ -56,9 +56,8 @@ class IndexedSource(RandomAccessSource):
         num_threads: int = 0,
         num_processes: int = 0,
     ) -> None:
-        for setting, number in (("num_threads", num_threads), ("num_processes", num_processes)):
-            if not is_whole_number(number, least=0):
-                raise UserError(f"IndexedSource.{setting} is {number!r}; write a whole number.")
+        whole_number(0)("IndexedSource.num_threads", num_threads)
+        whole_number(0)("IndexedSource.num_processes", num_processes)
         if num_threads and num_processes:
             raise UserError("IndexedSource takes num_threads or num_processes; received both. Leave one out.")
         if not is_indexed(data):

@@ -14,10 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.order.quotas import Schedule
-from tfdist.data.pipeline.pipeline import as_source, example_seeds
-from tfdist.data.sources.source import Order, Reader, Source
-from tfdist.errors import UserError, is_whole_number
+from tfdist.data.sources.as_source import as_source
+from tfdist.data.sources.quotas import Schedule
+from tfdist.data.sources.source import Order, Reader, Source, example_seeds
+from tfdist.errors import UserError
+from tfdist.settings.checks import COUNT, or_none
 
 # Keeps the orders of the sources apart from each other and from the run's own.
 _SEED_STRIDE = 1_000_003
@@ -52,8 +53,7 @@ class Mixture(Source):
             raise UserError(
                 f"Mixture.sources is a list of data functions, [@a/my.data, @b/my.data]; received {sources!r}."
             )
-        if examples_per_epoch is not None and not is_whole_number(examples_per_epoch):
-            raise UserError(f"examples_per_epoch is a whole number from 1 on; received {examples_per_epoch!r}.")
+        or_none(COUNT)("Mixture.examples_per_epoch", examples_per_epoch)
         made = [source if isinstance(source, Source) or not callable(source) else source() for source in sources]
         self._sources = [as_source(source) for source in made]
         self.structure = _common_structure(self._sources)

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import UserError, is_whole_number, missing_extra, suggest
+from tfdist.errors import missing_extra
+from tfdist.settings.checks import COUNT, one_of, or_none
 
 SPLITS = ("train", "test", "all")
 TEST_SHARE = 0.2
@@ -28,8 +29,7 @@ def load_digits(*, split: str, num_examples: int | None = None) -> tuple[np.ndar
     Raises:
       UserError: `split` is none of these, or `num_examples` no number; or scikit-learn is missing.
     """
-    if num_examples is not None and not is_whole_number(num_examples):
-        raise UserError(f"load_digits.num_examples is {num_examples!r}; write a whole number from 1, or None.")
+    or_none(COUNT)("load_digits.num_examples", num_examples)
     data = _sklearn_datasets().load_digits()
     images = (data.images / 16.0).astype(np.float32)[..., np.newaxis]
     images, labels = _split(images, data.target.astype(np.int32), split)
@@ -68,7 +68,7 @@ def load_descriptions(*, split: str) -> np.ndarray:
         entry.read_bytes() for entry in sorted(folder.iterdir(), key=lambda e: e.name) if entry.name.endswith(".rst")
     ]
     row = np.frombuffer(b"\n\n".join(texts), np.uint8).astype(np.int32)
-    _check_split(split)
+    one_of(*SPLITS)("split", split)
     border = len(row) * 9 // 10
     return {"train": row[:border], "test": row[border:], "all": row}[split]
 
@@ -82,15 +82,10 @@ def _sklearn_datasets() -> Any:
 
 
 def _split(x: np.ndarray, y: np.ndarray, split: str) -> tuple[np.ndarray, np.ndarray]:
-    _check_split(split)
+    one_of(*SPLITS)("split", split)
     if split == "all":
         return x, y
     from sklearn.model_selection import train_test_split
 
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=TEST_SHARE, stratify=y, random_state=SPLIT_SEED)
     return (x_train, y_train) if split == "train" else (x_test, y_test)
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise UserError(f"There is no split {split!r}; write one of {', '.join(SPLITS)}.{suggest(str(split), SPLITS)}")

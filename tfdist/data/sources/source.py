@@ -47,14 +47,11 @@ class Order:
         comes from the same ones.
       seed: of the permutation, another one each epoch; None keeps the examples in their own order.
       drop_remainder: whether an epoch's last batch is left out if it is smaller.
-      any_order: whether, without a seed, examples may stand elsewhere than in their own order, as in an evaluation,
-        which counts each once wherever it stands.
     """
 
     batch_size: int
     seed: int | None
     drop_remainder: bool = False
-    any_order: bool = False
 
 
 class Source(abc.ABC):
@@ -71,10 +68,18 @@ class Source(abc.ABC):
     num_examples: int
     structure: Any
     augment: Callable[[Any, tf.Tensor], Any] | None = None
+    cheaper = "Decode the examples once, into .npy files, and read these with array_files.ArrayFiles"
+    """How reading costs less."""
     calls_python = False
     """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
     waits = False
     """Whether reading waits, as for a bucket, so that several batches are to be fetched at a time."""
+
+    @property
+    def input_hint(self) -> str:
+        """What helps when training waits for its input: a sentence or two for the user."""
+        augmented = " Augmentation is cheaper in the model." if self.augment is not None else ""
+        return f"{self.cheaper}; see docs/data.md.{augmented}"
 
     def prepare(self, directory: str) -> None:
         """Fits what is to be the same in every split and process of a run: vocabularies, means.
@@ -84,9 +89,9 @@ class Source(abc.ABC):
         `--mode=evaluate` find there. Where nobody calls it, as in a check, the source fits for itself alone.
         """
 
-    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
-        """Whether each of so many workers could read the whole of a global batch about as quickly as its own part."""
-        del num_workers, trains
+    def has_same_batches(self, *, trains: bool) -> bool:
+        """Whether each worker could read the whole of a global batch about as quickly as its own part."""
+        del trains
         return True
 
     def first_batch(self) -> Any:
@@ -113,9 +118,9 @@ class Source(abc.ABC):
         """Lines on what is read and how, for `--mode=validate`."""
         return []
 
-    def describe_sharing(self, num_workers: int | None, *, trains: bool) -> str:
-        """How several workers share the examples, where they have more than one way; of None, an unknown number."""
-        del num_workers, trains
+    def describe_sharing(self, *, trains: bool) -> str:
+        """How several workers share the examples, where they have more than one way."""
+        del trains
         return ""
 
 
@@ -144,3 +149,11 @@ def permute(positions: tf.Tensor, epoch: tf.Tensor, *, num_examples: int, seed: 
         seed=tf.stack([tf.constant(seed, tf.int64), epoch]),
         max_index=tf.constant(num_examples - 1, tf.int64),
     )
+
+
+def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
+    """int32 [n, 2] seeds for what is random about the examples at these places of an epoch."""
+    key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0x5EED], tf.int64), epoch)
+    mixed = tf.stack([key[0] + positions, tf.fill(tf.shape(positions), key[1])], axis=1)
+    # Neighboring seeds are fine: every stateless operation scrambles its seed.
+    return tf.cast(tf.bitwise.bitwise_and(mixed, 0x7FFFFFFF), tf.int32)

@@ -2,8 +2,7 @@
 
 Invariant: under the policy "data" global batch k of epoch e is the k-th of that epoch for any number of workers, each
 of which reads everything and takes its replicas' parts. Under "file" and "off" every worker draws its part of each
-batch from a stream of its own. Which of them it is, and why, is said in a line. A stream that begins at a step skips
-what comes before it.
+batch from a stream of its own. A stream that begins at a step skips what comes before it.
 """
 
 from __future__ import annotations
@@ -20,21 +19,31 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.failures import noted
-from tfdist.data.sources.dataset_parts import Parts, parts_of, unseeded_in_both
+from tfdist.data.sources.dataset_parts import Parts, parts_of
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, Reader, Source
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError
+from tfdist.settings.checks import COUNT, one_of, or_none
 from tfdist.strategies.base import Topology
 
-POLICIES = ("auto", "data", "file", "off")
-_SEED_STRIDE = 1_000_003  # keeps epochs of one run's seed apart from those of the next
 NO_PASS = "in an epoch some examples come more than once and others not at all"
+POLICIES = {
+    "data": "every worker reads all and takes its part of each batch",
+    "file": f"every worker reads its own files; batches depend on the number of workers, and {NO_PASS} unless the "
+    "files are of one length",
+    "off": f"every worker reads its own stream; {NO_PASS}",
+}
+_SEED_STRIDE = 1_000_003  # keeps epochs of one run's seed apart from those of the next
 _LOG = logging.getLogger(__name__)
 
 
 class StreamSource(Source):
     """A source that cannot read an example by its index, and therefore builds its batches itself."""
 
+    cheaper = (
+        "In your dataset's function, map with num_parallel_calls = tf.data.AUTOTUNE and keep what fits with "
+        "Dataset.cache(), before what is random"
+    )
     calls_python = True
 
     def reader(self, order: Order) -> Reader:
@@ -63,8 +72,8 @@ class DatasetFunction(StreamSource):
     Args:
       function: gives the dataset.
       policy: "data": every worker reads all and takes its part, the same batches for any number of workers. "file":
-        every worker reads its own files. "off": the function has shared the examples out itself, or they are random
-        and without end. "auto" chooses by what the dataset is built of.
+        every worker reads its own files in training, of which there are as many as workers or more. "off": the
+        function has shared the examples out itself, or they are random and without end.
       num_examples: of an epoch; needed where the dataset has no end. None counts, once, where it is not known.
       unbatch: takes batches apart.
 
@@ -76,102 +85,47 @@ class DatasetFunction(StreamSource):
         self,
         function: Callable[..., tf.data.Dataset],
         *,
-        policy: str = "auto",
+        policy: str = "data",
         num_examples: int | None = None,
         unbatch: bool = False,
     ) -> None:
-        if policy not in POLICIES:
-            raise UserError(
-                f"policy is one of {', '.join(POLICIES)}; received {policy!r}.{suggest(str(policy), POLICIES)}"
-            )
-        if num_examples is not None and not is_whole_number(num_examples):
-            raise UserError(f"num_examples is a whole number from 1 on; received {num_examples!r}.")
+        one_of(*POLICIES)("DatasetFunction.policy", policy)
+        or_none(COUNT)("DatasetFunction.num_examples", num_examples)
         self._function = function
         self._unbatch = unbatch
         self._policy = policy
         self._parameters = _epoch_parameters(function)
-        with _global_seed(None):  # which would pass for a seed of the dataset's own
-            dataset = self._made(0, None)
-            self._parts: Parts = parts_of(dataset)
-            # What the function makes when it is called takes the run's seed; what it made before does not.
-            self._unseeded = self._parts.unseeded and unseeded_in_both(dataset, self._made(0, None))
+        dataset = self._dataset(0, None)
+        self._parts: Parts = parts_of(dataset)
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset, self._parts)
         self._is_counted = num_examples is None
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
-    def policy(self, num_workers: int, *, trains: bool) -> tuple[str, str]:
-        """The policy for so many workers, and why in one line.
-
-        Raises:
-          UserError: files are to be shared out, of which there are fewer than workers.
-        """
-        parts = self._parts
-        if self._policy == "file" and num_workers > 1:
-            if parts.num_files < num_workers:
-                raise UserError(
-                    f"policy = 'file' gives each of {num_workers} workers files of its own, but the dataset reads "
-                    f"{parts.num_files}. Write the examples into more files, use fewer workers, or write policy = "
-                    "'auto'."
-                )
-            if not trains:
-                return "data", "policy 'data': 'file' is for training; here each example counts once"
-        if self._policy != "auto":
-            return self._policy, f"policy {self._policy!r}, as it was set"
-        if parts.is_sharded:
-            return "off", f"policy 'off': the dataset is sharded already (Dataset.shard); {NO_PASS}"
-        if self._unseeded and num_workers > 1 and trains:
-            return "off", (
-                f"policy 'off': {self._unseeded} draws without a seed, so workers cannot agree on batches; {NO_PASS}; "
-                "give it a seed"
-            )
-        if trains and num_workers > 1 and parts.num_files >= num_workers:
-            return "file", (
-                f"policy 'file': it reads {parts.num_files} files, at least one for each of {num_workers} workers; "
-                f"batches depend on the number of workers, and {NO_PASS} unless the files are of one length; policy = "
-                "'data' avoids both by reading everything everywhere"
-            )
-        why = f"{parts.num_files} files" if parts.num_files else "no files that could be shared out"
-        return "data", f"policy 'data': it reads {why}; every worker reads all and takes its part of each batch"
-
-    def has_same_batches(self, num_workers: int, *, trains: bool) -> bool:
-        return self.policy(num_workers, trains=trains)[0] == "data" and not self._unseeded
+    def has_same_batches(self, *, trains: bool) -> bool:
+        return self._policy_of(trains=trains) == "data"
 
     def describe(self) -> list[str]:
         if self._parameters:
             resuming = (
                 f"made anew each epoch with its {' and '.join(self._parameters)}; resumes by skipping in the epoch"
             )
-        elif self._unseeded:
-            resuming = (
-                f"does not resume exactly: skips as many examples, but {self._unseeded} draws others, and others for "
-                "each number of workers; give it a seed"
-            )
         else:
-            resuming = "resumes by skipping" + (
-                " from the first epoch on" if self._parts.is_random else " in the epoch"
-            )
-        if self._parts.unseeded and not self._unseeded:
-            resuming += f"; {self._parts.unseeded} has no seed and takes the run's, what Python draws in it does not"
+            resuming = f"resumes by skipping {'from the first epoch on' if self._parts.is_random else 'in the epoch'}"
         return [f"a tf.data.Dataset: {resuming}"]
 
-    def describe_sharing(self, num_workers: int | None, *, trains: bool) -> str:
-        if num_workers is not None:
-            return self.policy(num_workers, trains=trains)[1]
-        alone = self.policy(1, trains=trains)[1]
-        several = self.policy(2, trains=trains)[1] if self._policy == "auto" else alone
-        return alone if several == alone else f"{alone}. With several workers {several}"
+    def describe_sharing(self, *, trains: bool) -> str:
+        policy = self._policy_of(trains=trains)
+        return f"policy {policy!r}: {POLICIES[policy]}"
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        policy, _ = self.policy(topology.num_workers, trains=plan.shuffle_seed is not None)
+        policy = self._policy_of(trains=plan.shuffle_seed is not None)
         if policy != "data":
             return self._own_batches(plan, topology, first_step, policy)
-        if self._unseeded and topology.num_workers > 1:
-            raise UserError(
-                f"{self._unseeded} of the dataset draws without a seed, so {topology.num_workers} workers cannot "
-                "take parts of the same batches. Give it a seed, or set policy = 'off'."
-            )
         return self._parts_of_global_batches(plan, topology, first_step)
+
+    def _policy_of(self, *, trains: bool) -> str:
+        return "data" if self._policy == "file" and not trains else self._policy  # there each example counts once
 
     def _parts_of_global_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         num_local = topology.num_local_replicas
@@ -310,7 +264,7 @@ class _Epochs:
 
 
 @contextlib.contextmanager
-def _global_seed(seed: int | None) -> Iterator[None]:
+def _global_seed(seed: int) -> Iterator[None]:
     """TensorFlow with another global seed; the one before then begins anew."""
     before, _ = tf.compat.v1.get_seed(None)
     tf.random.set_seed(seed)

@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.data.formats.byte_ranges import FileVersion
 from tfdist.data.formats.input_files import RangeReader, read_exactly
 from tfdist.errors import UserError, missing_extra
+from tfdist.storage.contents import FileVersion
 
 if TYPE_CHECKING:
     import pyarrow

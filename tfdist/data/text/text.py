@@ -17,24 +17,21 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.formats.input_files import Patterns, find_files
-from tfdist.data.order.block_order import BlockOrder
-from tfdist.data.order.length_order import LengthOrder
-from tfdist.data.pipeline.failures import noted
+from tfdist.data.sources.failures import noted
 from tfdist.data.sources.preprocessing import Preprocessing, read_kept
-from tfdist.data.sources.record_source import RecordSource
-from tfdist.data.sources.source import Order, Reader, Staged
+from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.data.text.text_files import SPLITS, TextFile, read_lines
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError, suggest
+from tfdist.settings.checks import one_of, or_none, whole_number
 from tfdist.storage import files as storage
 
 TextPatterns = Patterns | Mapping[str, Patterns]
-STANDARDS = (None, "lower", "strip_punctuation", "lower_and_strip_punctuation")
+STANDARDS = ("lower", "strip_punctuation", "lower_and_strip_punctuation")
 FIT_VERSION = 1
 FIT_LINES = 4096
-BLOCK_LINES = 256
 
 
-class TextLines(RecordSource):
+class TextLines(Source):
     """One example a line: `(ids, label)`, int32 [n, length] and int32 [n]. The files are held in memory.
 
     Lines are `label<TAB>text`, or, where `files` is a dict of patterns by label, texts of that label. Example:
@@ -64,6 +61,8 @@ class TextLines(RecordSource):
       UserError: there are no such files or lines, or a label that the training lines have not.
     """
 
+    calls_python = True
+
     def __init__(
         self,
         *,
@@ -82,7 +81,8 @@ class TextLines(RecordSource):
         self._lines = _read(files, "TextLines.files", separator, split)
         is_fitted_here = fitted_on == files
         self._fit_lines = self._lines if is_fitted_here else _read(fitted_on, "TextLines.fitted_on", separator, split)
-        super().__init__([len(lines) for lines in self._lines], block_records=BLOCK_LINES)
+        self.file_sizes = tuple(map(len, self._lines))  # which workers compare
+        self.num_examples = sum(self.file_sizes)
         if not self.num_examples:
             raise UserError(f"The files {files!r} have no lines.")
         self.labels = _labels(labels, fitted_on, self._fit_lines)
@@ -123,17 +123,21 @@ class TextLines(RecordSource):
         self._vocabulary, self._fit_lines = vocabulary, []
 
     def reader(self, order: Order) -> Reader:
-        numbers = None if order.seed is None else self.block_order(order).records
+        @functools.lru_cache(maxsize=2)
+        def lines_of(epoch: int) -> np.ndarray:
+            if order.seed is None:
+                return np.arange(self.num_examples)
+            return permute_by_length(self._lengths, order.batch_size, self._bucket_batches, (order.seed, epoch))
+
         vectorize = keras.layers.TextVectorization(vocabulary=self.vocabulary, **self._settings)
 
         @functools.lru_cache(maxsize=64)
         def width(batch: int, epoch: int) -> int:
             first = batch * order.batch_size
-            places = np.arange(first, min(first + order.batch_size, self.num_examples))
-            return max(1, int(self._lengths[places if numbers is None else numbers(places, epoch)].max()))
+            return max(1, int(self._lengths[lines_of(epoch)[first : first + order.batch_size]].max()))
 
         def read_lines(positions: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            chosen = positions if numbers is None else numbers(positions, int(epoch))
+            chosen = lines_of(int(epoch))[positions]
             padded = self._max_length if self._pad_to_max else width(int(positions[0]) // order.batch_size, int(epoch))
             return self._texts[chosen], self._classes[chosen], np.asarray(padded, np.int32)
 
@@ -149,23 +153,6 @@ class TextLines(RecordSource):
             return tf.ensure_shape(ids, self.structure[0].shape), tf.ensure_shape(classes, [None])
 
         return Staged(fetched, decode)
-
-    def block_order(self, order: Order) -> BlockOrder:
-        if not self._bucket_batches:
-            return super().block_order(order)
-        return LengthOrder(
-            block_sizes=self._block_sizes(),
-            batch_size=order.batch_size,
-            seed=order.seed,
-            lengths=self._lengths,
-            window_batches=self._bucket_batches,
-        )
-
-    def read_run(self, file: int, first: int, count: int) -> list[bytes]:
-        return self._lines[file].texts[first : first + count]
-
-    def decode(self, records: tf.Tensor) -> Any:
-        raise NotImplementedError("ids and labels come from `reader`")
 
     def preprocessing(self) -> Preprocessing:
         kept = tf.Module()
@@ -203,6 +190,23 @@ class TextLines(RecordSource):
         return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
 
+def permute_by_length(lengths: np.ndarray, batch_size: int, window_batches: int, key: tuple[int, ...]) -> np.ndarray:
+    """The lines of an epoch in their order, int64 [n]: permuted, and exchanged within windows of so many batches.
+
+    Within a window the lines are sorted by length and dealt out to its batches, which are permuted. What is left over
+    behind the last full batch stays as it was drawn. 0 batches exchange nothing.
+    """
+    draw = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    order = draw.permutation(len(lengths))
+    num_batches = len(lengths) // batch_size if window_batches else 0
+    for first in range(0, num_batches, window_batches or 1):
+        last = min(first + window_batches, num_batches)
+        part = order[first * batch_size : last * batch_size]
+        batches = part[np.argsort(lengths[part], kind="stable")].reshape(-1, batch_size)
+        part[:] = draw.permuted(batches, axis=1)[draw.permutation(last - first)].reshape(-1)
+    return order
+
+
 def _read(patterns: TextPatterns, setting: str, separator: str, split: str) -> list[TextFile]:
     if not isinstance(patterns, Mapping):
         return [read_lines(file, separator=separator, split=split) for file in find_files(patterns, setting)]
@@ -238,21 +242,15 @@ def _classes(lines: TextFile, labels: Sequence[str]) -> np.ndarray:
 def _check(
     vocabulary_size: int, max_length: int, bucket_batches: int, separator: str, standardize: str | None, split: str
 ) -> None:
-    counts = {
-        "vocabulary_size": (vocabulary_size, 3),
-        "max_length": (max_length, 1),
-        "bucket_batches": (bucket_batches, 0),
-    }
-    for name, (value, least) in counts.items():
-        if not is_whole_number(value, least=least):
-            raise UserError(f"TextLines.{name} is {value!r}; write a whole number of at least {least}.")
+    whole_number(3)("TextLines.vocabulary_size", vocabulary_size)
+    whole_number(1)("TextLines.max_length", max_length)
+    whole_number(0)("TextLines.bucket_batches", bucket_batches)
+    or_none(one_of(*STANDARDS))("TextLines.standardize", standardize)
+    one_of(*SPLITS)("TextLines.split", split)
     if not isinstance(separator, str) or not separator or "\n" in separator:
         raise UserError(
             f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
         )
-    for name, choice, known in (("standardize", standardize, STANDARDS), ("split", split, SPLITS)):
-        if choice not in known:
-            raise UserError(f"TextLines.{name} is {choice!r}; write one of {list(known)}.")
 
 
 def _understood(kept: dict[str, Any]) -> tuple[list[str] | None, list[str]]:

@@ -7,9 +7,9 @@ import dataclasses
 
 import numpy as np
 
-from tfdist.data.formats.byte_ranges import FileVersion
 from tfdist.data.formats.input_files import read_exactly
 from tfdist.errors import UserError
+from tfdist.storage.contents import FileVersion
 
 SPLITS = ("whitespace", "character")
 

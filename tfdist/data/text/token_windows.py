@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources.source import RandomAccessSource
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
+from tfdist.settings.checks import COUNT
 
 
 class TokenWindows(RandomAccessSource):
@@ -27,8 +28,7 @@ class TokenWindows(RandomAccessSource):
     """
 
     def __init__(self, tokens: Callable[[], Any] | np.ndarray, *, length: int) -> None:
-        if not is_whole_number(length):
-            raise UserError(f"TokenWindows.length is {length!r}; write a whole number from 1.")
+        COUNT("TokenWindows.length", length)
         row = np.asarray(tokens() if callable(tokens) else tokens)
         if row.ndim != 1 or row.dtype.kind not in "iu":
             raise UserError(

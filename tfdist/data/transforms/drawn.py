@@ -7,10 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.augment import Augmentation, LayerBuilder
+from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.transforms.mapped import Mapped, parts_of, seeds_of
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
+from tfdist.settings.checks import whole_number
 
 
 class TwoViews(Mapped):
@@ -71,10 +72,8 @@ class MaskedTokens(Mapped):
         padding_token: int | None = None,
     ) -> None:
         super().__init__(data)
-        if not is_whole_number(vocabulary_size, least=2):
-            raise UserError(f"MaskedTokens.vocabulary_size is {vocabulary_size!r}; write a whole number from 2.")
-        if not is_whole_number(mask_token, least=0):
-            raise UserError(f"MaskedTokens.mask_token is {mask_token!r}; write the number of a token.")
+        whole_number(2)("MaskedTokens.vocabulary_size", vocabulary_size)
+        whole_number(0)("MaskedTokens.mask_token", mask_token)
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
             raise UserError(f"MaskedTokens.rate is {rate!r}; write a share between 0 and 1, such as 0.15.")
         self._mask, self._size, self._rate, self._padding = mask_token, vocabulary_size, float(rate), padding_token

@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import as_source, example_seeds
-from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.sources.as_source import as_source
+from tfdist.data.sources.source import Order, Reader, Source, example_seeds
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import example_seeds
-from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.sources.source import Order, Reader, Source, example_seeds
 from tfdist.data.transforms.mapped import Mapped, parts_of
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
+from tfdist.settings.checks import POSITIVE, or_none, whole_number
 
 
 class _Mixed(Mapped):
@@ -36,10 +36,8 @@ class _Mixed(Mapped):
     def __init__(self, data: Callable[[], Any] | Source, *, alpha: float = 0.2, num_classes: int | None = None) -> None:
         super().__init__(data)
         name = type(self).__name__
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha > 0:
-            raise UserError(f"{name}.alpha is {alpha!r}; write a number above 0, such as 0.2.")
-        if num_classes is not None and not is_whole_number(num_classes, least=2):
-            raise UserError(f"{name}.num_classes is {num_classes!r}; write a whole number from 2.")
+        POSITIVE(f"{name}.alpha", alpha)
+        or_none(whole_number(2))(f"{name}.num_classes", num_classes)
         self._alpha, self._num_classes = float(alpha), num_classes
 
     def changed_structure(self, structure: Any) -> Any:

@@ -85,7 +85,7 @@ class Summaries:
         if not files.is_remote(self._directory):
             return self._directory
         if self._mirror is None:
-            self._mirror = Mirror(self._directory)
+            self._mirror = files.open_mirror(self._directory)
         return self._mirror.local
 
 

@@ -77,7 +77,7 @@ class Wandb(Sink):
         self._directory = RunDirectory(run.directory)
         kept = self._directory.path
         if files.is_remote(kept):
-            self._mirror = Mirror(kept)
+            self._mirror = files.open_mirror(kept)
             kept = self._mirror.local
         about = {"strategy": run.strategy, "num_workers": run.num_workers, "num_replicas": run.num_replicas}
         about |= {"start": run.start, "directory": run.directory, "versions": versions()}

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.pipeline import failures
+from tfdist.data.sources import failures
 from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import keras
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.format.entries import list_checkpoints, list_paths
+from tfdist.checkpoint.catalog import list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.metadata_server import find_address
 from tfdist.checkpoint.policy import ALL, CheckpointPolicy

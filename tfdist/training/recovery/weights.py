@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfdist.checkpoint import restore, retention
-from tfdist.checkpoint.format.entries import Entry, list_checkpoints, list_paths
+from tfdist.checkpoint import catalog, restore
+from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import EventSink, State
@@ -129,7 +129,7 @@ def _best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> F
             f"{run.path} has checkpoints of {_steps(run) or 'no step'}."
         )
     entries = sorted(_entries(run), key=lambda entry: entry.age_order, reverse=True)
-    best = retention.best(entries, policy)
+    best = catalog.best(entries, policy)
     if best is None:
         raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
     assert best.manifest is not None

@@ -12,8 +12,9 @@ from typing import Any
 import keras
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline import failures
-from tfdist.data.pipeline.pipeline import as_source, build_pipeline
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources import failures
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
 from tfdist.recipes.lengths import RunLength
@@ -173,7 +174,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
         strategy, lambda: _facts_of(source, split), advice="Give all workers the same files and the same code."
     )
     if run.topology.is_chief:
-        sharing = source.describe_sharing(run.topology.num_workers, trains=split == "training")
+        sharing = source.describe_sharing(trains=split == "training")
         first, *others = [*source.describe(), ""]
         lines = [line for line in ("; ".join(filter(None, [first, sharing])), *others) if line]
         run.events.info(
@@ -396,7 +397,6 @@ def evaluator_of(
         global_batch_size=batch_size,
         num_replicas=run.topology.num_replicas,
         pad=pads or run.strategy.needs_static_shapes,
-        any_order=True,
     )
     check_examples(task, model, source, "evaluation", run.strategy)
     check_same_batches(run.strategy, source, plan, "evaluation")

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from tfdist.data.pipeline.input_hints import hint_for
 from tfdist.data.pipeline.pipeline import dispose
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.reporter import Reporter
@@ -76,7 +75,7 @@ def run_loop(
         equality=None if run.topology.num_workers == 1 else _equality(training, opened, reporter),
         start=opened.start,
         watched=watched(training.settings),
-        input_hint=hint_for(training.source),
+        input_hint=training.source.input_hint,
         skipped=rollbacks.skipped,
         saves_at_begin=rollbacks.is_possible,
         spike=rollbacks.spike,

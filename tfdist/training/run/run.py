@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from tfdist.data.pipeline import failures
+from tfdist.data.sources import failures
 from tfdist.errors import (
     DivergedError,
     NotSavedError,

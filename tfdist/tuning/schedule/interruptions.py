@@ -7,7 +7,7 @@ interrupted, or a trial's end.
 
 from __future__ import annotations
 
-from tfdist.checkpoint.format import entries
+from tfdist.checkpoint import catalog
 from tfdist.errors import PeerLostError
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.directory.starts import find_checkpoint_dir
@@ -39,7 +39,7 @@ class Interruptions:
           PeerLostError: there were too many in a row.
         """
         checkpoints = RunDirectory(directory.path, find_checkpoint_dir(directory.path)).checkpoints
-        newest = max((step for step, _ in entries.list_paths(checkpoints)), default=0)
+        newest = max((step for step, _ in catalog.list_paths(checkpoints)), default=0)
         if newest > self._checkpoint_steps.get(directory.path, 0):
             self._in_a_row = 0
         self._checkpoint_steps[directory.path] = newest

@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline import failures
-from tfdist.data.pipeline.pipeline import as_source, build_pipeline
+from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.sources import failures
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
 from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
@@ -177,7 +178,7 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
-    sharing = source.describe_sharing(None, trains=split == "training")
+    sharing = source.describe_sharing(trains=split == "training")
     for line in filter(None, [*source.describe(), sharing]):
         tell(f"  {line}")
     alone = dataclasses.replace(plan, num_replicas=1)

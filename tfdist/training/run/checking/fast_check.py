@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.data.pipeline.pipeline import as_source
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.data.transforms.mapped import Mapped

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from tfdist.checkpoint.format.entries import list_paths
+from tfdist.checkpoint.catalog import list_paths
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy

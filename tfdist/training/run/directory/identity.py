@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from tfdist.checkpoint.format.entries import newest_first
+from tfdist.checkpoint.catalog import newest_first
 from tfdist.errors import UserError
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory

@@ -2,25 +2,82 @@
 
 TensorFlow turns an exception inside tf.data into an error of its own with a stack of both worlds in it. What a reader
 raised is therefore noted here, and whoever catches TensorFlow's error asks for it.
+
+A pipeline reads ahead on threads of TensorFlow's, which call the readers' Python code. One that calls while the
+interpreter is being taken down aborts the process or waits for ever, and so does whoever takes down the pipeline.
+Invariant: from `atexit` on every call ends at once with an error, and Python's teardown begins when no reader runs; a
+pipeline nobody takes from makes as many more calls as its buffers hold and is then still.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.shutdown import CALLS
 from tfdist.errors import StoreUnavailableError, TfdistError, UnreadableError, UserError, exit_status_of_error
 from tfdist.storage import troubles
 
 _LOCK = threading.Lock()
 _FIRST: list[TfdistError] = []
+# Between two calls of one pipeline lies a hand-over between threads of TensorFlow's, some tens of microseconds.
+STILL_SECONDS = 0.2
+MOST_SECONDS = 20.0
+
+
+class InterpreterEnds(Exception):
+    """What a reader's call ends with once the interpreter is about to go."""
+
+
+class Calls:
+    """The calls of Python code out of pipelines, in progress and made."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._active = 0
+        self._made = 0
+        self._closed = False
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Around each call; raises InterpreterEnds where none may begin any more."""
+        with self._changed:
+            self._made += 1
+            closed = self._closed
+            self._active += not closed
+        if closed:
+            raise InterpreterEnds("The interpreter is ending.")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Waits for the calls in progress, and until no pipeline begins another."""
+        deadline = time.monotonic() + MOST_SECONDS
+        with self._changed:
+            self._closed = True
+            if not self._made:
+                return
+            self._changed.wait_for(lambda: not self._active, MOST_SECONDS)
+        while time.monotonic() < deadline:
+            before = self._made
+            time.sleep(STILL_SECONDS)
+            if self._made == before:
+                return
+
+
+_CALLS = Calls()
+atexit.register(_CALLS.close)
 
 
 def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,7 +86,7 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         try:
-            with CALLS.one():
+            with _CALLS.one():
                 return function(*args)
         except (TfdistError, StoreUnavailableError) as error:
             told = error if isinstance(error, TfdistError) else troubles.failed(error)

@@ -18,7 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources.source import Order
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError, is_whole_number
+from tfdist.settings.checks import one_of
 
 UNITS = ("epochs", "steps")
 # Shares as fractions: times a place of the run they must stay below 2**63.
@@ -37,9 +38,7 @@ class Schedule:
     @classmethod
     def of(cls, weights: Any, *, num_sources: int, unit: str) -> Schedule:
         """Raises UserError where `weights` are none."""
-        if unit not in UNITS:
-            near = suggest(str(unit), UNITS)
-            raise UserError(f"Mixture.unit is one of {', '.join(UNITS)}; received {unit!r}.{near}")
+        one_of(*UNITS)("Mixture.unit", unit)
         given = weights if isinstance(weights, Mapping) else {0: weights}
         if 0 not in given or not all(is_whole_number(begin, least=0) for begin in given):
             raise UserError(

@@ -1,0 +1,257 @@
+"""TensorFlow Datasets by name and split, read from where they were prepared.
+
+Invariant: without `download` no code of the data set runs and nothing is fetched: what was prepared is read from its
+own directory. `tensorflow_datasets` is imported when it is first needed, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
+from tfdist.data.formats.tfrecord import decoded_structure
+from tfdist.data.sources.columns import Columns, Decoding
+from tfdist.data.sources.indexed import IndexedSource
+from tfdist.data.sources.source import Source
+from tfdist.errors import UserError, missing_extra, suggest
+from tfdist.storage import files
+
+DEFAULT_DIRECTORY = os.path.join("~", "tensorflow_datasets")
+# Of these one record holds one value of fixed shape, so that a batch is parsed at once. Features made of others, such
+# as sequences, are decoded record by record.
+PLAIN_FEATURES = ("Tensor", "Scalar", "ClassLabel", "Text", "Image", "LabeledImage", "BBoxFeature")
+
+
+def load_tfds(
+    *,
+    name: str,
+    split: str,
+    data_dir: str | None = None,
+    download: bool = False,
+    columns: Columns | None = None,
+    transforms: Mapping[str, Callable[[Any], Any]] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    block_records: int | None = None,
+) -> Source:
+    """A split of a TensorFlow data set.
+
+    TFRecord files are read by ranges, each block by one worker (see `block_order.py`); ArrayRecord files by number.
+
+    Args:
+      name: "mnist", "mnist:3.0.1", "glue/cola".
+      split: "train", or an expression: "train[:80%]", "train+test", "train[10:20]".
+      data_dir: where it was prepared, local or gs://; None takes ~/tensorflow_datasets.
+      download: downloads and prepares it first where it is not prepared: one worker does, the others wait for it.
+      columns: which features are inputs, targets and weights; None takes the data set's own supervised keys.
+      transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
+      transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
+        `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
+      block_records: how many neighbors of a TFRecord file stay together when the order is permuted; None takes what
+        makes a megabyte.
+
+    Raises:
+      UserError: it is not prepared, has no such split or columns, or is in a format that cannot be read so.
+    """
+    builder = find_builder(name, data_dir=data_dir, download=download)
+    features = builder.info.features
+    decoding = Decoding(columns or _supervised(builder, name), transforms, transform)
+    decoding.check(list(features), f"The data set {name!r}")
+    parse = batch_decoder(features)
+
+    def decode(records: tf.Tensor) -> Any:
+        return decoding(parse(records))
+
+    parts = [part for part in _split(builder, name, split).file_instructions if part.take]
+    if not parts:
+        raise UserError(f"The split {split!r} of {name!r} holds no examples. Write a larger one.")
+    file_format = builder.info.file_format.value
+    if file_format == "array_record":
+        return IndexedSource(_open_array_records(parts), transform=decode)
+    if file_format != "tfrecord":
+        raise UserError(
+            f"The data set {name!r} is prepared as {file_format!r} files; tfdist reads 'tfrecord' and 'array_record'. "
+            f"Prepare it so, with: tfds build {name} --file_format=array_record"
+        )
+    record_files = {path: RecordFile(path) for path in dict.fromkeys(str(part.filename) for part in parts)}
+    return _TfdsRecords(
+        [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
+        decode,
+        record_bytes=sum(f.num_bytes for f in record_files.values()) / sum(part.examples_in_shard for part in parts),
+        block_records=block_records,
+    )
+
+
+def _open_array_records(parts: Sequence[Any]) -> Any:
+    try:
+        from array_record.python.array_record_data_source import ArrayRecordDataSource
+    except ImportError as error:
+        raise missing_extra("array_record", "tfds", "An ArrayRecord file") from error
+    return ArrayRecordDataSource(parts)
+
+
+class _TfdsRecords(RecordFileSource):
+    def __init__(self, parts: list[FilePart], decode: Callable[[tf.Tensor], Any], **settings: Any) -> None:
+        super().__init__(parts, **settings)
+        self._decode = decode
+        self.structure = decoded_structure(decode)
+
+    def decode(self, records: tf.Tensor) -> Any:
+        return self._decode(records)
+
+
+def _split(builder: Any, name: str, split: str) -> Any:
+    known = list(builder.info.splits)
+    try:
+        return builder.info.splits[split]
+    except (KeyError, ValueError, TypeError, AssertionError) as error:
+        base = str(split).split("[")[0]
+        raise UserError(
+            f"The data set {name!r} has no split {split!r}; it has {known}.{suggest(base, known)} Write one of them, "
+            f"or an expression such as '{known[0] if known else 'train'}[:80%]'."
+        ) from error
+
+
+def _supervised(builder: Any, name: str) -> Columns:
+    keys = builder.info.supervised_keys
+    if not keys or not all(isinstance(key, str) for key in keys):
+        raise UserError(
+            f"The data set {name!r} does not say which features are inputs and targets; it has "
+            f"{sorted(builder.info.features)}. Write columns = @columns.Columns() with inputs and targets."
+        )
+    return Columns(inputs=keys[0], targets=keys[1], weights=keys[2] if len(keys) > 2 else None)
+
+
+def find_builder(name: str, *, data_dir: str | None, download: bool) -> Any:
+    """The builder of a prepared data set.
+
+    Args:
+      name: as TFDS writes it: "mnist", "mnist:3.0.1", "glue/cola".
+      data_dir: where data sets lie, local or gs://; None takes TFDS's own ~/tensorflow_datasets.
+      download: whether to download and prepare what is not there. One process does, under a lock; the others wait.
+
+    Raises:
+      UserError: it is not prepared, or cannot be; or the package is missing.
+    """
+    tfds = import_tfds()
+    directory = data_dir or DEFAULT_DIRECTORY
+    directory = directory if files.is_remote(directory) else os.path.expanduser(directory)
+    builder = _prepared(tfds, name, directory)
+    if builder is not None:
+        return builder
+    if not download:
+        there = _names_in(directory)
+        raise UserError(
+            f"The TensorFlow data set {name!r} is not prepared in {directory}; "
+            f"{f'there are {there}' if there else 'there is none'}.{suggest(name, there)} Prepare it where there is a "
+            f"network, with: tfds build {name} --data_dir={directory}, or write load_tfds.download = True."
+        )
+    if files.is_remote(directory):
+        raise UserError(
+            f"download = True prepares in a local directory, where workers can wait for each other; received "
+            f"data_dir = {directory!r}. Prepare it once, with: tfds build {name} --data_dir={directory}, and leave "
+            "download away."
+        )
+    with _lock(directory, name):
+        builder = _prepared(tfds, name, directory)  # by whoever had the lock before
+        return builder if builder is not None else _prepare(tfds, name, directory)
+
+
+def import_tfds() -> Any:
+    """The package, or the message that says how to install it."""
+    try:
+        import importlib_resources  # noqa: F401 - TFDS needs it and does not ask for it
+        import tensorflow_datasets
+    except ImportError as error:
+        missing = getattr(error, "name", None) or "tensorflow-datasets"
+        raise missing_extra(
+            missing.replace("tensorflow_datasets", "tensorflow-datasets"), "tfds", "load_tfds"
+        ) from error
+    return tensorflow_datasets
+
+
+def _prepared(tfds: Any, name: str, directory: str) -> Any | None:
+    from tensorflow_datasets.core import registered
+
+    if not files.exists(directory):
+        return None
+    try:
+        return tfds.core.read_only_builder.builder_from_files(name, data_dir=directory)
+    except registered.DatasetNotFoundError:
+        return None
+    except ValueError as error:  # a name that TFDS does not parse
+        raise UserError(f"{name!r} is no name of a TensorFlow data set: {_first_line(error)}") from error
+
+
+def _prepare(tfds: Any, name: str, directory: str) -> Any:
+    from tensorflow_datasets.core import registered
+
+    try:
+        builder = tfds.builder(name, data_dir=directory)
+    except registered.DatasetNotFoundError as error:
+        raise UserError(
+            f"TensorFlow Datasets knows no {name!r}.{suggest(name, tfds.list_builders(with_community_datasets=False))} "
+            "A data set of your own is known once its module is imported in the gin file."
+        ) from error
+    try:
+        builder.download_and_prepare()
+    except Exception as error:  # whatever the network, the disk or the builder's own code says
+        raise UserError(
+            f"{name!r} could not be downloaded and prepared in {directory}: {_first_line(error)}"
+        ) from error
+    return builder
+
+
+@contextlib.contextmanager
+def _lock(directory: str, name: str) -> Iterator[None]:
+    """Waits until no other process prepares this data set here; the system takes the lock from one that dies."""
+    os.makedirs(directory, exist_ok=True)
+    path = os.path.join(directory, f".{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.tfdist-lock")
+    with open(path, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _names_in(directory: str) -> list[str]:
+    return [name for name in files.list_names(directory) if not name.startswith((".", "downloads"))]
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+def batch_decoder(features: Any) -> Callable[[tf.Tensor], dict[str, Any]]:
+    """A function from records, string [n], to a dict of batches, by the builder's own `features`."""
+    if all(type(feature).__name__ in PLAIN_FEATURES for feature in features.values()):
+        specs = features.tf_example_spec
+        if set(specs) == set(features) and all(isinstance(spec, tf.io.FixedLenFeature) for spec in specs.values()):
+            return lambda records: _decode_together(features, records)
+    return lambda records: _decode_one_by_one(features, records)
+
+
+def _decode_together(features: Any, records: tf.Tensor) -> dict[str, Any]:
+    parsed = tf.io.parse_example(records, features.tf_example_spec)
+    return {name: _decode_column(feature, parsed[name]) for name, feature in features.items()}
+
+
+def _decode_column(feature: Any, values: tf.Tensor) -> tf.Tensor:
+    serialized = feature.get_serialized_info()
+    if values.dtype != serialized.tf_dtype:
+        values = tf.cast(values, serialized.tf_dtype)
+    decoded = feature.get_tensor_info()
+    is_encoded = (serialized.tf_dtype, serialized.shape) != (decoded.tf_dtype, decoded.shape)
+    if is_encoded and decoded.tf_dtype != tf.string:
+        spec = tf.TensorSpec(decoded.shape, decoded.tf_dtype)
+        values = tf.map_fn(feature.decode_example, values, fn_output_signature=spec, parallel_iterations=32)
+    return tf.ensure_shape(values, [None, *decoded.shape])
+
+
+def _decode_one_by_one(features: Any, records: tf.Tensor) -> dict[str, Any]:
+    specs = tf.nest.map_structure(lambda info: tf.TensorSpec(info.shape, info.tf_dtype), features.get_tensor_info())
+    return tf.map_fn(features.deserialize_example, records, fn_output_signature=specs, parallel_iterations=32)

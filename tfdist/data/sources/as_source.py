@@ -1,0 +1,43 @@
+"""What a user's data function returned, as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.indexed import IndexedSource, is_indexed
+from tfdist.data.sources.source import Source
+from tfdist.data.sources.user_dataset import DatasetFunction, GivenDataset
+from tfdist.errors import UserError
+
+
+def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
+    """What a user's data function returned, as a source.
+
+    Args:
+      data: what it returned.
+      function: the data function itself. One that returns a `tf.data.Dataset` is called anew for every stream, because
+        the order of a dataset that shuffles depends on how often it was read before.
+
+    Raises:
+      UserError: it is nothing that can be read.
+    """
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, tf.data.Dataset):
+        return GivenDataset(data) if function is None else DatasetFunction(lambda: function())
+    if isinstance(data, keras.utils.PyDataset):
+        raise UserError("A keras.utils.PyDataset gives whole batches; hand it to tfdist.fit, or return arrays here.")
+    if is_indexed(data):
+        return IndexedSource(data)
+    if data is None or isinstance(data, (str, bytes, int, float)):
+        raise UserError(
+            "A data function returns arrays, (x, y) or (x, y, sample_weight), each of them an array or a dict of "
+            "arrays, an object with __len__ and __getitem__, one of tfdist's sources, or a tf.data.Dataset; received "
+            f"{type(data).__name__}."
+        )
+    return ArraySource(data)
