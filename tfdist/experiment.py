@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tfdist.checkpoint import catalog
-from tfdist.errors import DivergedError, OutOfMemoryError, UnreadableError
+from tfdist.errors import DivergedError, OutOfMemoryError
 from tfdist.storage import files
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.json_text import to_json
@@ -118,15 +118,13 @@ class _Trained(NamedTuple):
 
 def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
     """Trains from the newest checkpoint to the end, evaluates and exports; None where a step has failed."""
-    training = assembly.cut(training, rollbacks.microbatches)
+    training = assembly.changed(training, rollbacks)
     run, learner = training.run, training.learner
-    rollbacks.apply(learner.optimizer)
     try:
-        step = assembly.build_step(training, rollbacks.skipped)
+        step = assembly.build_step(training)
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
-            if rollbacks.arrived(opened.start, learner.optimizer):
-                step = assembly.build_step(training, rollbacks.skipped)
+            rollbacks.check_start(opened.start)
             outcome, seconds = course.run_loop(training, step, evaluator, opened, rollbacks=rollbacks)
             ending = course.tell_ending(training, outcome)
             if not outcome.paused:
@@ -136,8 +134,8 @@ def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
                 if learner.shards is not None:
                     learner.shards.make_whole(keep=run.topology.is_chief)
                 model_files.export_model(run, learner.model)
-    except (DivergedError, OutOfMemoryError, UnreadableError) as error:
-        rollbacks.note(error, found=lambda unreadable: assembly.found(training, unreadable))
+    except (DivergedError, OutOfMemoryError) as error:
+        rollbacks.record(error)
         run.metrics.close()  # whose last points go when the run is back
         return None
     if evaluator is not None:

@@ -32,7 +32,6 @@ from tfdist.training.loop.evaluation import Evaluator, to_python
 from tfdist.training.loop.outcome import NUM_VOTES, EpochSums, Outcome, Vote
 from tfdist.training.recovery.recovery import Position, Recovery, other_version
 from tfdist.training.step import divergence
-from tfdist.training.step.divergence import Spike
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.precision import LossScale
 from tfdist.training.step.step import TrainStep
@@ -62,7 +61,7 @@ class Loop:
       strategy: connected.
       step: runs K steps.
       xla_trial: may have other calls run by other steps of the same training; None: all by `step`.
-      iterator: local batches, from the step on that `start` says, without those of steps that are `skipped`.
+      iterator: local batches, from the step on that `start` says.
       evaluator: None trains without evaluation.
       callbacks: the user's.
       reporter: told what happens.
@@ -76,9 +75,7 @@ class Loop:
       start: where an earlier process left the run; None begins.
       watched: by which evaluations are compared; None compares none.
       input_hint: what would help if training waits for its input.
-      skipped: steps whose batches are left out, as the number of steps before each.
       saves_at_begin: saves before the first step, unless `start` is a checkpoint.
-      spike: as the step has it.
     """
 
     def __init__(
@@ -101,9 +98,7 @@ class Loop:
         start: Position | None = None,
         watched: Watched | None = None,
         input_hint: str = "",
-        skipped: frozenset[int] = frozenset(),
         saves_at_begin: bool = False,
-        spike: Spike | None = None,
     ) -> None:
         self._strategy = strategy
         self._step = step
@@ -121,9 +116,8 @@ class Loop:
         self._equality = equality
         self._start = start
         self._watched = watched
-        self._skipped = sorted(skipped)
         self._saves_at_begin = saves_at_begin
-        self._sums = EpochSums(recent=[math.nan] * (0 if spike is None else spike.window))
+        self._sums = EpochSums()
         self._told_unused = False
         self._has_called = False
         self._outcome = Outcome()
@@ -187,10 +181,7 @@ class Loop:
                 raise other_version(start.step, error) from error
             for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
                 setattr(self._outcome, name, getattr(saved.outcome, name))
-            window = len(self._sums.recent)
             self._sums = saved.sums
-            if len(self._sums.recent) != window:  # the policy is another one now
-                self._sums.recent = [math.nan] * window
             self._callbacks.restore(saved.callbacks, start.arrays)
             if saved.boundary_is_due:
                 self._wanted = Vote(stop=saved.stop)
@@ -275,7 +266,7 @@ class Loop:
         return self._outcome.step - self._epoch * self._boundaries.steps_per_epoch
 
     def _begin_epoch(self) -> None:
-        self._sums = EpochSums(recent=self._sums.recent)
+        self._sums = EpochSums()
         self._evaluation_seconds = 0.0
         self._step.reset_metrics()
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
@@ -285,10 +276,7 @@ class Loop:
 
     def _train_until(self, boundary: int) -> None:
         while True:
-            if self._outcome.step in self._skipped:
-                self._skip()
-            else:
-                self._call(self._next_stop(boundary))
+            self._call(self._next_stop(boundary))
             at_boundary = self._outcome.step == boundary or self._wanted.stop
             if self._wanted.leave:
                 self._leave(boundary_is_due=at_boundary)
@@ -300,19 +288,12 @@ class Loop:
     def _next_stop(self, boundary: int) -> int:
         if self._stops_after_batch:
             return self._outcome.step + 1
-        left_out = [step for step in self._skipped if step > self._outcome.step]
-        stops = [boundary, self._outcome.step + self._pace.steps_per_call, *left_out[:1]]
+        stops = [boundary, self._outcome.step + self._pace.steps_per_call]
         if self._recovery is not None and (checkpoint := self._recovery.next_boundary(self._outcome.step)) is not None:
             stops.append(checkpoint)
         if (edge := self._profiler.next_edge(self._outcome.step)) is not None:
             stops.append(edge)
         return min(stops)
-
-    def _skip(self) -> None:
-        """A step that changes nothing; the iterator has no batch of it."""
-        self._outcome.step += 1
-        self._wanted = Vote()
-        self._reporter.left_out(step=self._outcome.step)
 
     def _call(self, last_step: int) -> None:
         """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
@@ -325,7 +306,7 @@ class Loop:
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = self._sums.vector(self._step.term_names)
         try:
-            with failures.located(self._outcome.step, steps), self._profiler.marked(last_step, steps):
+            with failures.noted_errors(), self._profiler.marked(last_step, steps):
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:
@@ -358,7 +339,7 @@ class Loop:
             peer_seconds=float(totals.peer_seconds),
             news=answers[NUM_VOTES:],
         )
-        self._end_batch(done, overflowed, spiked=bool(totals.spiked))
+        self._end_batch(done, overflowed)
         self._reporter.progress(
             step=self._outcome.step,
             epoch=self._epoch,
@@ -384,21 +365,19 @@ class Loop:
             self._reporter.weightless(step=self._outcome.step)
         self._outcome.weightless += steps
 
-    def _end_batch(self, done: int, overflowed: int, *, spiked: bool) -> None:
+    def _end_batch(self, done: int, overflowed: int) -> None:
         """Calls the batch hooks; raises DivergedError at a loss that is not finite, if none of them stops there."""
         outcome = self._outcome
         self._diverged = divergence.judge(
             step=outcome.step,
             steps=done,
             overflowed=overflowed,
-            spiked=spiked,
             loss_scale=self._loss_scale,
             reporter=self._reporter,
         )
         if self._diverged is not None:
             self._diverged.step = outcome.step
-            if not spiked:
-                outcome.train_metrics["loss"] = math.nan
+            outcome.train_metrics["loss"] = math.nan
         raised: UserError | None = None
         try:
             self._callbacks.batch_end(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -15,7 +14,7 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline import failures
 from tfdist.data.pipeline.pipeline import as_source, build_pipeline
 from tfdist.data.sources.source import Source
-from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
+from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.agreement import check_agreement
@@ -26,6 +25,7 @@ from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_divisible, check_fit
+from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.canonical import check_canonical, sums_as_written
 from tfdist.training.run.checking.examples import check_held
 from tfdist.training.run.compiled import parts_of
@@ -55,7 +55,7 @@ from tfdist.training.watch.xla_trial import UNCOMPILED, XlaTrial
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training, as far as this worker has put it together."""
+    """A training, as far as this worker has put it together; `rate_factor` is that of the learning rate."""
 
     run: Run
     settings: TrainSettings
@@ -64,6 +64,7 @@ class Training:
     task: Task
     plan: BatchPlan
     boundaries: Boundaries
+    rate_factor: float = 1.0
 
 
 def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training:
@@ -101,23 +102,21 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
 
 
-def cut(training: Training, times: int) -> Training:
-    """The training with so many times as many microbatches.
+def changed(training: Training, rollbacks: Rollbacks) -> Training:
+    """The training with the settings that the failures so far have brought.
 
     Raises:
-      OutOfMemoryError: the batch has no examples for them.
+      OutOfMemoryError: the batch has no examples for so many microbatches.
     """
-    if times == 1:
-        return training
-    plan = training.plan
-    parts = plan.num_microbatches * times
+    plan, parts = training.plan, training.plan.num_microbatches * rollbacks.microbatches
     try:
-        return dataclasses.replace(training, plan=dataclasses.replace(plan, num_microbatches=parts))
+        plan = dataclasses.replace(plan, num_microbatches=parts)
     except UserError as error:
         raise OutOfMemoryError(
             f"A training step finds no memory, and global_batch_size = {plan.global_batch_size} cannot be cut into "
             f"{parts} microbatches. Take a smaller model, or a machine with more memory."
         ) from error
+    return dataclasses.replace(training, plan=plan, rate_factor=rollbacks.rate)
 
 
 def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
@@ -219,10 +218,8 @@ def _note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
         run.note("microbatch_statistics", note)
 
 
-def stream(
-    run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0, left_out: Collection[int] = ()
-) -> Iterator[Any]:
-    """This worker's local batches, from a step on, without those of the steps `left_out`.
+def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
+    """This worker's local batches, from a step on.
 
     Raises:
       UserError: they would have to be made where Python does not run.
@@ -232,32 +229,11 @@ def stream(
             f"A {type(source).__name__} reads by Python code, which runs on the first of the {run.strategy.num_hosts} "
             "hosts of this TPU alone. Give arrays that fit into memory, or use a slice of one host."
         )
-    return run.strategy.distribute(
-        lambda topology: build_pipeline(source, plan, topology, first_step=first_step, left_out=left_out)
-    )
+    return run.strategy.distribute(lambda topology: build_pipeline(source, plan, topology, first_step=first_step))
 
 
-def found(training: Training, error: UnreadableError) -> UnreadableError:
-    """The error of the first of those steps whose batch this worker cannot read, found by reading them once more.
-
-    Raises:
-      BaseException: they can all be read; so something else is wrong, namely what the error came from.
-    """
-    assert error.step is not None
-    topology = training.run.topology
-    iterator = iter(build_pipeline(training.source, training.plan, topology, first_step=error.step))
-    try:
-        for step in range(error.step, error.step + error.steps):
-            with failures.located(step):
-                for _ in range(topology.num_local_replicas):
-                    next(iterator)
-    except UnreadableError as first:
-        return first
-    raise error.__cause__ or error
-
-
-def build_step(training: Training, left_out: Collection[int] = ()) -> TrainStep:
-    """The training step, with what was left to "auto" settled, by batches of other steps than those `left_out`.
+def build_step(training: Training) -> TrainStep:
+    """The training step, with what was left to "auto" settled.
 
     What XLA compiles is settled while the run goes on (`xla_trial`), or was by an earlier start.
 
@@ -274,11 +250,10 @@ def build_step(training: Training, left_out: Collection[int] = ()) -> TrainStep:
     return step_of(training, xla)
 
 
-def first_batch(training: Training, left_out: Collection[int] = ()) -> Any:
-    """The local batches of the first step that is not left out, read apart from the run's own."""
-    first = next(step for step in itertools.count() if step not in left_out)
-    with failures.located(first):
-        return next(stream(training.run, training.source, training.plan, left_out=left_out))
+def first_batch(training: Training) -> Any:
+    """The local batches of the first step, read apart from the run's own."""
+    with failures.noted_errors():
+        return next(stream(training.run, training.source, training.plan))
 
 
 def step_of(training: Training, xla: str) -> TrainStep:
@@ -323,9 +298,9 @@ def step_of(training: Training, xla: str) -> TrainStep:
         loss_scale=learner.loss_scale,
         scale_factor=learner.scale_factor,
         log_gradient_norm=settings.log_gradient_norm,
-        spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
         shards=learner.shards,
         compiles_update=compiles_update,
+        rate_factor=training.rate_factor,
         swa_start=steps_before_swa(learner.optimizer, settings.swa_start, length_of(settings, plan)),
         in_order=in_order,
         reduce_precision=settings.reduce_precision,
@@ -333,7 +308,7 @@ def step_of(training: Training, xla: str) -> TrainStep:
     )
 
 
-def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) -> XlaTrial | None:
+def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
     """What settles `train.xla = "auto"` while the run goes on; None where nothing is open."""
     run, settings, learner = training.run, training.settings, training.learner
     if settings.xla != AUTO_XLA or step.compiles_update or step.local.is_compiled:
@@ -346,7 +321,7 @@ def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) ->
 
     def variant(name: str) -> TrainStep | None:
         step = step_of(training, name)
-        return step if can_compile(run.strategy, learner, step, first_batch(training, left_out)) else None
+        return step if can_compile(run.strategy, learner, step, first_batch(training)) else None
 
     return XlaTrial(
         run.strategy,

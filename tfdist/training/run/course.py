@@ -47,7 +47,7 @@ def run_loop(
     if run.request.profile is not None:
         run.request.profile.check(boundaries.total_steps)
     profiler = Profiler(run.directory, run.topology, run.events, asked=run.request.profile, hears=run.request.keeps)
-    iterator = assembly.stream(run, training.source, plan, first_step=first_step, left_out=rollbacks.skipped)
+    iterator = assembly.stream(run, training.source, plan, first_step=first_step)
     if not rollbacks.has_gone_back:
         run.request.wait()
     hooks = _hooks(training, num_epochs)
@@ -63,7 +63,7 @@ def run_loop(
     loop = Loop(
         strategy=run.strategy,
         step=step,
-        xla_trial=assembly.xla_trial(training, step, rollbacks.skipped),
+        xla_trial=assembly.xla_trial(training, step),
         iterator=iterator,
         evaluator=evaluator,
         callbacks=hooks,
@@ -77,9 +77,7 @@ def run_loop(
         start=opened.start,
         watched=watched(training.settings),
         input_hint=hint_for(training.source),
-        skipped=rollbacks.skipped,
         saves_at_begin=rollbacks.is_possible,
-        spike=rollbacks.spike,
         profiler=profiler,
     )
     run.console.start(

@@ -185,8 +185,8 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         may_change=True,
     )
     on_divergence: Rollback | None = setting(
-        "goes back to the newest checkpoint where the loss or a gradient is not finite, or a batch cannot be read;"
-        " None ends the run there",
+        "goes back to the newest checkpoint where the loss or a gradient is not finite, and trains on from there at a "
+        "lower rate; None ends the run there",
         or_none(made(Rollback, "@rollback.Rollback()")),
         None,
         may_change=True,

@@ -30,7 +30,7 @@ class ShardedUpdate(Update):
       strategy: connected.
       optimizer: from `build_optimizer`, for what is owned here.
       shards: of the model's variables.
-      swa_start: as in `Update`.
+      rate_factor, swa_start: as in `Update`.
     """
 
     def __init__(
@@ -39,9 +39,10 @@ class ShardedUpdate(Update):
         optimizer: keras.optimizers.Optimizer,
         shards: Shards,
         *,
+        rate_factor: float = 1.0,
         swa_start: int | None = None,
     ) -> None:
-        super().__init__(strategy, optimizer, swa_start=swa_start)
+        super().__init__(strategy, optimizer, rate_factor=rate_factor, swa_start=swa_start)
         self._shards = shards
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:

@@ -21,7 +21,6 @@ from tfdist.strategies.sparse import without_repeats
 from tfdist.tasks.base import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
 from tfdist.training.sharding.shards import Shards
-from tfdist.training.step.divergence import Spike
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
 from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
@@ -41,9 +40,7 @@ class Totals(NamedTuple):
       steps: steps done in this call, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
       weightless: steps whose examples weigh nothing in all, which changed nothing.
-      spiked: 1 if the last step's loss is far above those before it, else 0.
       gradient_norm: float32, of the last step's gradients, before clipping; NaN where it is not logged.
-      recent: float64, the losses of the last steps, oldest first; as many as the step was told to compare with.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
     """
@@ -54,8 +51,6 @@ class Totals(NamedTuple):
     steps: tf.Tensor
     overflowed: tf.Tensor
     weightless: tf.Tensor
-    spiked: tf.Tensor
-    recent: tf.Tensor
     gradient_norm: tf.Tensor
     input_seconds: tf.Tensor
     peer_seconds: tf.Tensor
@@ -99,9 +94,9 @@ class TrainStep:
         for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
         ends the call after its update, which leaves the weights unusable.
       scale_factor: what `local` multiplies the loss with besides.
-      spike: ends a call after a step whose loss is a spike; None looks for none.
       log_gradient_norm: computes the norm of each step's gradients.
       shards: who keeps the optimizer's state; None: every replica all of it.
+      rate_factor: of the learning rate that the optimizer has.
       compiles_update: has XLA compile the update where it can, which is not with `shards`.
       swa_start: as `Update` takes it.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
@@ -121,9 +116,9 @@ class TrainStep:
         term_names: Sequence[str],
         loss_scale: LossScale | None,
         scale_factor: float = 1.0,
-        spike: Spike | None = None,
         log_gradient_norm: bool = False,
         shards: Shards | None = None,
+        rate_factor: float = 1.0,
         compiles_update: bool = False,
         swa_start: int | None = None,
         deterministic: bool = False,
@@ -136,9 +131,9 @@ class TrainStep:
         self._in_order = in_order
         self.compiles_update = compiles_update and shards is None
         self.update = (
-            Update(strategy, optimizer, jit_compile=compiles_update, swa_start=swa_start)
+            Update(strategy, optimizer, rate_factor=rate_factor, jit_compile=compiles_update, swa_start=swa_start)
             if shards is None
-            else ShardedUpdate(strategy, optimizer, shards, swa_start=swa_start)
+            else ShardedUpdate(strategy, optimizer, shards, rate_factor=rate_factor, swa_start=swa_start)
         )
         self._scatters = shards if shards is not None and shards.scatters else None
         self.local = local
@@ -146,7 +141,6 @@ class TrainStep:
         self.term_names = tuple(term_names)
         self._loss_scale = loss_scale
         self._scale_factor = scale_factor
-        self._spike = spike
         self._log_gradient_norm = log_gradient_norm
         self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
         # What a skipped step must not change; without a loss scale the run ends with it.
@@ -166,21 +160,20 @@ class TrainStep:
           iterator: local batches.
           num_steps: int32 scalar.
           votes: float32 vector, this worker's; and whatever else the workers should tell each other.
-          sums: float64 [2 + terms + recent], what the epoch's earlier calls came to: loss sum, weight, term sums, and
-            the run's last losses. Every step is added to them one by one, so that no bit of the mean depends on where
-            calls end.
+          sums: float64 [2 + terms], what the epoch's earlier calls came to: loss sum, weight, term sums. Every step is
+            added to them one by one, so that no bit of the mean depends on where calls end.
 
         Returns:
           The totals, the training metrics so far, and the sum of all replicas' votes.
         """
 
         def proceed(totals: Totals) -> tf.Tensor:
-            going = (totals.steps < num_steps) & tf.equal(totals.spiked, 0)
+            going = totals.steps < num_steps
             return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = timed_next(self._strategy, iterator)
-            return (_advanced(totals, self.on_batch(batch), waited, self._spike),)
+            return (_advanced(totals, self.on_batch(batch), waited),)
 
         (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(self._read_metrics, args=(votes,)))
@@ -301,30 +294,20 @@ class TrainStep:
 
     def _totals_from(self, sums: tf.Tensor) -> Totals:
         """Totals before a call's first step; `sums` as in `_run`."""
-        num_terms = len(self.term_names)
-        recent = tf.zeros([0], tf.float64)
-        if self._spike is not None:
-            sums, recent = tf.split(sums, [2 + num_terms, self._spike.window])
-        loss_sum, weight, *terms = tf.unstack(sums, num=2 + num_terms)
+        loss_sum, weight, *terms = tf.unstack(sums, num=2 + len(self.term_names))
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         by_name = dict(zip(self.term_names, terms, strict=True))
         norm = tf.constant(math.nan)
-        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, norm, seconds, seconds)
+        return Totals(loss_sum, weight, by_name, none, none, none, norm, seconds, seconds)
 
 
-def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike | None) -> Totals:
+def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor) -> Totals:
     """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
     weightless = seen.finite & _weighs_nothing(seen.weight)
 
     def counted(value: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.where(seen.finite & ~weightless, value, tf.zeros_like(value)), tf.float64)
 
-    spiked, recent = totals.spiked, totals.recent
-    if spike is not None:
-        counts = seen.finite & ~weightless
-        spiked = tf.cast(counts & spike.is_one(seen.loss, recent), tf.int32)
-        newer = tf.concat([recent[1:], [tf.cast(seen.loss, tf.float64)]], axis=0)
-        recent = tf.where(counts & tf.equal(spiked, 0), newer, recent)
     return Totals(
         totals.loss_sum + counted(seen.loss) * counted(seen.count),
         totals.weight + counted(seen.count),
@@ -332,8 +315,6 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike 
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
         totals.weightless + tf.cast(weightless, tf.int32),
-        spiked,
-        recent,
         seen.gradient_norm,
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,

@@ -26,6 +26,7 @@ class Update:
     Args:
       strategy: connected.
       optimizer: from `build_optimizer`.
+      rate_factor: of the learning rate that the optimizer has.
       jit_compile: whether XLA compiles what one replica does at each step. Without effect where a process has several,
         as Keras updates the variables of all of them at once.
       swa_start: the step from which on averages are plain means (Izmailov et al., "Averaging weights leads to wider
@@ -37,11 +38,13 @@ class Update:
         strategy: Strategy,
         optimizer: keras.optimizers.Optimizer,
         *,
+        rate_factor: float = 1.0,
         jit_compile: bool = False,
         swa_start: int | None = None,
     ) -> None:
         self._strategy = strategy
         self._optimizer = optimizer
+        self._rate_factor = rate_factor
         self._swa_start = swa_start
         self._is_compiled = jit_compile and strategy.topology.num_local_replicas == 1
 
@@ -70,7 +73,7 @@ class Update:
         done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
         run = self._run_compiled if self._is_compiled else self._run
         averages = _equal_average(optimizer, done, self._swa_start)
-        with _one_rate(optimizer, done), averages, changed(optimizer, ema_overwrite_frequency=None):
+        with _one_rate(optimizer, done, self._rate_factor), averages, changed(optimizer, ema_overwrite_frequency=None):
             run(lambda own: _apply(optimizer, own, variables), gradients)
         if optimizer.use_ema and optimizer.ema_overwrite_frequency:
 
@@ -116,14 +119,17 @@ def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
 
 
 @contextlib.contextmanager
-def _one_rate(optimizer: keras.optimizers.Optimizer, step: tf.Tensor) -> Iterator[None]:
+def _one_rate(optimizer: keras.optimizers.Optimizer, step: tf.Tensor, factor: float) -> Iterator[None]:
     """The optimizer with the rate of this step, which Keras else traces again for each variable that decays."""
-    schedule = optimizer._learning_rate
-    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        rate = schedule(step)
-        with changed(optimizer, _learning_rate=lambda: rate):
-            yield
+    given = optimizer._learning_rate
+    if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+        rate = given(step)
+    elif factor == 1.0:
+        yield
+        return
     else:
+        rate = tf.convert_to_tensor(optimizer.learning_rate)
+    with changed(optimizer, _learning_rate=lambda: rate * factor if factor != 1.0 else rate):
         yield
 
 
