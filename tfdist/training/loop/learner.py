@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -30,29 +29,12 @@ from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import build_optimizer
 from tfdist.training.step.precision import LossScale, traced
 from tfdist.training.step.randomness import separate_replicas
+from tfdist.training.step.state import Learner
 from tfdist.user_code import where_defined
 
 ADVICE_OF_MODELS = "All workers train one model. Give them the same code and the same settings."
 ModelBuilder = Callable[[], keras.Model]
 OptimizerBuilder: TypeAlias = "Callable[[], keras.optimizers.Optimizer] | str"
-
-
-@dataclasses.dataclass(frozen=True)
-class Learner:
-    """What learns: the variables of a run and the objects that hold them.
-
-    Attributes:
-      shards: who keeps the optimizer's state; None: every replica all of it.
-      scale_factor: the optimizer's own `loss_scale_factor`, which the step applies in its place.
-    """
-
-    model: keras.Model
-    optimizer: keras.optimizers.Optimizer
-    loss_scale: LossScale | None
-    train_metrics: MetricGroup
-    eval_metrics: MetricGroup
-    scale_factor: float = 1.0
-    shards: Shards | None = None
 
 
 def build_learner(

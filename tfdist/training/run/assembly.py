@@ -24,7 +24,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
-from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_divisible, check_fit
+from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.canonical import check_canonical, sums_as_written
 from tfdist.training.run.checking.examples import check_held
@@ -49,6 +49,7 @@ from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
+from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.xla_trial import UNCOMPILED, XlaTrial
 
@@ -262,47 +263,20 @@ def step_of(training: Training, xla: str) -> TrainStep:
     Raises:
       UserError: what is trained cannot be trained so.
     """
-    run, settings, learner, task, plan = (
-        training.run,
-        training.settings,
-        training.learner,
-        training.task,
-        training.plan,
-    )
+    run, settings, learner, plan = training.run, training.settings, training.learner, training.plan
     compiles_pass, compiles_update = COMPILED[xla]
     check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
-
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:
         check_canonical(learner.model, run.strategy, settings.canonical_replicas)
-    local = LocalGradients(
-        strategy=run.strategy,
-        model=learner.model,
-        task=task,
-        metrics=learner.train_metrics,
-        batch_size=plan.global_batch_size,
-        num_microbatches=plan.num_microbatches,
-        loss_scale=learner.loss_scale,
-        scale_factor=learner.scale_factor,
-        jit_compile=compiles_pass,
-        in_order=in_order,
-        shards=learner.shards,
-    )
     return TrainStep(
-        strategy=run.strategy,
-        model=learner.model,
-        optimizer=learner.optimizer,
-        local=local,
-        metrics=learner.train_metrics,
-        term_names=task.term_names(),
-        loss_scale=learner.loss_scale,
-        scale_factor=learner.scale_factor,
+        run.strategy,
+        learner,
+        LocalGradients(run.strategy, learner, training.task, plan, jit_compile=compiles_pass, in_order=in_order),
         log_gradient_norm=settings.log_gradient_norm,
-        shards=learner.shards,
-        compiles_update=compiles_update,
         rate_factor=training.rate_factor,
+        compiles_update=compiles_update,
         swa_start=steps_before_swa(learner.optimizer, settings.swa_start, length_of(settings, plan)),
-        in_order=in_order,
         reduce_precision=settings.reduce_precision,
         deterministic=settings.deterministic,
     )

@@ -12,8 +12,8 @@ import keras
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.strategies.cluster import environment
-from tfdist.training.loop.learner import Learner
 from tfdist.training.run.run import Run
+from tfdist.training.step.state import Learner
 
 
 def made_up(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan:
