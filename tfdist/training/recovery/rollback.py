@@ -96,11 +96,6 @@ class Rollbacks:
         self._failures = [Failure(**each) for each in failures]
 
     @property
-    def is_possible(self) -> bool:
-        """Whether the run goes back; it is then saved before its first step, to have where to go."""
-        return self._policy is not None or self._splits
-
-    @property
     def rate(self) -> float:
         """The factor of the learning rate."""
         return math.prod(each.rate for each in self._failures)

@@ -341,6 +341,11 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         return self.num_microbatches == BATCHES_AUTO
 
     @property
+    def goes_back(self) -> bool:
+        """Whether the run trains on from a checkpoint where a step has failed."""
+        return self.on_divergence is not None or self.splits
+
+    @property
     def evaluates(self) -> bool:
         return self.eval_data is not None
 
