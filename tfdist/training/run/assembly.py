@@ -19,6 +19,7 @@ from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.cluster import environment
 from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
@@ -41,7 +42,6 @@ from tfdist.training.run.tuned import (
     xla_variants,
 )
 from tfdist.training.sharding.shards import HOST
-from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layers.normalization import microbatch_note, synchronized
 from tfdist.training.step.layers.recurrent import weights_read_once
@@ -84,6 +84,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     set_precision(settings.precision)
     source = open_source(run, settings.train_data, "training")
     parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure)
+    task = parts[-1]
     plan = settings.plan(source.num_examples, run.topology.num_replicas)
     check_same_batches(run.strategy, source, plan, "training")
     learner = build_learner(
@@ -95,12 +96,12 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
         sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
         tensor_parallel=(settings.tensor_parallel or ()) if run.topology.num_replicas > 1 else (),
     )
-    check_reported(settings, learner.eval_metrics, parts.task, learner.optimizer)
+    check_reported(settings, learner.eval_metrics, task, learner.optimizer)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables)
     if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
-        plan = accumulation.made_up(run, learner, plan)
+        plan = scale_microbatches(run, learner, plan)
         _note_microbatches(run, learner.model, plan)
-    return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
+    return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
 
 
 def changed(training: Training, rollbacks: Rollbacks) -> Training:
@@ -118,6 +119,33 @@ def changed(training: Training, rollbacks: Rollbacks) -> Training:
             f"{parts} microbatches. Take a smaller model, or a machine with more memory."
         ) from error
     return dataclasses.replace(training, plan=plan, rate_factor=rollbacks.rate)
+
+
+def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan:
+    """The plan with as many microbatches as missing workers ask for.
+
+    A model that takes statistics of its batches keeps its microbatches: they are what it takes the statistics of.
+    """
+    all_workers = environment.all_workers(environment.current())
+    present = run.topology.num_workers
+    if all_workers is None or all_workers <= present:
+        return plan
+    wanted = -(-plan.num_microbatches * all_workers // present)
+    fits = plan.global_batch_size >= wanted * plan.num_replicas and not plan.pad
+    statistics = [layer.name for layer in learner.model._flatten_layers() if _takes_statistics(layer)]
+    missing = f"{present} of {all_workers} workers train"
+    if statistics or not fits:
+        why = f"the model takes statistics of them ({statistics[0]})" if statistics else "the batch is too small"
+        message = f"{missing}; num_microbatches stays {plan.num_microbatches}, as {why}."
+        run.events.info("fewer_workers", message=message, num_microbatches=plan.num_microbatches)
+        return plan
+    message = f"{missing}; each computes its part of a batch in {wanted} slices in place of {plan.num_microbatches}."
+    run.events.info("fewer_workers", message=message, num_microbatches=wanted)
+    return dataclasses.replace(plan, num_microbatches=wanted)
+
+
+def _takes_statistics(layer: keras.layers.Layer) -> bool:
+    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
 def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
@@ -349,13 +377,4 @@ def evaluator_of(
     )
     check_examples(task, model, source, "evaluation", run.strategy)
     check_same_batches(run.strategy, source, plan, "evaluation")
-    return Evaluator(
-        strategy=run.strategy,
-        model=model,
-        task=task,
-        metrics=metrics,
-        iterator=stream(run, source, plan),
-        batch_size=plan.global_batch_size,
-        num_steps=plan.steps_per_epoch,
-        note=run.note,
-    )
+    return Evaluator(run, model, task, metrics, stream(run, source, plan), plan)

@@ -39,8 +39,8 @@ from tfdist.training.loop.backup import Backup, find_backup
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
-from tfdist.training.recovery.renaming import are_names
 from tfdist.training.recovery.rollback import Rollback
+from tfdist.training.recovery.weights import are_names
 from tfdist.training.run.canonical import in_parts
 from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES

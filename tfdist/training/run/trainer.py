@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import os
 import time
 from typing import Any
+
+import tensorflow as tf
 
 from tfdist.data.pipeline.pipeline import dispose
 from tfdist.telemetry.account import time_account
@@ -25,7 +29,6 @@ from tfdist.training.run import assembly, model_files
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.checking.checks import counted
 from tfdist.training.run.directory.starts import note_start, read_starts
-from tfdist.training.run.hardware import describe_hardware
 from tfdist.training.run.telling import goodput_so_far
 from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
@@ -245,3 +248,24 @@ def format_metrics(metrics: dict[str, Any]) -> str:
     return "  ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
     )
+
+
+def describe_hardware() -> dict[str, Any]:
+    """What the chief's process may use: devices by kind, their names, processors by its affinity, bytes of memory."""
+    devices = tf.config.list_logical_devices()
+    kinds = collections.Counter(device.device_type for device in devices)
+    accelerators = [device for device in tf.config.get_visible_devices() if device.device_type != "CPU"]
+    names = [tf.config.experimental.get_device_details(device).get("device_name") for device in accelerators]
+    return {
+        "devices": dict(sorted(kinds.items())),
+        "accelerators": dict(collections.Counter(name for name in names if name)),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+    }
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
