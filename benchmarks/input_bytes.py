@@ -14,7 +14,6 @@ import json
 import sys
 from pathlib import Path
 
-import input_files
 import tensorflow as tf
 from measuring import choose_size
 

@@ -23,12 +23,13 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop.learner import Learner, build_learner
+from tfdist.training.loop.learner import build_learner
 from tfdist.training.loop.outcome import EpochSums, Vote
 from tfdist.training.run.canonical import sums_as_written
 from tfdist.training.run.tuned import COMPILED, xla_variants
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layers.recurrent import weights_read_once
+from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.pace import Pace
 from tfdist.training.watch.xla_trial import UNCOMPILED, Call, XlaTrial
@@ -103,29 +104,8 @@ def tfdist_learner_and_training(
 
     def step_of(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]
-        return TrainStep(
-            strategy=strategy,
-            model=learner.model,
-            optimizer=learner.optimizer,
-            local=LocalGradients(
-                strategy=strategy,
-                model=learner.model,
-                task=task,
-                metrics=learner.train_metrics,
-                batch_size=plan.global_batch_size,
-                num_microbatches=num_microbatches,
-                jit_compile=compiles_pass,
-                in_order=in_order,
-                shards=learner.shards,
-            ),
-            shards=learner.shards,
-            compiles_update=compiles_update,
-            in_order=in_order,
-            metrics=learner.train_metrics,
-            term_names=task.term_names(),
-            loss_scale=None,
-            **step_settings,
-        )
+        local = LocalGradients(strategy, learner, task, plan, jit_compile=compiles_pass, in_order=in_order)
+        return TrainStep(strategy, learner, local, compiles_update=compiles_update, **step_settings)
 
     def batches() -> Iterator[Any]:
         return strategy.distribute(lambda topology: build_pipeline(source, plan, topology))

@@ -53,7 +53,7 @@ STEPS_PER_EPOCH = 3
 IMAGES = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
 LABELS = (IMAGES.sum(axis=1) > 0).astype(np.int32)
 BINARY = bytes(range(256)) * 3
-NO_FAILURE = Failure(step=1, skip_steps=0, rate=1.0, back_to=0)  # changes nothing
+NO_FAILURE = Failure(step=1)  # changes nothing
 
 
 def model() -> keras.Model:

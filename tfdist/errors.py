@@ -45,14 +45,7 @@ class UserError(TfdistError):
 
 
 class UnreadableError(UserError):
-    """An example cannot be read: a corrupt record or image.
-
-    Attributes:
-      step: the run's steps that were done before the one whose batch has it, or before some `steps`, one of which has.
-    """
-
-    step: int | None = None
-    steps: int = 1
+    """An example cannot be read: a corrupt record or image."""
 
 
 class InUseError(UserError):

@@ -23,7 +23,7 @@ WITH_FOUR_REPLICAS = (
 )
 WITH_BOTH_KINDS_OF_PROCESSES = (
     *WITH_FOUR_REPLICAS,
-    *("float64", "two_optimizers", "optimizers", "rolled_back", "spiking", "renewed_statistics"),
+    *("float64", "two_optimizers", "optimizers", "rolled_back", "renewed_statistics"),
     *("contrastive", "reduced_overflow"),
 )
 OF_TWO_PROCESSES = of_two_processes(CASES, WITH_BOTH_KINDS_OF_PROCESSES)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.tasks.base import Objective, Task, Term, reduce_terms
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.step.gradients import LocalSums, forward, quotients
+from tfdist.training.step.gradients import forward, quotients
 
 N, T = 12, 5
 RANDOM = np.random.default_rng(7)
@@ -28,23 +28,19 @@ def tagger(mask: bool) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
 
-def part(sums: Objective, gradient: tf.Tensor) -> LocalSums:
-    by = next(iter(sums.numerators))
-    return LocalSums({by: [gradient]}, sums.divisors, sums.shown, sums.term_sums, sums.weight)
-
-
 def in_parts(task: Task, model: keras.Model, examples: Any, cuts: list[int]) -> tuple[float, np.ndarray]:
     """The loss and its gradient by the first variable, of a batch computed in parts and added up."""
-    totals: LocalSums | None = None
+    totals: tuple[tf.Tensor, Objective] | None = None
     for first, last in zip([0, *cuts], [*cuts, N], strict=True):
         batch = {"examples": tuple(tf.constant(e[first:last]) for e in examples)}
         with tf.GradientTape() as tape:
             sums = forward(model, task, batch, training=True, num_parts=len(cuts) + 1)
-            (numerator,) = sums.numerators.values()
-        mine = part(sums, tf.convert_to_tensor(tape.gradient(numerator, model.trainable_variables[0].value)))
+            ((by, numerator),) = sums.numerators.items()
+        gradient = tf.convert_to_tensor(tape.gradient(numerator, model.trainable_variables[0].value))
+        mine = gradient, sums._replace(numerators={}, outputs=())
         totals = mine if totals is None else tf.nest.map_structure(tf.add, totals, mine)
-    ((by, (gradient,)),) = totals.gradients.items()
-    return float(quotients(totals)[0]), (gradient / totals.divisors[by]).numpy()
+    gradient, sums = totals
+    return float(quotients(sums)[0]), (gradient / sums.divisors[by]).numpy()
 
 
 @pytest.mark.parametrize("ignores", [False, True], ids=["", "ignore_class"])

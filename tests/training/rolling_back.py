@@ -1,4 +1,4 @@
-"""Trains with a batch that makes the loss no number, and is killed twice around going back to a checkpoint.
+"""Trains with a rate that makes the loss no number, and is killed twice around going back to a checkpoint.
 
     python -m training.rolling_back DIRECTORY STRATEGY KILLS
 
@@ -16,12 +16,10 @@ import sys
 from typing import Any
 
 import keras
-from equivalence.cases import BASE, STRATEGIES, linear_model, poisoned_digits
+from equivalence.cases import BASE, DIVERGING, STRATEGIES
 
-from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.experiment import train
 from tfdist.strategies.base import Strategy
-from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
 
@@ -53,18 +51,14 @@ class Dies(keras.callbacks.Callback):
 
 def main(directory: str, strategy_name: str, kills: str) -> None:
     strategy = STRATEGIES[strategy_name]()
-    settings = BASE | {
-        "model": linear_model,
-        "train_data": poisoned_digits,
-        "shuffle": False,
-        "epochs": 1,
-        "eval_data": None,
-        "deterministic": True,
-        "on_divergence": Rollback(skip_steps=2, rate=0.5),
-        "checkpoint": CheckpointPolicy(every_epochs=10),  # none by the clock
-        "callbacks": [Dies(pathlib.Path(directory), strategy, kills)],
-        "strategy": strategy,
-    }
+    settings = (
+        BASE
+        | DIVERGING
+        | {
+            "callbacks": [Dies(pathlib.Path(directory), strategy, kills)],
+            "strategy": strategy,
+        }
+    )
     settings["task"] = settings["task"]()
     train(TrainSettings(**settings), Request(run_dir=directory))
 

@@ -10,7 +10,7 @@ import pytest
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE
-from tfdist.training.step import accumulation
+from tfdist.training.run.assembly import scale_microbatches
 
 
 class Events:
@@ -29,7 +29,7 @@ def slices_of(layer: keras.layers.Layer, *, workers: int, slices: int = 1, batch
     run: Any = types.SimpleNamespace(topology=topology, events=events)
     learner: Any = types.SimpleNamespace(model=keras.Sequential([keras.Input((4,)), layer]))
     plan = BatchPlan(num_examples=640, global_batch_size=batch, num_replicas=workers, num_microbatches=slices)
-    made = accumulation.made_up(run, learner, plan)
+    made = scale_microbatches(run, learner, plan)
     assert made.global_batch_size == batch and made.num_replicas == workers
     return made.num_microbatches, events.messages
 

@@ -25,8 +25,14 @@ from training.trainings import STEPS_PER_EPOCH, run
 from tfdist.errors import DivergedError, UserError
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop.batch_hooks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, acting
-from tfdist.training.loop.callbacks import Callbacks, check_callbacks, writes
+from tfdist.training.loop.callbacks import (
+    TEST_BATCH_HOOKS,
+    TRAIN_BATCH_HOOKS,
+    Callbacks,
+    acting,
+    check_callbacks,
+    writes,
+)
 
 
 @pytest.mark.slow

@@ -25,17 +25,17 @@ def metrics_of(task: Supervised) -> list[keras.metrics.Metric]:
 
 
 def test_names_mean_what_they_mean_in_compile() -> None:
-    parts = parts_of(
+    build, optimizer, task = parts_of(
         None,
         lambda: compiled(optimizer="sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy", "mse"]),
         None,
         None,
         STRUCTURE,
     )
-    model = parts.model()
-    assert model is parts.model() and not model.compiled and model.optimizer is None
-    assert isinstance(parts.optimizer(), keras.optimizers.SGD)
-    made = metrics_of(parts.task)
+    model = build()
+    assert model is build() and not model.compiled and model.optimizer is None
+    assert isinstance(optimizer(), keras.optimizers.SGD)
+    made = metrics_of(task)
     assert [type(made[0]).__name__, made[0].name] == ["SparseCategoricalAccuracy", "accuracy"]
     assert made[1].name == "mse"
 
@@ -44,11 +44,11 @@ def test_the_loss_is_that_which_keras_evaluates() -> None:
     x, y = np.random.default_rng(0).random((8, 4), np.float32), np.arange(8, dtype=np.int32) % 3
     model = compiled(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     expected = model.evaluate(x, y, verbose=0)
-    parts = parts_of(None, lambda: model, None, None, STRUCTURE)
-    terms, outputs = parts.task.terms(parts.model(), (x, y), training=False)
+    build, _, task = parts_of(None, lambda: model, None, None, STRUCTURE)
+    terms, outputs = task.terms(build(), (x, y), training=False)
     (term,) = terms.values()
-    made = metrics_of(parts.task)
-    parts.task.update_metrics(made, (x, y), outputs, None)
+    made = metrics_of(task)
+    task.update_metrics(made, (x, y), outputs, None)
     assert [float(tf.reduce_mean(term.values)), float(made[0].result())] == pytest.approx(expected, rel=1e-5)
 
 
@@ -60,7 +60,7 @@ def test_several_outputs_have_their_losses_weights_and_metrics_by_name() -> None
     losses = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
     model.compile(optimizer="adam", loss=losses, loss_weights={"size": 0.5}, metrics=metrics)
     targets = {"kind": tf.TensorSpec((None,), tf.int32), "size": tf.TensorSpec((None, 1), tf.float32)}
-    task = parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets)).task
+    _, _, task = parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets))
     assert set(task.term_names()) == {"kind", "size"}
     assert [(spec.output, spec.build().name) for spec in task.metric_specs()] == [("kind", "hits")]
     x = np.ones((2, 4), np.float32)
@@ -76,7 +76,7 @@ def test_a_model_that_is_not_compiled_needs_optimizer_and_task() -> None:
     with pytest.raises(UserError, match="one of them has no value"):
         parts_of(None, plain, None, None, STRUCTURE)
     task = Supervised(loss=keras.losses.MeanSquaredError())
-    assert parts_of(None, plain, keras.optimizers.SGD, task, STRUCTURE).model is plain
+    assert parts_of(None, plain, keras.optimizers.SGD, task, STRUCTURE)[0] is plain
 
 
 def test_a_metric_around_a_function_of_ones_own_is_made_again() -> None:
@@ -87,6 +87,6 @@ def test_a_metric_around_a_function_of_ones_own_is_made_again() -> None:
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse", metrics=[keras.metrics.MeanMetricWrapper(gap, "gap", power=2)])
     targets = tf.TensorSpec((None, 1), tf.float32)
-    (made,) = metrics_of(parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets)).task)
+    (made,) = metrics_of(parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets))[2])
     made.update_state(np.zeros((2, 1)), np.full((2, 1), 3.0))
     assert made.name == "gap" and float(made.result()) == 9.0

@@ -39,7 +39,7 @@ def check(directory: pathlib.Path, step: str) -> None:
     """The run has ended with the weights of one that had memory for all."""
     failures = json.loads((directory / "rollbacks.json").read_text())
     assert 1 <= len(failures) <= 3 and {each["microbatches"] for each in failures} == {2}
-    assert failures[0]["step"] == int(step) and failures[0]["back_to"] == 0
+    assert failures[0]["step"] == int(step)
     assert json.loads((directory / "result.json").read_text())["steps"] == 7
     fitting = directory.parent / "fitting"
     trained(fitting, "one_device", "1", "0", step).check()

@@ -15,7 +15,7 @@ from training.trainings import one_hot_digits, run
 from tfdist.errors import UserError
 from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run.checking.metric_sums import metrics_without_sum
+from tfdist.training.run.checking.checks import metrics_without_sum
 from tfdist.training.step.metrics import MetricGroup
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,6 @@ from tfdist.recipes.lengths import RunLength, length_of
 from tfdist.settings.checks import shown
 
 GROUPS = "tfdist_groups"  # where an optimizer keeps them
-SCALED = "tfdist_unscaled_update"  # and the update that `scale_rate` wraps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,23 +174,6 @@ class Placed:
         if optimizer.weight_decay is not None and self._decays[index] and optimizer._use_weight_decay(variable):
             optimizer.assign_sub(variable, variable * ops.cast(optimizer.weight_decay, variable.dtype) * rate)
         self._step(gradient, variable, rate)
-
-
-def scale_rate(optimizer: keras.optimizers.Optimizer, factors: Sequence[tuple[int, float]]) -> None:
-    """Multiplies the rate of each update by each factor whose number of steps the optimizer has counted by then.
-
-    Traced updates keep what they were traced with; another call takes the place of the one before.
-    """
-    update = getattr(optimizer, SCALED, None) or optimizer.update_step
-
-    def scaled(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        rate = ops.cast(learning_rate, variable.dtype)
-        for count, factor in factors:
-            rate = ops.where(optimizer.iterations >= count, rate * factor, rate)
-        update(gradient, variable, rate)
-
-    setattr(optimizer, SCALED, update)
-    optimizer.update_step = scaled
 
 
 def _place(path: str, paths: Sequence[str]) -> int:

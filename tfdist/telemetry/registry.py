@@ -114,7 +114,6 @@ _EVENTS = (
     EventKind("training_diverged", "error", "the loss or a gradient was not finite, and nothing was left to try"),
     EventKind("rolled_back", "warning", "a step failed, and the run goes back to its newest checkpoint"),
     EventKind("split", "warning", "a step found no memory, and the run goes back and cuts its batches", "cuda_oom"),
-    EventKind("batch_left_out", "info", "a step changes nothing, because its batch made it fail before"),
     EventKind("steps_skipped", "info", "float16 gradients overflowed, and the loss scale fell", "gradient_overflow"),
     EventKind("weightless_step", "warning", "all weights of a batch's examples are 0"),
     EventKind("weightless_steps", "warning", "how many such batches there were"),

@@ -101,9 +101,6 @@ class Reporter:
             "weights or a mask are 0). Such a step changes nothing; how many there were is said at the end.",
         )
 
-    def left_out(self, *, step: int) -> None:
-        self._events.info("batch_left_out", step=step, message=f"Step {step:,} leaves its batch out.")
-
     def unused(self, *, step: int, variables: list[str]) -> None:
         shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
         self._events.warning(

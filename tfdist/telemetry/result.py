@@ -75,7 +75,7 @@ class RunResult:
       seconds: where the wall clock of this process of the chief went, by `time_account.SHARES`.
       checkpoint_step: of the newest checkpoint; None where there is none.
       wall_seconds, examples_per_second: of this process.
-      hardware: of the chief's process, see `training/run/hardware.py`.
+      hardware: of the chief's process, see `training/run/trainer.py`.
       notes: what the figures depend on, in sentences.
     """
 

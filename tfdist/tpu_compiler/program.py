@@ -20,10 +20,11 @@ import tensorflow as tf
 from tfdist.strategies.tpu_program import TpuProgram
 from tfdist.telemetry.console.console import open_console
 from tfdist.training.loop.evaluation import Evaluator
-from tfdist.training.loop.learner import Learner, ModelBuilder
+from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.run import assembly
 from tfdist.training.run.run import Request, open_run
 from tfdist.training.run.settings import TrainSettings
+from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 
 TRAIN, EVALUATE = "train", "evaluate"

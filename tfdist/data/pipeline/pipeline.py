@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -31,26 +31,19 @@ def build_pipeline(
     topology: Topology,
     *,
     first_step: int = 0,
-    left_out: Collection[int] = (),
 ) -> tf.data.Dataset:
     """Local batches from step `first_step` on, forever; those of one step follow each other by local replica.
 
     Each element is a dict: `examples`, a nest with batch axes of this replica's size, and the plan's `splits` and
-    `shares` where it gives them. There are none of the steps `left_out`, which a source that reads by position does not
-    read.
+    `shares` where it gives them.
     """
     num_local = topology.num_local_replicas
     if plan.pad:
         _check_static(source.structure)
     if isinstance(source, StreamSource):
         dataset = source.local_batches(plan, topology, first_step)
-        if left_out:
-            numbered = dataset.enumerate(first_step * num_local)
-            dataset = numbered.filter(lambda t, _: _is_kept(t // num_local, left_out)).map(lambda _, batch: batch)
     else:
         turns = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-        if left_out:
-            turns = turns.filter(lambda t: _is_kept(t // num_local, left_out))
         dataset = _indexed(source, plan, topology, turns)
     # Endless by construction; saying so spares tf.distribute a check for the end at every step.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
@@ -62,10 +55,6 @@ def build_pipeline(
         # There is nothing to fuse in looking up arrays, and a pipeline that is rewritten copies all that it holds.
         options.experimental_optimization.apply_default_optimizations = False
     return dataset.with_options(options)
-
-
-def _is_kept(step: tf.Tensor, left_out: Collection[int]) -> tf.Tensor:
-    return tf.reduce_all(step != tf.constant(sorted(left_out), tf.int64))
 
 
 def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import StoreUnavailableError, TfdistError, UnreadableError, UserError, exit_status_of_error
+from tfdist.errors import StoreUnavailableError, TfdistError, UserError, exit_status_of_error
 from tfdist.storage import troubles
 
 _LOCK = threading.Lock()
@@ -107,19 +107,14 @@ def take() -> TfdistError | None:
 
 
 @contextlib.contextmanager
-def located(step: int, steps: int = 1) -> Iterator[None]:
-    """Raises what was noted in the place of TensorFlow's error.
-
-    Where an example cannot be read, the error says which steps its batch may be of: `steps` after the first `step`.
-    """
+def noted_errors() -> Iterator[None]:
+    """Raises what was noted in the place of TensorFlow's error."""
     try:
         yield
     except tf.errors.OpError as error:
         told = take()
         if told is None:
             raise
-        if isinstance(told, UnreadableError):
-            told.step, told.steps = step, steps
         raise told from error
 
 

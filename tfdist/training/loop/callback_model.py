@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from tfdist.tasks.base import Task, symbolic_outputs
-from tfdist.training.loop.learner import Learner
+from tfdist.training.step.state import Learner
 
 COMPILED = (
     *("compiled", "optimizer", "loss", "_compile_loss", "_compile_metrics", "_compile_config", "_loss_tracker"),

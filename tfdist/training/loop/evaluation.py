@@ -3,82 +3,61 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import dispose
-from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
+from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.outcome import Vote, Votes, no_votes
+from tfdist.training.run.run import Run
 from tfdist.training.step.gradients import forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import traced
 from tfdist.training.watch.pace import Pace
 
 
-class BatchHooks(Protocol):
-    """Who wants every batch of an evaluation."""
-
-    def test_batch_begin(self, step: int) -> None: ...
-
-    def test_batch_end(self, step: int, logs: dict[str, Any]) -> None: ...
-
-    @property
-    def wants_evaluation_stop(self) -> bool: ...
-
-
 class Evaluator:
     """Evaluates a model on one split, again and again.
 
     Args:
-      strategy: connected.
+      run: open; told once if the split weighs nothing in all.
       model: built inside the strategy's scope.
       task: gives loss and metrics.
       metrics: of this split, made inside the scope.
-      iterator: an endless stream of local batches in a fixed order, `num_steps` of which are the split.
-      batch_size: examples of a global batch.
-      num_steps: steps of one pass.
-      note: told once, by an event's name and a sentence, if the split weighs nothing in all.
-      steps_per_call: steps in one call of the compiled function; None finds out what takes 0.1 s.
+      iterator: an endless stream of local batches in a fixed order.
+      plan: of the batches; an epoch of it is the split.
     """
 
     def __init__(
-        self,
-        *,
-        strategy: Strategy,
-        model: keras.Model,
-        task: Task,
-        metrics: MetricGroup,
-        iterator: Iterator[Any],
-        batch_size: int,
-        num_steps: int,
-        note: Callable[[str, str], None],
-        steps_per_call: int | None = None,
+        self, run: Run, model: keras.Model, task: Task, metrics: MetricGroup, iterator: Iterator[Any], plan: BatchPlan
     ) -> None:
+        strategy = run.strategy
         self._strategy = strategy
         self._model = model
         self._task = task
         self._metrics = metrics
         self._term_names: Sequence[str] = task.term_names()
         self._iterator: Any = iterator
-        self._batch_size = batch_size
-        self._num_steps = num_steps
-        self._note = note
+        self._batch_size = plan.global_batch_size
+        self._num_steps = plan.steps_per_epoch
+        self._note = run.note
         self._has_noted = False
         with strategy.scope():
             self._sums = LossSums(num_terms=len(self._term_names))
-        self._pace = Pace(strategy, steps_per_call)
+        self._pace = Pace(strategy, None)
         self._begin = traced(lambda: strategy.run(self._reset))
         self._advance = traced(self._steps, reduce_retracing=True)
         self._pass_over = traced(self._unused)
         self._end = traced(lambda: strategy.first_local(strategy.run(self._results)))
 
-    def evaluate(self, votes: Votes = no_votes, hooks: BatchHooks | None = None) -> dict[str, Any] | None:
+    def evaluate(self, votes: Votes = no_votes, hooks: Callbacks | None = None) -> dict[str, Any] | None:
         """One pass over the split; every worker calls it.
 
         Args:

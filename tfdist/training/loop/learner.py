@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import hashlib
+import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,7 +18,6 @@ from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.model_facts import describe_model
 from tfdist.training.sharding.late_values import LateValues
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
@@ -30,29 +31,12 @@ from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import build_optimizer
 from tfdist.training.step.precision import LossScale, traced
 from tfdist.training.step.randomness import separate_replicas
+from tfdist.training.step.state import Learner
 from tfdist.user_code import where_defined
 
 ADVICE_OF_MODELS = "All workers train one model. Give them the same code and the same settings."
 ModelBuilder = Callable[[], keras.Model]
 OptimizerBuilder: TypeAlias = "Callable[[], keras.optimizers.Optimizer] | str"
-
-
-@dataclasses.dataclass(frozen=True)
-class Learner:
-    """What learns: the variables of a run and the objects that hold them.
-
-    Attributes:
-      shards: who keeps the optimizer's state; None: every replica all of it.
-      scale_factor: the optimizer's own `loss_scale_factor`, which the step applies in its place.
-    """
-
-    model: keras.Model
-    optimizer: keras.optimizers.Optimizer
-    loss_scale: LossScale | None
-    train_metrics: MetricGroup
-    eval_metrics: MetricGroup
-    scale_factor: float = 1.0
-    shards: Shards | None = None
 
 
 def build_learner(
@@ -242,3 +226,39 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
     traced(loss).get_concrete_function(structure)
     with keras.StatelessScope():
         pass  # at its end Keras makes the variables that were asked for in the other one
+
+
+def describe_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
+    """What the workers compare: the configuration of both, and each variable's shape, type and whether it is trained.
+
+    The text does not depend on what else a process has built: Keras's own numbers in names are left out.
+    """
+    trained = {id(v) for v in model.trainable_variables}
+    facts = {f"type of the {name}": type(each).__name__ for name, each in (("model", model), ("optimizer", optimizer))}
+    for number, variable in enumerate(model.variables):
+        path = "/".join(map(_without_number, variable.path.split("/")))
+        is_trained = "trained" if id(variable) in trained else "not trained"
+        facts[f"variable {number}, {path}"] = f"{tuple(variable.shape)} {variable.dtype}, {is_trained}"
+    settings = _configuration(optimizer)
+    facts |= {f"{name} of the optimizer": _without_names(value) for name, value in settings.items() if name != "name"}
+    layers = _without_names(_configuration(model))
+    facts["digest of the model's configuration"] = hashlib.sha256(layers.encode()).hexdigest()[:16]
+    return facts
+
+
+def _configuration(made: keras.Model | keras.optimizers.Optimizer) -> dict[str, object]:
+    """What Keras knows of it: nothing of a class that does not say it."""
+    try:
+        return dict(made.get_config())
+    except (NotImplementedError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _without_names(value: object) -> str:
+    """A value as text, without the numbers and addresses that depend on the process."""
+    text = json.dumps(value, sort_keys=True, default=repr)
+    return re.sub(r"0x[0-9a-f]+", "", re.sub(r'_\d+"', '"', text))
+
+
+def _without_number(part: str) -> str:
+    return re.sub(r"_\d+$", "", part)

@@ -9,6 +9,7 @@ every worker runs it and meets the same boundaries.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -20,28 +21,25 @@ import tensorflow as tf
 
 from tfdist.data.sources import failures
 from tfdist.errors import DivergedError, OutOfMemoryError, UserError
-from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.records import as_type
 from tfdist.telemetry.reporter import Reporter
-from tfdist.training.loop.best import Watched
-from tfdist.training.loop.boundaries import Boundaries
+from tfdist.training.loop.best import watched
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
 from tfdist.training.loop.outcome import NUM_VOTES, EpochSums, Outcome, Vote
-from tfdist.training.recovery.recovery import Position, Recovery, other_version
-from tfdist.training.step import divergence
-from tfdist.training.step.divergence import Spike
+from tfdist.training.recovery.recovery import Opened, Position, other_version
+from tfdist.training.run.assembly import Training, xla_trial
+from tfdist.training.run.same_batches import compare_first_batch
 from tfdist.training.step.optimizer import learning_rate
-from tfdist.training.step.precision import LossScale
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import Equality
 from tfdist.training.watch.input_wait import InputWait
 from tfdist.training.watch.pace import Pace
 from tfdist.training.watch.profiler import Profiler
 from tfdist.training.watch.stragglers import Stragglers
-from tfdist.training.watch.xla_trial import Call, XlaTrial
+from tfdist.training.watch.xla_trial import Call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,71 +57,47 @@ class Loop:
     """Trains until a step, an early stop, or a divergence.
 
     Args:
-      strategy: connected.
+      training: put together.
+      opened: where it begins or resumes, and what saves it.
       step: runs K steps.
-      xla_trial: may have other calls run by other steps of the same training; None: all by `step`.
-      iterator: local batches, from the step on that `start` says, without those of steps that are `skipped`.
       evaluator: None trains without evaluation.
+      iterator: local batches, from the step on where it begins.
       callbacks: the user's.
       reporter: told what happens.
-      boundaries: where calls end.
-      pace: how long calls are.
       profiler: entered; may have calls end, and sees each.
-      optimizer: asked for its learning rate.
-      loss_scale: as the step has it.
-      recovery: saves, and leaves when the process has to go; None does neither.
-      equality: compares what the workers have.
-      start: where an earlier process left the run; None begins.
-      watched: by which evaluations are compared; None compares none.
-      input_hint: what would help if training waits for its input.
-      skipped: steps whose batches are left out, as the number of steps before each.
-      saves_at_begin: saves before the first step, unless `start` is a checkpoint.
-      spike: as the step has it.
     """
 
     def __init__(
         self,
-        *,
-        strategy: Strategy,
+        training: Training,
+        opened: Opened,
         step: TrainStep,
-        xla_trial: XlaTrial | None = None,
-        iterator: Iterator[Any],
         evaluator: Evaluator | None,
+        iterator: Iterator[Any],
         callbacks: Callbacks,
         reporter: Reporter,
-        boundaries: Boundaries,
-        pace: Pace,
         profiler: Profiler,
-        optimizer: keras.optimizers.Optimizer,
-        loss_scale: LossScale | None = None,
-        recovery: Recovery | None = None,
-        equality: Equality | None = None,
-        start: Position | None = None,
-        watched: Watched | None = None,
-        input_hint: str = "",
-        skipped: frozenset[int] = frozenset(),
-        saves_at_begin: bool = False,
-        spike: Spike | None = None,
     ) -> None:
+        strategy, settings, source = training.run.strategy, training.settings, training.source
         self._strategy = strategy
+        self._learner = training.learner
+        self._boundaries = training.boundaries
+        self._recovery, self._start = opened.recovery, opened.start
+        self._saves_at_begin = settings.goes_back
         self._step = step
-        self._xla_trial = xla_trial
+        self._xla_trial = xla_trial(training, step)
         self._iterator = iterator
         self._evaluator = evaluator
         self._callbacks = callbacks
         self._reporter = reporter
-        self._boundaries = boundaries
-        self._pace = pace
+        self._pace = Pace(strategy, 1 if callbacks.act_on_batches else settings.steps_per_call)
         self._profiler = profiler
-        self._optimizer = optimizer
-        self._loss_scale = loss_scale
-        self._recovery = recovery
-        self._equality = equality
-        self._start = start
-        self._watched = watched
-        self._skipped = sorted(skipped)
-        self._saves_at_begin = saves_at_begin
-        self._sums = EpochSums(recent=[math.nan] * (0 if spike is None else spike.window))
+        self._equality: Equality | None = None
+        if strategy.topology.num_workers > 1:
+            compare = functools.partial(compare_first_batch, strategy, source, "training")
+            self._equality = Equality(strategy, opened.state.replicated, reporter, compare)
+        self._watched = watched(settings)
+        self._sums = EpochSums()
         self._told_unused = False
         self._has_called = False
         self._outcome = Outcome()
@@ -131,7 +105,7 @@ class Loop:
         self._stops_after_batch = False
         self._diverged: DivergedError | None = None
         self._gradient_norm: dict[str, float] = {}  # empty where it is not logged
-        self._input_wait = InputWait(strategy, reporter, hint=input_hint)
+        self._input_wait = InputWait(strategy, reporter, hint=source.input_hint)
         self._stragglers = Stragglers(strategy, reporter)
         self._epoch_started = time.perf_counter()
         self._evaluation_seconds = 0.0
@@ -151,7 +125,14 @@ class Loop:
         while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
-            self._train_until(boundaries.next_after(outcome.step))
+            boundary, at_boundary = boundaries.next_after(outcome.step), False
+            while not at_boundary:
+                self._call(self._next_stop(boundary))
+                at_boundary = outcome.step == boundary or self._wanted.stop
+                if self._wanted.leave:
+                    self._leave(boundary_is_due=at_boundary)
+                if self._wanted.save and not at_boundary:
+                    self._save()
             self._at_boundary()
         if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
             self._save()  # what follows can be done again from here
@@ -187,10 +168,7 @@ class Loop:
                 raise other_version(start.step, error) from error
             for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
                 setattr(self._outcome, name, getattr(saved.outcome, name))
-            window = len(self._sums.recent)
             self._sums = saved.sums
-            if len(self._sums.recent) != window:  # the policy is another one now
-                self._sums.recent = [math.nan] * window
             self._callbacks.restore(saved.callbacks, start.arrays)
             if saved.boundary_is_due:
                 self._wanted = Vote(stop=saved.stop)
@@ -213,12 +191,12 @@ class Loop:
 
     def _is_best(self, logs: dict[str, Any], *, ends_epoch: bool) -> bool:
         """Notes the best so far; whether it is new, and to be backed up."""
-        outcome, watched = self._outcome, self._watched
-        if watched is None or not (outcome.evaluated_at == outcome.step if watched.is_of_evaluation else ends_epoch):
+        outcome, metric = self._outcome, self._watched
+        if not (outcome.evaluated_at == outcome.step if metric.is_of_evaluation else ends_epoch):
             return False
         before = outcome.best
-        outcome.best = watched.newest(before, logs, step=outcome.step, epoch=self._epoch + 1)
-        return watched.saves and self._recovery is not None and outcome.best is not before
+        outcome.best = metric.newest(before, logs, step=outcome.step, epoch=self._epoch + 1)
+        return metric.saves and self._recovery is not None and outcome.best is not before
 
     def _agree_on_stop(self) -> None:
         """Takes note where a callback of any worker has asked to stop. A collective, unless there are no callbacks."""
@@ -263,7 +241,7 @@ class Loop:
 
     @property
     def learning_rate(self) -> float:
-        return learning_rate(self._optimizer)
+        return learning_rate(self._learner.optimizer)
 
     @property
     def _epoch(self) -> int:
@@ -275,7 +253,7 @@ class Loop:
         return self._outcome.step - self._epoch * self._boundaries.steps_per_epoch
 
     def _begin_epoch(self) -> None:
-        self._sums = EpochSums(recent=self._sums.recent)
+        self._sums = EpochSums()
         self._evaluation_seconds = 0.0
         self._step.reset_metrics()
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
@@ -283,36 +261,15 @@ class Loop:
         self._stops_after_batch = self._wanted.stop
         self._epoch_started = time.perf_counter()
 
-    def _train_until(self, boundary: int) -> None:
-        while True:
-            if self._outcome.step in self._skipped:
-                self._skip()
-            else:
-                self._call(self._next_stop(boundary))
-            at_boundary = self._outcome.step == boundary or self._wanted.stop
-            if self._wanted.leave:
-                self._leave(boundary_is_due=at_boundary)
-            if at_boundary:
-                return
-            if self._wanted.save:
-                self._save()
-
     def _next_stop(self, boundary: int) -> int:
         if self._stops_after_batch:
             return self._outcome.step + 1
-        left_out = [step for step in self._skipped if step > self._outcome.step]
-        stops = [boundary, self._outcome.step + self._pace.steps_per_call, *left_out[:1]]
+        stops = [boundary, self._outcome.step + self._pace.steps_per_call]
         if self._recovery is not None and (checkpoint := self._recovery.next_boundary(self._outcome.step)) is not None:
             stops.append(checkpoint)
         if (edge := self._profiler.next_edge(self._outcome.step)) is not None:
             stops.append(edge)
         return min(stops)
-
-    def _skip(self) -> None:
-        """A step that changes nothing; the iterator has no batch of it."""
-        self._outcome.step += 1
-        self._wanted = Vote()
-        self._reporter.left_out(step=self._outcome.step)
 
     def _call(self, last_step: int) -> None:
         """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
@@ -325,7 +282,7 @@ class Loop:
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = self._sums.vector(self._step.term_names)
         try:
-            with failures.located(self._outcome.step, steps), self._profiler.marked(last_step, steps):
+            with failures.noted_errors(), self._profiler.marked(last_step, steps):
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:
@@ -358,7 +315,7 @@ class Loop:
             peer_seconds=float(totals.peer_seconds),
             news=answers[NUM_VOTES:],
         )
-        self._end_batch(done, overflowed, spiked=bool(totals.spiked))
+        self._end_batch(done, overflowed)
         self._reporter.progress(
             step=self._outcome.step,
             epoch=self._epoch,
@@ -384,21 +341,13 @@ class Loop:
             self._reporter.weightless(step=self._outcome.step)
         self._outcome.weightless += steps
 
-    def _end_batch(self, done: int, overflowed: int, *, spiked: bool) -> None:
+    def _end_batch(self, done: int, overflowed: int) -> None:
         """Calls the batch hooks; raises DivergedError at a loss that is not finite, if none of them stops there."""
         outcome = self._outcome
-        self._diverged = divergence.judge(
-            step=outcome.step,
-            steps=done,
-            overflowed=overflowed,
-            spiked=spiked,
-            loss_scale=self._loss_scale,
-            reporter=self._reporter,
-        )
+        self._diverged = self._judge(done, overflowed)
         if self._diverged is not None:
             self._diverged.step = outcome.step
-            if not spiked:
-                outcome.train_metrics["loss"] = math.nan
+            outcome.train_metrics["loss"] = math.nan
         raised: UserError | None = None
         try:
             self._callbacks.batch_end(
@@ -414,6 +363,29 @@ class Loop:
             self._agree_on_stop()
         if self._diverged is not None and not self._wanted.stop:
             raise self._diverged
+
+    def _judge(self, done: int, overflowed: int) -> DivergedError | None:
+        """The error that a call of `done` steps, of which some were not finite, ends the run with; None to continue.
+
+        With a loss scale such steps were skipped, which is told, and the scale is lower now.
+        """
+        step, loss_scale = self._outcome.step, self._learner.loss_scale
+        if not overflowed:
+            return None
+        if loss_scale is None:
+            return DivergedError(
+                f"Training diverged at step {step}: the loss or a gradient is not finite. Try a lower "
+                "learning rate, clipping (global_clipnorm = 1.0) or train.precision = 'float32', and look for examples "
+                "that are not finite."
+            )
+        scale = float(keras.ops.convert_to_numpy(loss_scale.scale))
+        if overflowed == done and scale <= 1.0:
+            return DivergedError(
+                f"Training diverged at step {step}: gradients overflow float16 even at loss scale 1. Try "
+                "train.precision = 'bfloat16' or 'float32', or a lower learning rate."
+            )
+        self._reporter.skipped(step=step, steps=overflowed, scale=scale)
+        return None
 
     def _evaluate(self) -> None:
         assert self._evaluator is not None

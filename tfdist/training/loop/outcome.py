@@ -32,17 +32,12 @@ class Outcome:
 
 @dataclasses.dataclass
 class EpochSums:
-    """The loss of the epoch so far, and how many of its steps had examples that weigh nothing.
-
-    Attributes:
-      recent: the losses of the last steps, oldest first, NaN before the run has so many; epochs do not end it.
-    """
+    """The loss of the epoch so far, and how many of its steps had examples that weigh nothing."""
 
     loss_sum: float = 0.0
     weight: float = 0.0
     term_sums: dict[str, float] = dataclasses.field(default_factory=dict)
     weightless: int = 0
-    recent: list[float] = dataclasses.field(default_factory=list)
 
     def after(self, totals: Totals) -> EpochSums:
         """These sums after a call of the step function, which has added to them."""
@@ -51,13 +46,12 @@ class EpochSums:
             float(totals.weight),
             {n: float(v) for n, v in totals.term_sums.items()},
             self.weightless + int(totals.weightless),
-            totals.recent.numpy().tolist(),
         )
 
     def vector(self, term_names: Sequence[str]) -> np.ndarray:
-        """float64 [2 + terms + recent], for the next call to add to."""
+        """float64 [2 + terms], for the next call to add to."""
         terms = (self.term_sums.get(name, 0.0) for name in term_names)
-        return np.array([self.loss_sum, self.weight, *terms, *self.recent])
+        return np.array([self.loss_sum, self.weight, *terms])
 
     def means(self) -> dict[str, float]:
         """The losses to report; none where nothing has weighed anything."""

@@ -32,17 +32,14 @@ from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.facts import now
-from tfdist.training.loop.learner import Learner
-from tfdist.training.recovery.fitting_weights import load_fitting
 from tfdist.training.recovery.recovery import Opened, Position, Recovery, restored, tell_left_out
-from tfdist.training.recovery.renaming import renamed
-from tfdist.training.recovery.weights import FILES, find_checkpoint, places_of_checkpoints
+from tfdist.training.recovery.weights import FILES, find_checkpoint, load_fitting, places_of_checkpoints, renamed
 from tfdist.training.run import model_files
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.directory.identity import concerns_optimizer, differing_settings, identity
 from tfdist.training.run.run import Run
 from tfdist.training.step.optimizer import constant_rates
-from tfdist.training.step.state import MODEL, ModelState, TrainingState
+from tfdist.training.step.state import MODEL, Learner, ModelState, TrainingState
 
 
 def check_start_from(path: str | None, names: Mapping[str, str] | None = None) -> None:

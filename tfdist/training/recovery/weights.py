@@ -1,4 +1,4 @@
-"""Finds the weights that an evaluation names: the exported model, the best or the last checkpoint, a step's, or a file.
+"""Finds the weights that an evaluation or a new run names: an exported model, a checkpoint, or a file; and fits them.
 
 Invariant: what is found exists and, for a checkpoint, has every byte that it was written with; whatever is not found is
 a UserError that lists what there is.
@@ -7,6 +7,15 @@ a UserError that lists what there is.
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+
+import h5py
+import keras
 
 from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
@@ -14,11 +23,17 @@ from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import EventSink, State
 from tfdist.errors import UserError
+from tfdist.recipes.lora import kept_adapters
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.directory.starts import find_checkpoint_dir
+from tfdist.training.step.state import MODEL
 
 BEST, LAST = "best", "last"
+MOST_SHOWN = 20
+WEIGHTS_IN_KERAS_FILE = "model.weights.h5"
+Layer = list[str]  # each variable's type and shape
+Layers = dict[str, tuple[str, Layer]]  # by place in the file: the layer's name, its variables
 FILES = (".keras", ".weights.h5")
 
 
@@ -157,3 +172,122 @@ def _entries(run: RunDirectory) -> list[Entry]:
 
 def _steps(run: RunDirectory) -> str:
     return ", ".join(f"{step:,}" for step in sorted({entry.step for entry in _entries(run)}))
+
+
+def are_names(value: object) -> bool:
+    """Whether it maps regular expressions to what `re.sub` takes."""
+    if not isinstance(value, Mapping) or not value:
+        return False
+    try:
+        return all(isinstance(there, str) and re.compile(here) for here, there in value.items())
+    except (re.error, TypeError):
+        return False
+
+
+def renamed(state: State, own: Iterable[str], names: Mapping[str, str] | None) -> State:
+    """Another run's state with the model's variables under the names in `own`.
+
+    Args:
+      state: of a checkpoint.
+      own: names of this program's variables; those of its model begin with `MODEL`.
+      names: by a regular expression that names of this model's variables match, "encoder/(.*)", what they are called
+        in the state, "backbone/\\1". The first that matches counts; what none matches keeps its name.
+
+    Raises:
+      UserError: an expression matches no variable of the model, or names none of the state's.
+    """
+    if not names:
+        return state
+    ours = [name.removeprefix(MODEL) for name in own if name.startswith(MODEL)]
+    theirs = {name.removeprefix(MODEL): array for name, array in state.tensors.items() if name.startswith(MODEL)}
+    found, taken, matched = {}, set(), set()
+    for name in ours:
+        there = name
+        for pattern, target in names.items():
+            if (match := re.fullmatch(pattern, name)) is not None:
+                there = match.expand(target)
+                matched.add(pattern)
+                taken.add(there)
+                break
+        if there in theirs:
+            found[name] = theirs[there]
+        elif there in taken:
+            raise UserError(
+                f"train.start_from_names calls {name!r} {there!r}, which is not there. There are {_some(theirs)}."
+            )
+    idle = [pattern for pattern in names if pattern not in matched]
+    if idle:
+        raise UserError(
+            f"train.start_from_names has {idle[0]!r}, which no variable of the model matches. There are {_some(ours)}."
+        )
+    kept = {name: array for name, array in theirs.items() if name not in taken and name not in found}
+    rest = {name: array for name, array in state.tensors.items() if not name.startswith(MODEL)}
+    tensors = {f"{MODEL}{name}": array for name, array in (found | kept).items()}
+    return dataclasses.replace(state, tensors=rest | tensors)
+
+
+def _some(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - MOST_SHOWN:,} more" if len(known) > MOST_SHOWN else ""
+    return ", ".join(known[:MOST_SHOWN]) + more
+
+
+def load_fitting(model: keras.Model, path: str) -> list[str]:
+    """Loads what fits of a .keras or .weights.h5 file into a built model; a line for each variable that was left out.
+
+    What the lines say follows from both files' variables in Keras's own layout, so it is what Keras loaded and left: a
+    layer's variables in their order, up to the first that does not fit.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
+        copy = os.path.join(scratch, "there.weights.h5")
+        try:
+            with open(copy, "wb") as target:
+                target.write(files.read(path))
+            if path.endswith(".keras"):
+                with zipfile.ZipFile(copy) as archive:
+                    os.replace(archive.extract(WEIGHTS_IN_KERAS_FILE, scratch), copy)
+            theirs = _layers(copy)
+            ours_file = os.path.join(scratch, "here.weights.h5")
+            model.save_weights(ours_file)
+            with (
+                kept_adapters(model),
+                warnings.catch_warnings(action="ignore"),
+            ):  # Keras's own account of it, of layers alone
+                model.load_weights(copy, skip_mismatch=True)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise UserError(f"The weights in {path} do not load into this model: {error}") from error
+        return _left_out(_layers(ours_file), theirs)
+
+
+def _layers(path: str) -> Layers:
+    found: Layers = {}
+
+    def visit(name: str, item: object) -> None:
+        if isinstance(item, h5py.Group) and name.rpartition("/")[2] == "vars" and len(item):
+            variables = [item[str(index)] for index in range(len(item))]
+            described = [f"{v.dtype.name}{list(v.shape)}" for v in variables]
+            found[name] = (str(item.attrs.get("name", name)), described)
+
+    with h5py.File(path) as file:
+        file.visititems(visit)
+    return found
+
+
+def _left_out(ours: Layers, theirs: Layers) -> list[str]:
+    lines = []
+    for place, (name, here) in ours.items():
+        there = theirs.get(place, (name, []))[1]
+        fits = 0
+        if len(there) == len(here):
+            fits = next((i for i, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1]), len(here))
+        for index in range(fits, len(here)):
+            held = f"{there[index]} in the file" if index < len(there) else "not in the file"
+            lines.append(f"{name}, variable {index}: {held}, {here[index]} here")
+        lines += [f"{name}, variable {i}: {there[i]} only in the file" for i in range(len(here), len(there))]
+    for place, (name, there) in theirs.items():
+        if place not in ours:
+            lines += [f"{name}, variable {index}: {each} only in the file" for index, each in enumerate(there)]
+    return lines

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -16,17 +15,19 @@ from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
-from tfdist.errors import OutOfMemoryError, UnreadableError, UserError
+from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recomputed
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.cluster import environment
 from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
-from tfdist.training.loop.learner import Learner, ModelBuilder, build_learner, check_divisible, check_fit
+from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit
+from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.canonical import check_canonical, sums_as_written
 from tfdist.training.run.checking.examples import check_held
 from tfdist.training.run.compiled import parts_of
@@ -42,7 +43,6 @@ from tfdist.training.run.tuned import (
     xla_variants,
 )
 from tfdist.training.sharding.shards import HOST
-from tfdist.training.step import accumulation
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layers.normalization import microbatch_note, synchronized
 from tfdist.training.step.layers.recurrent import weights_read_once
@@ -50,13 +50,14 @@ from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import set_seeds
+from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.xla_trial import UNCOMPILED, XlaTrial
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training, as far as this worker has put it together."""
+    """A training, as far as this worker has put it together; `rate_factor` is that of the learning rate."""
 
     run: Run
     settings: TrainSettings
@@ -65,6 +66,7 @@ class Training:
     task: Task
     plan: BatchPlan
     boundaries: Boundaries
+    rate_factor: float = 1.0
 
 
 def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training:
@@ -83,6 +85,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     set_precision(settings.precision)
     source = open_source(run, settings.train_data, "training")
     parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure)
+    task = parts[-1]
     plan = settings.plan(source.num_examples, run.topology.num_replicas)
     check_same_batches(run.strategy, source, plan, "training")
     learner = build_learner(
@@ -94,31 +97,56 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
         sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
         tensor_parallel=(settings.tensor_parallel or ()) if run.topology.num_replicas > 1 else (),
     )
-    check_reported(settings, learner.eval_metrics, parts.task, learner.optimizer)
+    check_reported(settings, learner.eval_metrics, task, learner.optimizer)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables)
     if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
-        plan = accumulation.made_up(run, learner, plan)
+        plan = scale_microbatches(run, learner, plan)
         _note_microbatches(run, learner.model, plan)
-    return Training(run, settings, source, learner, parts.task, plan, settings.boundaries(plan.steps_per_epoch))
+    return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
 
 
-def cut(training: Training, times: int) -> Training:
-    """The training with so many times as many microbatches.
+def changed(training: Training, rollbacks: Rollbacks) -> Training:
+    """The training with the settings that the failures so far have brought.
 
     Raises:
-      OutOfMemoryError: the batch has no examples for them.
+      OutOfMemoryError: the batch has no examples for so many microbatches.
     """
-    if times == 1:
-        return training
-    plan = training.plan
-    parts = plan.num_microbatches * times
+    plan, parts = training.plan, training.plan.num_microbatches * rollbacks.microbatches
     try:
-        return dataclasses.replace(training, plan=dataclasses.replace(plan, num_microbatches=parts))
+        plan = dataclasses.replace(plan, num_microbatches=parts)
     except UserError as error:
         raise OutOfMemoryError(
             f"A training step finds no memory, and global_batch_size = {plan.global_batch_size} cannot be cut into "
             f"{parts} microbatches. Take a smaller model, or a machine with more memory."
         ) from error
+    return dataclasses.replace(training, plan=plan, rate_factor=rollbacks.rate)
+
+
+def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan:
+    """The plan with as many microbatches as missing workers ask for.
+
+    A model that takes statistics of its batches keeps its microbatches: they are what it takes the statistics of.
+    """
+    all_workers = environment.all_workers(environment.current())
+    present = run.topology.num_workers
+    if all_workers is None or all_workers <= present:
+        return plan
+    wanted = -(-plan.num_microbatches * all_workers // present)
+    fits = plan.global_batch_size >= wanted * plan.num_replicas and not plan.pad
+    statistics = [layer.name for layer in learner.model._flatten_layers() if _takes_statistics(layer)]
+    missing = f"{present} of {all_workers} workers train"
+    if statistics or not fits:
+        why = f"the model takes statistics of them ({statistics[0]})" if statistics else "the batch is too small"
+        message = f"{missing}; num_microbatches stays {plan.num_microbatches}, as {why}."
+        run.events.info("fewer_workers", message=message, num_microbatches=plan.num_microbatches)
+        return plan
+    message = f"{missing}; each computes its part of a batch in {wanted} slices in place of {plan.num_microbatches}."
+    run.events.info("fewer_workers", message=message, num_microbatches=wanted)
+    return dataclasses.replace(plan, num_microbatches=wanted)
+
+
+def _takes_statistics(layer: keras.layers.Layer) -> bool:
+    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
 def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
@@ -220,10 +248,8 @@ def _note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
         run.note("microbatch_statistics", note)
 
 
-def stream(
-    run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0, left_out: Collection[int] = ()
-) -> Iterator[Any]:
-    """This worker's local batches, from a step on, without those of the steps `left_out`.
+def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
+    """This worker's local batches, from a step on.
 
     Raises:
       UserError: they would have to be made where Python does not run.
@@ -233,32 +259,11 @@ def stream(
             f"A {type(source).__name__} reads by Python code, which runs on the first of the {run.strategy.num_hosts} "
             "hosts of this TPU alone. Give arrays that fit into memory, or use a slice of one host."
         )
-    return run.strategy.distribute(
-        lambda topology: build_pipeline(source, plan, topology, first_step=first_step, left_out=left_out)
-    )
+    return run.strategy.distribute(lambda topology: build_pipeline(source, plan, topology, first_step=first_step))
 
 
-def found(training: Training, error: UnreadableError) -> UnreadableError:
-    """The error of the first of those steps whose batch this worker cannot read, found by reading them once more.
-
-    Raises:
-      BaseException: they can all be read; so something else is wrong, namely what the error came from.
-    """
-    assert error.step is not None
-    topology = training.run.topology
-    iterator = iter(build_pipeline(training.source, training.plan, topology, first_step=error.step))
-    try:
-        for step in range(error.step, error.step + error.steps):
-            with failures.located(step):
-                for _ in range(topology.num_local_replicas):
-                    next(iterator)
-    except UnreadableError as first:
-        return first
-    raise error.__cause__ or error
-
-
-def build_step(training: Training, left_out: Collection[int] = ()) -> TrainStep:
-    """The training step, with what was left to "auto" settled, by batches of other steps than those `left_out`.
+def build_step(training: Training) -> TrainStep:
+    """The training step, with what was left to "auto" settled.
 
     What XLA compiles is settled while the run goes on (`xla_trial`), or was by an earlier start.
 
@@ -275,11 +280,10 @@ def build_step(training: Training, left_out: Collection[int] = ()) -> TrainStep:
     return step_of(training, xla)
 
 
-def first_batch(training: Training, left_out: Collection[int] = ()) -> Any:
-    """The local batches of the first step that is not left out, read apart from the run's own."""
-    first = next(step for step in itertools.count() if step not in left_out)
-    with failures.located(first):
-        return next(stream(training.run, training.source, training.plan, left_out=left_out))
+def first_batch(training: Training) -> Any:
+    """The local batches of the first step, read apart from the run's own."""
+    with failures.noted_errors():
+        return next(stream(training.run, training.source, training.plan))
 
 
 def step_of(training: Training, xla: str) -> TrainStep:
@@ -288,53 +292,26 @@ def step_of(training: Training, xla: str) -> TrainStep:
     Raises:
       UserError: what is trained cannot be trained so.
     """
-    run, settings, learner, task, plan = (
-        training.run,
-        training.settings,
-        training.learner,
-        training.task,
-        training.plan,
-    )
+    run, settings, learner, plan = training.run, training.settings, training.learner, training.plan
     compiles_pass, compiles_update = COMPILED[xla]
     check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
-
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:
         check_canonical(learner.model, run.strategy, settings.canonical_replicas)
-    local = LocalGradients(
-        strategy=run.strategy,
-        model=learner.model,
-        task=task,
-        metrics=learner.train_metrics,
-        batch_size=plan.global_batch_size,
-        num_microbatches=plan.num_microbatches,
-        loss_scale=learner.loss_scale,
-        scale_factor=learner.scale_factor,
-        jit_compile=compiles_pass,
-        in_order=in_order,
-        shards=learner.shards,
-    )
     return TrainStep(
-        strategy=run.strategy,
-        model=learner.model,
-        optimizer=learner.optimizer,
-        local=local,
-        metrics=learner.train_metrics,
-        term_names=task.term_names(),
-        loss_scale=learner.loss_scale,
-        scale_factor=learner.scale_factor,
+        run.strategy,
+        learner,
+        LocalGradients(run.strategy, learner, training.task, plan, jit_compile=compiles_pass, in_order=in_order),
         log_gradient_norm=settings.log_gradient_norm,
-        spike=None if settings.on_divergence is None else settings.on_divergence.spikes,
-        shards=learner.shards,
+        rate_factor=training.rate_factor,
         compiles_update=compiles_update,
         swa_start=steps_before_swa(learner.optimizer, settings.swa_start, length_of(settings, plan)),
-        in_order=in_order,
         reduce_precision=settings.reduce_precision,
         deterministic=settings.deterministic,
     )
 
 
-def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) -> XlaTrial | None:
+def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
     """What settles `train.xla = "auto"` while the run goes on; None where nothing is open."""
     run, settings, learner = training.run, training.settings, training.learner
     if settings.xla != AUTO_XLA or step.compiles_update or step.local.is_compiled:
@@ -347,7 +324,7 @@ def xla_trial(training: Training, step: TrainStep, left_out: Collection[int]) ->
 
     def variant(name: str) -> TrainStep | None:
         step = step_of(training, name)
-        return step if can_compile(run.strategy, learner, step, first_batch(training, left_out)) else None
+        return step if can_compile(run.strategy, learner, step, first_batch(training)) else None
 
     return XlaTrial(
         run.strategy,
@@ -400,13 +377,4 @@ def evaluator_of(
     )
     check_examples(task, model, source, "evaluation", run.strategy)
     check_same_batches(run.strategy, source, plan, "evaluation")
-    return Evaluator(
-        strategy=run.strategy,
-        model=model,
-        task=task,
-        metrics=metrics,
-        iterator=stream(run, source, plan),
-        batch_size=plan.global_batch_size,
-        num_steps=plan.steps_per_epoch,
-        note=run.note,
-    )
+    return Evaluator(run, model, task, metrics, stream(run, source, plan), plan)

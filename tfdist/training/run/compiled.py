@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -23,21 +23,13 @@ from tfdist.tasks.supervised import Supervised, Unweighted
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 
 
-class Parts(NamedTuple):
-    """What a learner is made of."""
-
-    model: ModelBuilder
-    optimizer: OptimizerBuilder
-    task: Task
-
-
 def parts_of(
     strategy: Strategy | None,
     model: ModelBuilder,
     optimizer: OptimizerBuilder | None,
     task: Task | None,
     structure: Any,
-) -> Parts:
+) -> tuple[ModelBuilder, OptimizerBuilder, Task]:
     """Model, optimizer and task; what is None is that which the model was compiled with.
 
     Args:
@@ -51,13 +43,13 @@ def parts_of(
       UserError: something is missing, and the model is not compiled.
     """
     if optimizer is not None and task is not None:
-        return Parts(model, optimizer, task)
+        return model, optimizer, task
     if strategy is None:
         made, own_optimizer, own_task = _built(model, structure, is_task_wanted=task is None)
     else:
         with strategy.scope():
             made, own_optimizer, own_task = _built(model, structure, is_task_wanted=task is None)
-    return Parts(lambda: made, optimizer or (lambda: own_optimizer), cast(Task, task or own_task))
+    return lambda: made, optimizer or (lambda: own_optimizer), cast(Task, task or own_task)
 
 
 def _built(

@@ -39,6 +39,13 @@ def check_same_batches(strategy: Strategy, source: Source, plan: BatchPlan, spli
     compare_batches(strategy, strategy.on_every_worker(lambda: summarize_batch(_first(source, whole))), split)
 
 
+def compare_first_batch(strategy: Strategy, source: Source, split: str) -> None:
+    """Raises UserError on every worker where those that were read differ, if the source notes it. A collective."""
+    batch = source.first_batch()
+    if batch is not None:
+        compare_batches(strategy, summarize_batch(batch), split)
+
+
 def compare_batches(strategy: Strategy, summary: np.ndarray, split: str) -> None:
     """Raises UserError on every worker where they have not summarized the same batch. A collective."""
     rows = strategy.gather_from_workers(summary)

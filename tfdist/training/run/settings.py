@@ -39,8 +39,8 @@ from tfdist.training.loop.backup import Backup, find_backup
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
-from tfdist.training.recovery.renaming import are_names
 from tfdist.training.recovery.rollback import Rollback
+from tfdist.training.recovery.weights import are_names
 from tfdist.training.run.canonical import in_parts
 from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
@@ -185,8 +185,8 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         may_change=True,
     )
     on_divergence: Rollback | None = setting(
-        "goes back to the newest checkpoint where the loss or a gradient is not finite, or a batch cannot be read;"
-        " None ends the run there",
+        "goes back to the newest checkpoint where the loss or a gradient is not finite, and trains on from there at a "
+        "lower rate; None ends the run there",
         or_none(made(Rollback, "@rollback.Rollback()")),
         None,
         may_change=True,
@@ -339,6 +339,11 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     def splits(self) -> bool:
         """Whether batches are cut into more microbatches where memory runs out."""
         return self.num_microbatches == BATCHES_AUTO
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the run trains on from a checkpoint where a step has failed."""
+        return self.on_divergence is not None or self.splits
 
     @property
     def evaluates(self) -> bool:

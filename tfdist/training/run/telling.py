@@ -10,11 +10,14 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from tfdist.settings.checks import POSITIVE, Check, or_none
 from tfdist.settings.declaration import Settings, setting
+from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.goodput import goodput
@@ -29,8 +32,11 @@ from tfdist.telemetry.result import Start
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import Stream
-from tfdist.training.run.directory.run_id import run_id_of
 
+if TYPE_CHECKING:  # which opens what is here
+    from tfdist.training.run.run import Request
+
+RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 SINKS = Check(
     "[@prometheus.Prometheus()]",
     lambda value: isinstance(value, (list, tuple)) and all(isinstance(each, Sink) for each in value),
@@ -53,19 +59,6 @@ class TellingSettings(Settings):
     )
 
 
-class Asked(Protocol):
-    """What of a `Request` is told."""
-
-    @property
-    def run_dir(self) -> str: ...
-    @property
-    def keeps(self) -> bool: ...
-    @property
-    def settings(self) -> Callable[[], Mapping[str, str]]: ...
-    @property
-    def config_text(self) -> Callable[[], str]: ...
-
-
 class Telling(NamedTuple):
     """What a run is told by."""
 
@@ -75,7 +68,7 @@ class Telling(NamedTuple):
 
 
 def run_facts(
-    request: Asked, strategy: Strategy, told: TellingSettings, *, mode: str, start: int, warn: Warn
+    request: Request, strategy: Strategy, told: TellingSettings, *, mode: str, start: int, warn: Warn
 ) -> RunFacts:
     """What sinks learn of the run, `start` being known to the chief alone. A collective."""
     topology, directory = strategy.topology, RunDirectory(request.run_dir)
@@ -92,6 +85,34 @@ def run_facts(
         start=int(strategy.from_chief([start])[0]),
         price_per_device_hour=told.price_per_device_hour,
     )
+
+
+def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool, warn: Warn) -> str:
+    """The 32 hexadecimal digits by which trackers know the run: the same for all its workers and starts. A collective.
+
+    Args:
+      directory: of the run.
+      strategy: connected.
+      keeps: whether it is found, or left, in the directory.
+      warn: takes what is wrong with the file.
+    """
+
+    def read() -> str:
+        return _kept_run_id(directory, warn) if keeps else secrets.token_hex(RUN_ID_BYTES)
+
+    return strategy.read_on_chief(read, f"{directory.path} cannot be used")
+
+
+def _kept_run_id(directory: RunDirectory, warn: Warn) -> str:
+    if files.exists(directory.run_id):
+        text = files.read(directory.run_id).decode(errors="replace").strip()
+        if re.fullmatch("[0-9a-f]{32}", text):
+            return text
+        warn(f"{directory.run_id} is damaged: trackers and monitoring take what follows for another run.")
+    made = secrets.token_hex(RUN_ID_BYTES)
+    files.make_dirs(directory.telemetry)
+    files.write_atomic(directory.run_id, f"{made}\n")
+    return made
 
 
 def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:

@@ -15,12 +15,12 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import Warn, read_record
-from tfdist.training.loop.learner import Learner
-from tfdist.training.step.gradients import LocalSums
+from tfdist.training.step.gradients import Sums
 from tfdist.training.step.layers.aggregation import aggregated_variables
 from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.layers.normalization import batch_norm_layers, is_synchronized
 from tfdist.training.step.precision import traced
+from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 
 COMPILED = {"off": (False, False), "pass": (True, False), "update": (False, True), "on": (True, True)}
@@ -87,10 +87,10 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
     return not strategy.any_worker(not step.update.compiles(trained))
 
 
-def _one_number(sums: LocalSums) -> tf.Tensor:
+def _one_number(sums: Sums) -> tf.Tensor:
     """A scalar that needs every gradient."""
-    gradients = [g for some in sums.gradients.values() for g in some if g is not None]
-    return tf.add_n([*sums.shown.values(), *(tf.cast(tf.reduce_sum(_values(g)), tf.float32) for g in gradients)])
+    gradients = [g for some in sums[0].values() for g in some if g is not None]
+    return tf.add_n([*sums[1].shown.values(), *(tf.cast(tf.reduce_sum(_values(g)), tf.float32) for g in gradients)])
 
 
 def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

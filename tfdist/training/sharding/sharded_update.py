@@ -30,7 +30,7 @@ class ShardedUpdate(Update):
       strategy: connected.
       optimizer: from `build_optimizer`, for what is owned here.
       shards: of the model's variables.
-      swa_start: as in `Update`.
+      rate_factor, swa_start: as in `Update`.
     """
 
     def __init__(
@@ -39,10 +39,13 @@ class ShardedUpdate(Update):
         optimizer: keras.optimizers.Optimizer,
         shards: Shards,
         *,
+        rate_factor: float = 1.0,
         swa_start: int | None = None,
     ) -> None:
-        super().__init__(strategy, optimizer, swa_start=swa_start)
+        super().__init__(strategy, optimizer, rate_factor=rate_factor, swa_start=swa_start)
         self._shards = shards
+        self._run = self._run_where_slots_are
+        self._run_everywhere = self._run_where_slots_are
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
         optimizer, shards = self._optimizer, self._shards
@@ -50,7 +53,7 @@ class ShardedUpdate(Update):
         own = shards.gradients_of_owned(clipped, variables)
         done = ("global_clipnorm",) if shards.scatters else CLIPPING
         with changed(optimizer, **dict.fromkeys(done)):
-            self._by_one(optimizer, own, shards.owned(variables))
+            super().__call__(own, shards.owned(variables))
         shards.spread(variables)
 
     def _clipped(self, gradients: Gradients) -> Sequence[Any]:
@@ -71,12 +74,9 @@ class ShardedUpdate(Update):
 
         return self._strategy.run(on_replica, args=(list(gradients),))
 
-    def _run(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
-        self._everywhere(lambda: function(gradients))
-
-    def _everywhere(self, function: Callable[[], None]) -> None:
+    def _run_where_slots_are(self, function: Callable[..., None], args: tuple[Any, ...] = ()) -> None:
         with _on(self._shards.host):
-            function()
+            function(*args)
 
 
 def build_sharded(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], shards: Shards) -> None:

@@ -12,23 +12,23 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
+from tfdist.data.order.batches import BatchPlan
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.ordered_sum import ordered_sum_of_short
 from tfdist.tasks.base import Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
-from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layers.layer_state import layer_losses, map_penalized, moving_variables
 from tfdist.training.step.layers.lockstep import side_by_side
 from tfdist.training.step.layers.normalization import batch_norm_layers, pass_over
-from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.precision import LossScale, factor_of
+from tfdist.training.step.precision import factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
+from tfdist.training.step.state import Learner
 from tfdist.user_code import own_places, said
 
 # From here on it is cheaper to send an embedding's rows than all of it.
@@ -36,22 +36,9 @@ SPARSE_FROM_ELEMENTS = 2**20
 MEAN = "mean"
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
-Pass: TypeAlias = "tuple[dict[str, list[Gradient]], Objective]"  # gradients as in `LocalSums`
-
-
-class LocalSums(NamedTuple):
-    """One replica's sums over its examples, as `Objective` has them.
-
-    Attributes:
-      gradients: of each numerator, by divisor and trainable variable; None where it does not depend on the variable.
-        With `gives_means` those of the loss, under the name `MEAN`.
-    """
-
-    gradients: dict[str, list[Gradient]]
-    divisors: dict[str, tf.Tensor]
-    shown: dict[str, tf.Tensor]
-    term_sums: dict[str, dict[str, tf.Tensor]]
-    weight: tuple[tf.Tensor, ...]
+# The gradients of each numerator by divisor and trainable variable, None where it does not depend on the variable (with
+# `gives_means` those of the loss, under the name `MEAN`); and what the examples add up to.
+Sums: TypeAlias = "tuple[dict[str, list[Gradient]], Objective]"
 
 
 class LocalGradients:
@@ -59,18 +46,12 @@ class LocalGradients:
 
     Args:
       strategy: connected.
-      model: a built model.
+      learner: its weights may lie on single replicas; their gradients then come summed over all, where they lie.
       task: gives the loss.
-      metrics: updated with every microbatch.
-      batch_size: examples of a global batch.
-      num_microbatches: into how many slices a batch comes cut.
-      loss_scale: multiplies the loss before it is differentiated; None for precisions that need none.
-      scale_factor: does so too, an optimizer's `loss_scale_factor`.
+      plan: how batches come cut.
       jit_compile: whether XLA compiles the pass.
       in_order: adds up microbatches as a tree, and has each draw its own random numbers, so that no bit depends on
         how many of the parts of a batch are replicas and how many microbatches (`ordered_sum`).
-      shards: where weights lie; None: on every replica. Gradients of those that lie nowhere as a whole come summed
-        over all, where they lie.
 
     Attributes:
       variables: that gradients are taken by, all that the model trains.
@@ -81,57 +62,51 @@ class LocalGradients:
 
     def __init__(
         self,
-        *,
         strategy: Strategy,
-        model: keras.Model,
+        learner: Learner,
         task: Task,
-        metrics: MetricGroup,
-        batch_size: int,
-        num_microbatches: int = 1,
-        loss_scale: LossScale | None = None,
-        scale_factor: float = 1.0,
+        plan: BatchPlan,
+        *,
         jit_compile: bool = False,
         in_order: bool = False,
-        shards: Shards | None = None,
     ) -> None:
         self._strategy = strategy
-        self._model = model
+        self._learner = learner
+        self._model = learner.model
         self._task = task
-        self._metrics = metrics
-        self.variables = list(model.trainable_variables)
-        self._num_microbatches = num_microbatches
-        self._in_order = in_order
-        self._meet = in_order and any(layer.trainable for layer in batch_norm_layers(model))
-        self._shards = shards
+        self.variables = list(learner.model.trainable_variables)
+        self.term_names = tuple(task.term_names())
+        self.in_order = in_order
+        self._num_microbatches = plan.num_microbatches
+        self._meet = in_order and any(layer.trainable for layer in batch_norm_layers(learner.model))
         self._num_replicas = strategy.topology.num_replicas
-        self._in_stages = bool(strategy.stages)
-        num_parts = strategy.topology.num_replicas * num_microbatches
-        self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": batch_size}
-        self._is_scaled = loss_scale is not None or scale_factor != 1.0
-        self._factor = lambda: factor_of(loss_scale, scale_factor)
+        num_parts = self._num_replicas * plan.num_microbatches
+        self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": plan.global_batch_size}
+        self._is_scaled = learner.loss_scale is not None or learner.scale_factor != 1.0
         self.gives_means = num_parts == 1 and not self._is_scaled
         self.is_compiled = jit_compile
         self._pass = (
             tf.function(self._differentiate, jit_compile=True, autograph=False) if jit_compile else self._differentiate
         )
 
-    def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> LocalSums:
+    def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> Sums:
         """The sums over one local batch, as the pipeline gives it; in replica context. `counts`: metrics count it."""
-        if self._in_order:
+        if self.in_order:
             return self._as_tree(batch, counts=counts)
-        sums: LocalSums | None = None
+        sums: Sums | None = None
         for i in range(self._num_microbatches):
             # One after the other, so that only one microbatch's activations are alive; or each at another stage.
-            before = [] if sums is None or self._in_stages else _tensors(sums.gradients)
+            before = [] if sums is None or self._strategy.stages else _tensors(sums[0])
             with tf.control_dependencies(before):
                 part = _microbatch(batch, i, self._num_microbatches)
-            sums = self._on_microbatch(part, previous=sums, counts=counts)
+            own = self._counted(part, self._pass(part), counts=counts)
+            sums = own if sums is None else _added(sums, own)
         assert sums is not None
         return sums
 
-    def _as_tree(self, batch: dict[str, Any], *, counts: bool) -> LocalSums:
+    def _as_tree(self, batch: dict[str, Any], *, counts: bool) -> Sums:
         """The same, the upper half of the microbatches added to the lower half, and so on."""
-        held: list[tuple[int, LocalSums]] = []
+        held: list[tuple[int, Sums]] = []
         for part, found in self._side_by_side(batch) if self._meet else self._in_turn(batch):
             sums, level = self._counted(part, found, counts=counts), 0
             while held and held[-1][0] == level:
@@ -140,7 +115,7 @@ class LocalGradients:
         ((_, sums),) = held
         return sums
 
-    def _in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Pass]]:
+    def _in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """Microbatches and the passes over them, as `_halved` has them, one after the other."""
         generators = seed_generators(self._model)
         seeds = [tf.identity(generator.state.value) for generator in generators]
@@ -155,13 +130,13 @@ class LocalGradients:
             before = _tensors(found[0])
             yield part, found
 
-    def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Pass]]:
+    def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """The same, computed together, as layers need statistics of all; these are moved along once."""
         places = range(self._num_microbatches)
         parts = [_microbatch(batch, i, self._num_microbatches) for i in places]
         moving = moving_variables(self._model)
 
-        def over(place: int) -> tuple[Pass, list[Any]]:
+        def over(place: int) -> tuple[Sums, list[Any]]:
             scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
             with scope, drawing_for(place, self._num_replicas):
                 return self._pass(parts[place]), [scope.get_current_value(variable) for variable in moving]
@@ -180,25 +155,23 @@ class LocalGradients:
             vectors = [a + b for a, b in zip(vectors[:half], vectors[half:], strict=True)]
         return ordered_sum_of_short(self._strategy, vectors[0])
 
-    def _on_microbatch(self, part: dict[str, Any], previous: LocalSums | None, *, counts: bool) -> LocalSums:
-        sums = self._counted(part, self._pass(part), counts=counts)
-        return sums if previous is None else _added(previous, sums)
-
-    def _counted(self, part: dict[str, Any], found: Pass, *, counts: bool) -> LocalSums:
-        gradients, objective = found
+    def _counted(self, part: dict[str, Any], sums: Sums, *, counts: bool) -> Sums:
+        """The sums without what cannot be added up, once the metrics have seen it."""
+        gradients, objective = sums
         if counts:
-            self._task.update_metrics(self._metrics.metrics, part["examples"], objective.outputs, part.get("shares"))
-        return LocalSums(gradients, objective.divisors, objective.shown, objective.term_sums, objective.weight)
+            metrics = self._learner.train_metrics.metrics
+            self._task.update_metrics(metrics, part["examples"], objective.outputs, part.get("shares"))
+        return gradients, objective._replace(numerators={}, outputs=())
 
-    def _differentiate(self, part: dict[str, Any]) -> Pass:
-        with tf.GradientTape(persistent=True) as tape, pieces(self._shards, self.variables) as own:
+    def _differentiate(self, part: dict[str, Any]) -> Sums:
+        with tf.GradientTape(persistent=True) as tape, pieces(self._learner.shards, self.variables) as own:
             tape.watch(list(own.values()))
             if self._meet:
                 map_penalized(self._model)
             objective = forward(self._model, self._task, part, **self._parts)
             numerators = objective.numerators
             if self._is_scaled:
-                factor = self._factor()
+                factor = factor_of(self._learner.loss_scale, self._learner.scale_factor)
                 numerators = {name: value * factor for name, value in numerators.items()}
         variables = [own.get(id(v), v.value) for v in self.variables]
         if self.gives_means:
@@ -259,7 +232,7 @@ def explained(examples: Any, kinds: tuple[type[Exception], ...] = (Exception,)) 
         raise UserError(f"{failure}\nThe data gives batches of {shapes}.") from error
 
 
-def quotients(sums: LocalSums | Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def quotients(sums: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """The loss and the loss of each term, of sums over the whole global batch; 0 where nothing counts."""
     loss = tf.add_n([tf.math.divide_no_nan(value, sums.divisors[by]) for by, value in sums.shown.items()])
     terms = {
@@ -303,19 +276,15 @@ def _halved(places: Sequence[int]) -> list[int]:
     return [place for pair in pairs for place in pair]
 
 
-def _dense(sums: LocalSums) -> LocalSums:
-    gradients = {
-        name: [None if g is None else tf.convert_to_tensor(g) for g in some] for name, some in sums.gradients.items()
-    }
-    return sums._replace(gradients=gradients)
+def _dense(sums: Sums) -> Sums:
+    gradients, rest = sums
+    dense = {name: [None if g is None else tf.convert_to_tensor(g) for g in some] for name, some in gradients.items()}
+    return dense, rest
 
 
-def _added(a: LocalSums, b: LocalSums) -> LocalSums:
-    gradients = {
-        name: [plus(x, y) for x, y in zip(a.gradients[name], b.gradients[name], strict=True)] for name in a.gradients
-    }
-    rest = tf.nest.map_structure(tf.add, a._replace(gradients={}), b._replace(gradients={}))
-    return rest._replace(gradients=gradients)
+def _added(a: Sums, b: Sums) -> Sums:
+    gradients = {name: [plus(x, y) for x, y in zip(a[0][name], b[0][name], strict=True)] for name in a[0]}
+    return gradients, tf.nest.map_structure(tf.add, a[1], b[1])
 
 
 def plus(a: Gradient, b: Gradient) -> Gradient:

@@ -7,6 +7,7 @@ layers that a user did not name through the whole process; here they are numbere
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -18,15 +19,34 @@ import tensorflow as tf
 
 from tfdist.checkpoint.format.slices import cut, whole_name, whole_shape
 from tfdist.strategies.base import Strategy
-from tfdist.training.loop.learner import Learner
+from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layers.layer_state import moving_variables
-from tfdist.training.step.precision import traced
+from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.precision import LossScale, traced
 from tfdist.training.step.randomness import seed_generators
 
 MODEL = "model/"
 SEEDS = "seeds/"
 OPTIMIZER = "optimizer/"
 Specs = dict[str, tuple[tuple[int, ...], str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What learns: the variables of a run and the objects that hold them.
+
+    Attributes:
+      shards: who keeps the optimizer's state; None: every replica all of it.
+      scale_factor: the optimizer's own `loss_scale_factor`, which the step applies in its place.
+    """
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    loss_scale: LossScale | None
+    train_metrics: MetricGroup
+    eval_metrics: MetricGroup
+    scale_factor: float = 1.0
+    shards: Shards | None = None
 
 
 class _Named:

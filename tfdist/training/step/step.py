@@ -8,7 +8,7 @@ every replica holds the same bits, so all of them decide and update alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -20,12 +20,10 @@ from tfdist.strategies.ordered_sum import ordered_sum
 from tfdist.strategies.sparse import without_repeats
 from tfdist.tasks.base import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
-from tfdist.training.sharding.shards import Shards
-from tfdist.training.step.divergence import Spike
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
 from tfdist.training.step.layers.layer_state import moving_variables
-from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.precision import LossScale, factor_of, traced
+from tfdist.training.step.precision import factor_of, traced
+from tfdist.training.step.state import Learner
 from tfdist.training.step.update import Update
 from tfdist.training.watch.input_wait import timed_next
 from tfdist.training.watch.stragglers import Reduction
@@ -41,9 +39,7 @@ class Totals(NamedTuple):
       steps: steps done in this call, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
       weightless: steps whose examples weigh nothing in all, which changed nothing.
-      spiked: 1 if the last step's loss is far above those before it, else 0.
       gradient_norm: float32, of the last step's gradients, before clipping; NaN where it is not logged.
-      recent: float64, the losses of the last steps, oldest first; as many as the step was told to compare with.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
     """
@@ -54,28 +50,24 @@ class Totals(NamedTuple):
     steps: tf.Tensor
     overflowed: tf.Tensor
     weightless: tf.Tensor
-    spiked: tf.Tensor
-    recent: tf.Tensor
     gradient_norm: tf.Tensor
     input_seconds: tf.Tensor
     peer_seconds: tf.Tensor
 
 
-class GlobalSums(NamedTuple):
+class StepResult(NamedTuple):
     """What one step comes to over all replicas.
 
     Attributes:
-      gradients: of the loss, by variable.
       loss: the global batch's.
       terms: the loss of each term that is reported.
       count: its examples.
       weight: what they weigh; empty where each counts, whatever the batch.
-      finite: whether all of this is.
+      finite: whether all of this, and the gradients, are.
       peer_seconds: float64, how long this worker waited until it was there.
       gradient_norm: float32, of all gradients; NaN where it is not logged.
     """
 
-    gradients: list[tf.Tensor | tf.IndexedSlices]
     loss: tf.Tensor
     terms: dict[str, tf.Tensor]
     count: tf.Tensor
@@ -88,74 +80,69 @@ class GlobalSums(NamedTuple):
 class TrainStep:
     """Runs training steps under a strategy.
 
+    With a loss scale, a step that overflows is skipped and training continues. Without it nothing waits for the check,
+    unless `deterministic`: updates run beside the backward pass, and the first step whose loss or gradients are not
+    finite ends the call after its update, which leaves the weights unusable.
+
     Args:
       strategy: connected.
-      model: built inside the strategy's scope.
-      optimizer: from `build_optimizer`.
+      learner: what is trained.
       local: one replica's forward and backward pass.
-      metrics: the training metrics, read at the end of each call.
-      term_names: the loss terms to report beside the total.
-      loss_scale: with float16; a step that overflows is then skipped and training continues. Without it nothing waits
-        for the check: updates run beside the backward pass, and the first step whose loss or gradients are not finite
-        ends the call after its update, which leaves the weights unusable.
-      scale_factor: what `local` multiplies the loss with besides.
-      spike: ends a call after a step whose loss is a spike; None looks for none.
       log_gradient_norm: computes the norm of each step's gradients.
-      shards: who keeps the optimizer's state; None: every replica all of it.
-      compiles_update: has XLA compile the update where it can, which is not with `shards`.
+      rate_factor: of the learning rate that the optimizer has.
+      compiles_update: has XLA compile the update where it can, which is not with shards.
       swa_start: as `Update` takes it.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
-      in_order: sums over the replicas as `ordered_sum` does; as `local` does over microbatches.
       reduce_precision: sums gradients over several replicas as `reduced_precision` does; None: in their own type.
+
+    Attributes:
+      term_names: the loss terms to report beside the total.
+      unused: trainable variables that the loss does not depend on, known after the first call.
+      on_batch: one step on local batches, and what it came to. In cross-replica context.
     """
 
     def __init__(
         self,
-        *,
         strategy: Strategy,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
+        learner: Learner,
         local: LocalGradients,
-        metrics: MetricGroup,
-        term_names: Sequence[str],
-        loss_scale: LossScale | None,
-        scale_factor: float = 1.0,
-        spike: Spike | None = None,
+        *,
         log_gradient_norm: bool = False,
-        shards: Shards | None = None,
+        rate_factor: float = 1.0,
         compiles_update: bool = False,
         swa_start: int | None = None,
         deterministic: bool = False,
-        in_order: bool = False,
         reduce_precision: str | None = None,
     ) -> None:
+        shards, loss_scale = learner.shards, learner.loss_scale
         self._strategy = strategy
+        self._learner = learner
         self._reduce_precision = reduce_precision if strategy.topology.num_replicas > 1 else None
-        self._model = model
-        self._in_order = in_order
         self.compiles_update = compiles_update and shards is None
+        rates: dict[str, Any] = {"rate_factor": rate_factor, "swa_start": swa_start}
         self.update = (
-            Update(strategy, optimizer, jit_compile=compiles_update, swa_start=swa_start)
+            Update(strategy, learner.optimizer, jit_compile=compiles_update, **rates)
             if shards is None
-            else ShardedUpdate(strategy, optimizer, shards, swa_start=swa_start)
+            else ShardedUpdate(strategy, learner.optimizer, shards, **rates)
         )
         self._scatters = shards if shards is not None and shards.scatters else None
         self.local = local
-        self._metrics = metrics
-        self.term_names = tuple(term_names)
-        self._loss_scale = loss_scale
-        self._scale_factor = scale_factor
-        self._spike = spike
+        self.term_names = local.term_names
         self._log_gradient_norm = log_gradient_norm
-        self._step = self._step_or_skip if deterministic or loss_scale is not None else self._step_at_once
+        self._waits = deterministic or loss_scale is not None
         # What a skipped step must not change; without a loss scale the run ends with it.
-        self._moving = [] if loss_scale is None else [*moving_variables(model), *metrics.variables]
+        self._moving = (
+            [] if loss_scale is None else [*moving_variables(learner.model), *learner.train_metrics.variables]
+        )
         self._learning: list[Any] = []
-        self.unused: list[str] = []  # trainable variables that the loss does not depend on, known after the first call
+        self.unused: list[str] = []
+        self.on_batch: Callable[[Any], StepResult] = self._on_batch
+        if strategy.is_one_program and loss_scale is None:
+            self.on_batch = lambda batch: strategy.first_local(strategy.run(self._on_batch, args=(batch,)))
         # Keras's fit traces without autograph too, so a model behaves alike under both.
         self.run = traced(self._run, reduce_retracing=True)
-        self.reset_metrics = traced(lambda: strategy.run(metrics.reset))
+        self.reset_metrics = traced(lambda: strategy.run(learner.train_metrics.reset))
 
     def _run(
         self, iterator: Iterator[Any], num_steps: tf.Tensor, votes: tf.Tensor, sums: tf.Tensor
@@ -166,91 +153,99 @@ class TrainStep:
           iterator: local batches.
           num_steps: int32 scalar.
           votes: float32 vector, this worker's; and whatever else the workers should tell each other.
-          sums: float64 [2 + terms + recent], what the epoch's earlier calls came to: loss sum, weight, term sums, and
-            the run's last losses. Every step is added to them one by one, so that no bit of the mean depends on where
-            calls end.
+          sums: float64 [2 + terms], what the epoch's earlier calls came to: loss sum, weight, term sums. Every step is
+            added to them one by one, so that no bit of the mean depends on where calls end.
 
         Returns:
           The totals, the training metrics so far, and the sum of all replicas' votes.
         """
 
         def proceed(totals: Totals) -> tf.Tensor:
-            going = (totals.steps < num_steps) & tf.equal(totals.spiked, 0)
-            return going if self._loss_scale is not None else going & tf.equal(totals.overflowed, 0)
+            going = totals.steps < num_steps
+            return going if self._learner.loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = timed_next(self._strategy, iterator)
-            return (_advanced(totals, self.on_batch(batch), waited, self._spike),)
+            return (_advanced(totals, self.on_batch(batch), waited),)
+
+        def read(votes: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            metrics, (votes,) = self._learner.train_metrics.read(self._strategy, [votes])
+            return metrics, votes
 
         (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
-        metrics, votes = self._strategy.first_local(self._strategy.run(self._read_metrics, args=(votes,)))
+        metrics, votes = self._strategy.first_local(self._strategy.run(read, args=(votes,)))
         return totals, metrics, votes
 
-    def _read_metrics(self, votes: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        metrics, (votes,) = self._metrics.read(self._strategy, [votes])
-        return metrics, votes
+    def _on_batch(self, batch: Any) -> StepResult:
+        """One update that waits for nothing but its gradients; or one that waits until they are known to be finite.
 
-    def on_batch(self, batch: Any) -> GlobalSums:
-        """One step on local batches; what it came to, without the gradients. In cross-replica context."""
-        if self._strategy.is_one_program and self._loss_scale is None:
-            return self._strategy.first_local(self._strategy.run(self._step, args=(batch,)))
-        return self._step(batch)
+        If they are not, no replica updates. If nothing weighs anything, neither: momentum, weight decay and iterations
+        would move alone.
+        """
+        strategy, loss_scale = self._strategy, self._learner.loss_scale
+        moving = strategy.run(lambda: [tf.identity(each.value) for each in self._moving]) if self._waits else []
+        gradients, result = strategy.run(self._reduced_gradients, args=(batch,))
+        result = strategy.first_local(result)
+        if self._log_gradient_norm:
+            result = result._replace(gradient_norm=_norm([strategy.first_local(each) for each in gradients]))
 
-    def _step_at_once(self, batch: Any) -> GlobalSums:
-        """One update that waits for nothing but its gradients."""
-        sums = self._strategy.run(self._global_sums, args=(batch,))
-        seen = self._without_gradients(sums)
-        self._update_by(sums, seen.weight)
-        return seen
+        def update() -> tf.Tensor:
+            self.update(gradients, self._learning)
+            if loss_scale is not None:
+                strategy.run(loss_scale.update, args=(tf.constant(True),))
+            return tf.constant(True)
 
-    def _step_or_skip(self, batch: Any) -> GlobalSums:
-        """One update, or none on all replicas alike, if a gradient is not finite."""
-        moving = self._read(self._moving)
-        sums = self._strategy.run(self._global_sums, args=(batch,))
-        seen = self._without_gradients(sums)
-        tf.cond(seen.finite, lambda: self._update_by(sums, seen.weight), lambda: self._skip(seen.finite, moving))
-        return seen
+        def update_unless_weightless() -> tf.Tensor:
+            if not result.weight:
+                return update()
+            return tf.cond(_weighs_nothing(result.weight), lambda: tf.constant(False), update)
 
-    def _without_gradients(self, sums: GlobalSums) -> GlobalSums:
-        """What a step came to on this process, with the norm of its gradients where that is logged."""
-        seen = self._strategy.first_local(sums._replace(gradients=[]))
-        if not self._log_gradient_norm:
-            return seen
-        return seen._replace(gradient_norm=_norm([self._strategy.first_local(each) for each in sums.gradients]))
+        def skip() -> tf.Tensor:
+            """Undoes what the forward pass moved along: infinite batch statistics would stay infinite."""
+            for variable, value in zip(self._moving, moving, strict=True):
+                strategy.distribution.extended.update(variable.value, lambda v, new: v.assign(new), args=(value,))
+            if loss_scale is not None:
+                strategy.run(loss_scale.update, args=(tf.constant(False),))
+            return result.finite
 
-    def _global_sums(self, batch: dict[str, Any]) -> GlobalSums:
+        if self._waits:
+            tf.cond(result.finite, update_unless_weightless, skip)
+        else:
+            update_unless_weightless()
+        return result
+
+    def _reduced_gradients(self, batch: dict[str, Any]) -> tuple[list[Any], StepResult]:
         """One step up to the update; in replica context, on a local batch."""
         variables = self.local.variables
-        sums = self.local(batch)
-        own = [(name, i, g) for name, some in sums.gradients.items() for i, g in enumerate(some) if g is not None]
+        by_divisor, sums = self.local(batch)
+        own = [(name, i, g) for name, some in by_divisor.items() for i, g in enumerate(some) if g is not None]
         used = {i for _, i, _ in own}
         self._learning = [v for i, v in enumerate(variables) if i in used]
         self.unused = [v.path for i, v in enumerate(variables) if i not in used]
-        beside = sums._replace(gradients={})
-        scalars = tf.nest.flatten(beside)
+        scalars = tf.nest.flatten(sums)
         reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
         summed, scalars, total = self._summed([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
         peer_seconds = reduction.seconds_until([*summed, *scalars])
         if not self.update.takes_repeats:
             summed = [without_repeats(gradient) for gradient in summed]
-        beside = tf.nest.pack_sequence_as(beside, scalars)
-        gradients: dict[int, tf.Tensor | tf.IndexedSlices] = {}
+        sums = tf.nest.pack_sequence_as(sums, scalars)
+        found: dict[int, tf.Tensor | tf.IndexedSlices] = {}
         for (name, i, _), gradient in zip(own, summed, strict=True):
             if name != MEAN:
-                gradient = _times(gradient, self._factor(beside.divisors[name]))
-            gradients[i] = without_repeats(plus(gradients[i], gradient)) if i in gradients else gradient
-        in_order = [gradients[i] for i in sorted(gradients)]
-        loss, terms = quotients(beside)
+                gradient = _times(gradient, self._factor(sums.divisors[name]))
+            found[i] = without_repeats(plus(found[i], gradient)) if i in found else gradient
+        gradients = [found[i] for i in sorted(found)]
+        loss, terms = quotients(sums)
         terms = {name: terms[name] for name in self.term_names if name in terms}
-        finite = _all_finite(in_order if total is None else [total], loss)
-        not_logged = tf.constant(math.nan)
-        return GlobalSums(in_order, loss, terms, beside.divisors[ROWS], beside.weight, finite, peer_seconds, not_logged)
+        finite = _all_finite(gradients if total is None else [total], loss)
+        norm = tf.constant(math.nan)
+        return gradients, StepResult(loss, terms, sums.divisors[ROWS], sums.weight, finite, peer_seconds, norm)
 
     def _summed(
         self, gradients: list[Any], variables: list[keras.Variable], scalars: list[tf.Tensor]
     ) -> tuple[list[Any], list[tf.Tensor], tf.Tensor | None]:
         """The sums of gradients and scalars over the replicas, and of all gradients' elements where none has all."""
-        if self._in_order:
+        if self.local.in_order:
             tensors = ordered_sum(self._strategy, [*_of_shapes(gradients, variables, rows=False), *scalars])
             return tensors[: len(gradients)], tensors[len(gradients) :], None
         if self._reduce_precision is not None:
@@ -269,62 +264,24 @@ class TrainStep:
 
     def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
         """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
-        return tf.math.reciprocal_no_nan(divisor) / factor_of(self._loss_scale, self._scale_factor)
-
-    def _update_by(self, sums: GlobalSums, weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
-        """The update, unless nothing weighs anything: then momentum, weight decay and iterations would move alone."""
-        if not weight:
-            return self._update(sums)
-        return tf.cond(_weighs_nothing(weight), lambda: tf.constant(False), lambda: self._update(sums))
-
-    def _update(self, sums: GlobalSums) -> tf.Tensor:
-        self.update(sums.gradients, self._learning)
-        if self._loss_scale is not None:
-            self._strategy.run(self._loss_scale.update, args=(tf.constant(True),))
-        return tf.constant(True)
-
-    def _skip(self, finite: tf.Tensor, before: list[Any]) -> tf.Tensor:
-        """Undoes what the forward pass moved along: infinite batch statistics would stay infinite."""
-        self._assign(self._moving, before)
-        if self._loss_scale is not None:
-            self._strategy.run(self._loss_scale.update, args=(tf.constant(False),))
-        return finite
-
-    def _read(self, variables: Sequence[keras.Variable]) -> list[Any]:
-        """The variables' values, by replica, which assignments leave alone."""
-        return self._strategy.run(lambda: [tf.identity(variable.value) for variable in variables])
-
-    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
-        """Assigns each replica its own values."""
-        for variable, value in zip(variables, values, strict=True):
-            self._strategy.distribution.extended.update(variable.value, lambda v, new: v.assign(new), args=(value,))
+        return tf.math.reciprocal_no_nan(divisor) / factor_of(self._learner.loss_scale, self._learner.scale_factor)
 
     def _totals_from(self, sums: tf.Tensor) -> Totals:
         """Totals before a call's first step; `sums` as in `_run`."""
-        num_terms = len(self.term_names)
-        recent = tf.zeros([0], tf.float64)
-        if self._spike is not None:
-            sums, recent = tf.split(sums, [2 + num_terms, self._spike.window])
-        loss_sum, weight, *terms = tf.unstack(sums, num=2 + num_terms)
+        loss_sum, weight, *terms = tf.unstack(sums, num=2 + len(self.term_names))
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         by_name = dict(zip(self.term_names, terms, strict=True))
         norm = tf.constant(math.nan)
-        return Totals(loss_sum, weight, by_name, none, none, none, none, recent, norm, seconds, seconds)
+        return Totals(loss_sum, weight, by_name, none, none, none, norm, seconds, seconds)
 
 
-def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike | None) -> Totals:
+def _advanced(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Totals:
     """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
     weightless = seen.finite & _weighs_nothing(seen.weight)
 
     def counted(value: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.where(seen.finite & ~weightless, value, tf.zeros_like(value)), tf.float64)
 
-    spiked, recent = totals.spiked, totals.recent
-    if spike is not None:
-        counts = seen.finite & ~weightless
-        spiked = tf.cast(counts & spike.is_one(seen.loss, recent), tf.int32)
-        newer = tf.concat([recent[1:], [tf.cast(seen.loss, tf.float64)]], axis=0)
-        recent = tf.where(counts & tf.equal(spiked, 0), newer, recent)
     return Totals(
         totals.loss_sum + counted(seen.loss) * counted(seen.count),
         totals.weight + counted(seen.count),
@@ -332,8 +289,6 @@ def _advanced(totals: Totals, seen: GlobalSums, waited: tf.Tensor, spike: Spike 
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
         totals.weightless + tf.cast(weightless, tf.int32),
-        spiked,
-        recent,
         seen.gradient_norm,
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,

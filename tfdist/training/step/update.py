@@ -26,10 +26,14 @@ class Update:
     Args:
       strategy: connected.
       optimizer: from `build_optimizer`.
+      rate_factor: of the learning rate that the optimizer has.
       jit_compile: whether XLA compiles what one replica does at each step. Without effect where a process has several,
         as Keras updates the variables of all of them at once.
       swa_start: the step from which on averages are plain means (Izmailov et al., "Averaging weights leads to wider
         optima and better generalization", 2018); None leaves them exponential.
+
+    Attributes:
+      takes_repeats: whether a gradient may have several rows of one index; Keras's optimizers add up nothing.
     """
 
     def __init__(
@@ -37,60 +41,65 @@ class Update:
         strategy: Strategy,
         optimizer: keras.optimizers.Optimizer,
         *,
+        rate_factor: float = 1.0,
         jit_compile: bool = False,
         swa_start: int | None = None,
     ) -> None:
         self._strategy = strategy
         self._optimizer = optimizer
+        self._rate_factor = rate_factor
         self._swa_start = swa_start
-        self._is_compiled = jit_compile and strategy.topology.num_local_replicas == 1
-
-    @property
-    def takes_repeats(self) -> bool:
-        """Whether a gradient may have several rows of one index; Keras's optimizers add up nothing."""
-        return self._is_compiled
+        self.takes_repeats = jit_compile and strategy.topology.num_local_replicas == 1
+        self._run = self._run_compiled if self.takes_repeats else strategy.run
+        self._run_everywhere = strategy.run
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
         """Updates `variables`, of which each has a gradient."""
-        if not isinstance(self._optimizer, keras.optimizers.MultiOptimizer):
-            self._by_one(self._optimizer, gradients, variables)
-            return
-        by_optimizer: dict[int, list[int]] = {}
+        for optimizer, places in self._by_optimizer(variables):
+            own = [variables[i] for i in places]
+            done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
+
+            def apply(some: Gradients, optimizer: Any = optimizer, own: Any = own) -> None:
+                if own:
+                    optimizer.apply(some, own)
+                else:  # a worker that owns none counts as the others do
+                    optimizer.iterations.assign_add(1)
+
+            averages = _equal_average(optimizer, done, self._swa_start)
+            with (
+                _one_rate(optimizer, done, self._rate_factor),
+                averages,
+                changed(optimizer, ema_overwrite_frequency=None),
+            ):
+                self._run(apply, args=([gradients[i] for i in places],))
+            if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+
+                def overwrite(optimizer: Any = optimizer) -> tf.Tensor:
+                    self._run_everywhere(lambda: _overwrite(optimizer))
+                    return tf.constant(True)
+
+                is_time = tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0)
+                tf.cond(is_time, overwrite, lambda: tf.constant(True))
+        if isinstance(self._optimizer, keras.optimizers.MultiOptimizer):
+            self._run_everywhere(lambda: self._optimizer.iterations.assign_add(1))
+
+    def _by_optimizer(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.optimizers.Optimizer, list[int]]]:
+        """The optimizers, and the places in `variables` of those that each updates."""
+        optimizer = self._optimizer
+        if not isinstance(optimizer, keras.optimizers.MultiOptimizer):
+            return [(optimizer, list(range(len(variables))))]
+        places: dict[int, list[int]] = {}
         for i, variable in enumerate(variables):
-            key = self._optimizer._var_key(variable)
-            by_optimizer.setdefault(self._optimizer._var_to_optimizer_idx[key], []).append(i)
-        for index, places in sorted(by_optimizer.items()):
-            one = self._optimizer.optimizers[index]
-            self._by_one(one, [gradients[i] for i in places], [variables[i] for i in places])
-        self._everywhere(lambda: _advance(self._optimizer))
+            places.setdefault(optimizer._var_to_optimizer_idx[optimizer._var_key(variable)], []).append(i)
+        return [(optimizer.optimizers[index], some) for index, some in sorted(places.items())]
 
-    def _by_one(
-        self, optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]
-    ) -> None:
-        done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
-        run = self._run_compiled if self._is_compiled else self._run
-        averages = _equal_average(optimizer, done, self._swa_start)
-        with _one_rate(optimizer, done), averages, changed(optimizer, ema_overwrite_frequency=None):
-            run(lambda own: _apply(optimizer, own, variables), gradients)
-        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
-
-            def overwrite() -> tf.Tensor:
-                self._everywhere(lambda: _overwrite(optimizer))
-                return tf.constant(True)
-
-            is_time = tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0)
-            tf.cond(is_time, overwrite, lambda: tf.constant(True))
-
-    def _run(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
-        self._strategy.run(function, args=(list(gradients),))
-
-    def _run_compiled(self, function: Callable[[Gradients], None], gradients: Gradients) -> None:
-        """The same for the only replica of this process, outside of its context, where nothing can be merged.
+    def _run_compiled(self, function: Callable[[Gradients], None], args: tuple[Gradients]) -> None:
+        """Runs it for the only replica of this process, outside of its context, where nothing can be merged.
 
         Rows of an embedding's gradient become all of it, as Keras moves every row. XLA makes it so quicker than
         TensorFlow, but compiles anew for each number of rows.
         """
-        given = [g if _rows_are_known(g) else tf.convert_to_tensor(g) for g in gradients]
+        given = [g if _rows_are_known(g) else tf.convert_to_tensor(g) for g in args[0]]
 
         def update(own: Gradients) -> None:
             function([tf.convert_to_tensor(gradient) for gradient in own])
@@ -107,23 +116,23 @@ class Update:
             return False
         return True
 
-    def _everywhere(self, function: Callable[[], None]) -> None:
-        self._strategy.run(function)
-
 
 def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
     return isinstance(gradient, tf.IndexedSlices) and gradient.values.shape.is_fully_defined()
 
 
 @contextlib.contextmanager
-def _one_rate(optimizer: keras.optimizers.Optimizer, step: tf.Tensor) -> Iterator[None]:
+def _one_rate(optimizer: keras.optimizers.Optimizer, step: tf.Tensor, factor: float) -> Iterator[None]:
     """The optimizer with the rate of this step, which Keras else traces again for each variable that decays."""
-    schedule = optimizer._learning_rate
-    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        rate = schedule(step)
-        with changed(optimizer, _learning_rate=lambda: rate):
-            yield
+    given = optimizer._learning_rate
+    if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+        rate = given(step)
+    elif factor == 1.0:
+        yield
+        return
     else:
+        rate = tf.convert_to_tensor(optimizer.learning_rate)
+    with changed(optimizer, _learning_rate=lambda: rate * factor if factor != 1.0 else rate):
         yield
 
 
@@ -138,22 +147,11 @@ def _equal_average(optimizer: keras.optimizers.Optimizer, step: tf.Tensor, start
         yield
 
 
-def _apply(optimizer: keras.optimizers.Optimizer, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
-    if not variables:  # a worker that owns none counts as the others do
-        _advance(optimizer)
-        return
-    optimizer.apply(gradients, variables)
-
-
 def _overwrite(optimizer: keras.optimizers.Optimizer) -> None:
     for variable, average in _averaged(optimizer):
         variable.value.assign(tf.convert_to_tensor(average.value))
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
-
-
-def _advance(optimizer: keras.optimizers.Optimizer) -> None:
-    optimizer.iterations.assign_add(1)
 
 
 def _averaged(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:

@@ -1,0 +1,271 @@
+"""A training that is put together, from its first step or its checkpoint to result.json: the order of a run."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.pipeline.pipeline import dispose
+from tfdist.telemetry.account import time_account
+from tfdist.telemetry.console.console_text import Plan
+from tfdist.telemetry.reporter import Reporter
+from tfdist.telemetry.result import RunResult, versions, write_result
+from tfdist.telemetry.stream import PAUSED
+from tfdist.training.loop import batch_statistics
+from tfdist.training.loop.callback_model import CallbackModel
+from tfdist.training.loop.callbacks import Callbacks
+from tfdist.training.loop.evaluation import Evaluator
+from tfdist.training.loop.loop import Loop
+from tfdist.training.loop.outcome import Ending, Outcome, ending_of, no_votes
+from tfdist.training.recovery.recovery import Opened
+from tfdist.training.recovery.rollback import Rollbacks
+from tfdist.training.recovery.survival import open_recovery
+from tfdist.training.run import assembly, model_files
+from tfdist.training.run.assembly import Training
+from tfdist.training.run.checking.checks import counted
+from tfdist.training.run.directory.starts import note_start, read_starts
+from tfdist.training.run.telling import goodput_so_far
+from tfdist.training.step.layers.normalization import batch_norm_layers
+from tfdist.training.watch.profiler import Profiler
+
+
+class Trainer:
+    """Trains once, with the settings that the failures so far have brought.
+
+    Args:
+      training: put together.
+      rollbacks: of the run.
+    """
+
+    def __init__(self, training: Training, rollbacks: Rollbacks) -> None:
+        self._training = training
+        self._rollbacks = rollbacks
+        boundaries = training.boundaries
+        self._num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
+
+    def train(self) -> RunResult | None:
+        """Trains from the newest checkpoint to the end, evaluates and exports; None for a run that pauses.
+
+        Raises:
+          DivergedError, OutOfMemoryError: a step has failed.
+          PreemptedError, NotSavedError: the process was told to leave.
+        """
+        training, rollbacks, run = self._training, self._rollbacks, self._training.run
+        learner, plan, boundaries = training.learner, training.plan, training.boundaries
+        step = assembly.build_step(training)
+        evaluator = assembly.build_evaluator(training)
+        with open_recovery(training) as opened:
+            rollbacks.check_start(opened.start)
+            first_step = opened.start.step if opened.start else 0
+            if run.request.profile is not None:
+                run.request.profile.check(boundaries.total_steps)
+            profiler = Profiler(
+                run.directory, run.topology, run.events, asked=run.request.profile, hears=run.request.keeps
+            )
+            iterator = assembly.stream(run, training.source, plan, first_step=first_step)
+            if not rollbacks.has_gone_back:
+                run.request.wait()
+            callbacks = self._build_callbacks()
+            if run.topology.is_chief and not rollbacks.has_gone_back:
+                settings, lost = run.request.settings(), opened.lost_steps
+                note_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
+            examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
+            reporter = Reporter(
+                console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
+            )
+            loop = Loop(training, opened, step, evaluator, iterator, callbacks, reporter, profiler)
+            run.console.start(
+                Plan(
+                    total_epochs=self._num_epochs,
+                    steps_per_epoch=boundaries.steps_per_epoch,
+                    total_steps=boundaries.total_steps,
+                )
+            )
+            started = time.perf_counter()
+            try:
+                with profiler:
+                    outcome = loop.run()
+            finally:
+                run.console.close()  # the last epoch is shown before what ended the training is said
+            seconds = time.perf_counter() - started
+            dispose(iterator)
+            ending = self._report_ending(outcome)
+            if not outcome.paused:
+                self._note_weightless(outcome)
+                self._renew_statistics(outcome)
+                _evaluate_at_last(evaluator, outcome, opened)
+                if learner.shards is not None:
+                    learner.shards.make_whole(keep=run.topology.is_chief)
+                model_files.export_model(run, learner.model)
+        if evaluator is not None:
+            evaluator.close()
+        if outcome.paused:
+            run.stream.status = PAUSED
+            message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
+            run.events.info("run_paused", step=outcome.step, message=message)
+            return None
+        return self._conclude(opened, outcome, ending, seconds)
+
+    def _build_callbacks(self) -> Callbacks:
+        """The training's callbacks; says where they make calls short."""
+        training, run, given = self._training, self._training.run, self._training.settings.callbacks
+        callbacks = Callbacks(
+            given,
+            model=training.learner.model,
+            optimizer=training.learner.optimizer,
+            strategy=run.strategy,
+            compiled=CallbackModel(training.learner, training.task).in_place if given else contextlib.nullcontext,
+            params={"epochs": self._num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0},
+        )
+        names = callbacks.act_on_batches
+        if names:
+            run.events.info(
+                "calls_of_one_step",
+                message=f"{', '.join(names)} {'acts' if len(names) == 1 else 'act'} on each batch: every step is a "
+                "call of its own, which costs time where steps are short.",
+                callbacks=list(names),
+            )
+        return callbacks
+
+    def _report_ending(self, outcome: Outcome) -> Ending:
+        """How the loop ended; what a callback ended is said."""
+        training, boundaries = self._training, self._training.boundaries
+        ending = ending_of(
+            training.settings.callbacks,
+            stopped=outcome.stopped_early,
+            step=outcome.step,
+            epoch=-(-outcome.step // boundaries.steps_per_epoch),
+            total_steps=boundaries.total_steps,
+        )
+        if ending.message:
+            training.run.events.info("stopped_early", step=outcome.step, message=ending.message, best=outcome.best)
+        return ending
+
+    def _note_weightless(self, outcome: Outcome) -> None:
+        """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""
+        count = outcome.weightless
+        if count:
+            steps, they, them = ("1 step", "it", "it") if count == 1 else (f"{count:,} steps", "they", "them")
+            self._training.run.note(
+                "weightless_steps",
+                f"{steps} had examples that weigh nothing in all; {they} changed nothing, and the logged loss leaves "
+                f"{them} out.",
+            )
+
+    def _renew_statistics(self, outcome: Outcome) -> None:
+        """Takes batch statistics anew where the settings ask for it; the last evaluation was then of another model."""
+        training, run, learner, plan = self._training, self._training.run, self._training.learner, self._training.plan
+        if not training.settings.renew_batch_statistics or not batch_norm_layers(learner.model):
+            return
+        iterator = assembly.stream(run, training.source, plan)
+        sizes = {"steps": plan.steps_per_epoch, "batch_size": plan.global_batch_size}
+        batch_statistics.renew(run.strategy, learner.model, training.task, iterator, **sizes)
+        dispose(iterator)
+        outcome.evaluated_at = -1
+
+    def _conclude(self, opened: Opened, outcome: Outcome, ending: Ending, seconds: float) -> RunResult:
+        """Writes what a good end leaves behind; result.json last."""
+        training, run, plan = self._training, self._training.run, self._training.plan
+        settings, backup, recovery = training.settings, training.settings.backup, opened.recovery
+        resumed_from_step = opened.start.step if opened.start is not None else None
+        checkpoint_step = recovery.newest_step if recovery is not None else None
+        if recovery is not None and run.topology.is_chief and checkpoint_step != outcome.step:
+            newest = (
+                "there is no checkpoint"
+                if checkpoint_step is None
+                else f"the newest checkpoint is of step {checkpoint_step:,}"
+            )
+            run.events.warning(
+                "end_not_saved",
+                step=outcome.step,
+                message=f"The training is done, but its state at step {outcome.step:,} could not be saved: {newest}. "
+                "More epochs, should they be asked for, would begin from there.",
+            )
+        examples = plan.num_examples_until(outcome.step)
+        starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
+        result = RunResult(
+            status="done",
+            end_reason=ending.reason,
+            stopped_by=ending.stopped_by,
+            strategy=run.strategy.name,
+            num_workers=run.topology.num_workers,
+            num_replicas=run.topology.num_replicas,
+            global_batch_size=plan.global_batch_size,
+            steps=outcome.step,
+            epochs=outcome.step // training.boundaries.steps_per_epoch,
+            steps_per_epoch=training.boundaries.steps_per_epoch,
+            examples_seen=examples,
+            train_metrics=outcome.train_metrics,
+            eval_metrics=outcome.eval_metrics,
+            best=outcome.best,
+            resumed_from_step=resumed_from_step,
+            starts=starts,
+            goodput=goodput_so_far(run.facts, starts),
+            seconds=time_account.current().seconds(),
+            checkpoint_step=None if backup is not None and backup.delete_checkpoint else checkpoint_step,
+            wall_seconds=seconds,
+            examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
+            hardware=describe_hardware(),
+            notes=run.notes,
+            versions=versions(),
+        )
+        run.write_config({"train.num_microbatches": plan.num_microbatches} if settings.splits else None)
+        metrics = format_metrics(outcome.eval_metrics) or format_metrics(outcome.train_metrics)
+        where = f"; {run.directory.model}" if run.request.keeps else ""
+        run.events.info(
+            "run_finished",
+            step=outcome.step,
+            message=f"done: {counted(outcome.step, 'step')} in {seconds:.1f} s; {metrics}{where}",
+            stopped_early=outcome.stopped_early,
+        )
+        if run.topology.is_chief:
+            write_result(run.directory, result)
+        return result
+
+
+def _evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, opened: Opened) -> None:
+    """Evaluates what is kept, where its weights are not those of the last evaluation.
+
+    Raises:
+      PreemptedError, NotSavedError: the process was told to leave. The loop has saved all that this is made of.
+    """
+    recovery = opened.recovery
+    if evaluator is not None and outcome.evaluated_at != outcome.step:
+        results = evaluator.evaluate(no_votes if recovery is None else lambda: recovery.votes(outcome.step))
+        if results is None:
+            assert recovery is not None
+            recovery.leave(outcome.step)
+        outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
+
+
+def format_metrics(metrics: dict[str, Any]) -> str:
+    """Metrics in a line."""
+    return "  ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
+    )
+
+
+def describe_hardware() -> dict[str, Any]:
+    """What the chief's process may use: devices by kind, their names, processors by its affinity, bytes of memory."""
+    devices = tf.config.list_logical_devices()
+    kinds = collections.Counter(device.device_type for device in devices)
+    accelerators = [device for device in tf.config.get_visible_devices() if device.device_type != "CPU"]
+    names = [tf.config.experimental.get_device_details(device).get("device_name") for device in accelerators]
+    return {
+        "devices": dict(sorted(kinds.items())),
+        "accelerators": dict(collections.Counter(name for name in names if name)),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+    }
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
