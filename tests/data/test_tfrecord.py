@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import record_files_support as support
 import tensorflow as tf
 from record_files_support import (
     COLUMNS,
@@ -30,6 +29,7 @@ from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
 from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.strategies.base import Topology
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +219,7 @@ def test_a_corrupt_record_is_named_by_file_and_number(tmp_path: pathlib.Path) ->
     source = numbered(pattern)
     failures.take()
     with pytest.raises((UserError, tf.errors.OpError)):
-        for batch in build_pipeline(source, plan(source, 1, batch=4), support.Topology(0, 1, 1)).take(3):
+        for batch in build_pipeline(source, plan(source, 1, batch=4), Topology(0, 1, 1)).take(3):
             del batch
     told = failures.take()
     assert isinstance(told, UserError)
@@ -258,7 +258,7 @@ def test_a_later_record_that_does_not_fit_is_one_message(tmp_path: pathlib.Path,
     features = {**FEATURES, "tags": tf.io.SparseFeature("tags", "weight", "float32", 5)}
     source = numbered(str(path), features=features, columns=Columns(inputs=["x", "tags"], targets="number"))
     with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as caught:
-        next(iter(build_pipeline(source, plan(source, 1, batch=2), support.Topology(0, 1, 1))))
+        next(iter(build_pipeline(source, plan(source, 1, batch=2), Topology(0, 1, 1))))
     assert re.search(message, str(failures.explained(caught.value) or user_code.refused_values(caught.value)))
 
 

@@ -34,7 +34,7 @@ from tfdist.storage.gcs_requests import (
 )
 
 RANGE_BYTES = 16 << 20  # larger reads are done in ranges
-_SEND_BYTES = 1 << 17  # each is to be taken within CONNECT_SECONDS, of each of some 32 uploads at once
+_SEND_BYTES = 1 << 17  # each is to be taken within CONNECT_SECONDS, of each of several uploads at once
 _READ_BYTES = 1 << 20
 _WRITER = "tfdist-writer"
 
