@@ -67,7 +67,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         with assembly.in_place(training):
             while True:  # once, unless a step fails and the run goes back
                 try:
-                    result = Trainer(assembly.changed(training, rollbacks), rollbacks).train()
+                    result = Trainer(assembly.apply_rollbacks(training, rollbacks), rollbacks).train()
                     break
                 except (DivergedError, OutOfMemoryError) as error:
                     rollbacks.record(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 from equivalence.cases import dense_model
+from support import REPOSITORY
 from training.trainings import run
 
 from tfdist.errors import UserError
@@ -28,6 +30,21 @@ def test_a_keras_without_it_is_refused_loudly(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr("keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients")
     with pytest.raises(RuntimeError, match="gradients would be summed twice"):
         build_optimizer(keras.optimizers.SGD, dense_model())
+
+
+def test_from_train_to_the_update_are_eleven_calls(tmp_path: pathlib.Path) -> None:
+    """Who reads the code from `experiment.train` on meets so many functions; a change that adds one has a reason."""
+    calls: list[str] = []
+
+    class Watching(keras.optimizers.SGD):
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            frames = traceback.extract_stack()
+            calls[:] = [each.name for each in frames if each.filename.startswith(str(REPOSITORY / "tfdist"))]
+            return super().apply(grads, trainable_variables)
+
+    run(tmp_path, optimizer=lambda: Watching(0.1), epochs=1, deterministic=False)
+    trainer = ["train", "train", "run", "_call"]
+    assert calls == [*trainer, "_run", "step", "_on_batch", "update", "__call__", "run", "apply"]
 
 
 @pytest.mark.slow

@@ -42,7 +42,8 @@ def test_the_learning_rate_falls_for_good_and_the_run_ends_well(tmp_path: pathli
     (note,) = found.result.notes
     assert "step 9: the loss or a gradient is not finite. Going back to the newest checkpoint" in note
     assert "1e-14 times the learning rate" in note
-    assert [p["step"] for p in found.points("train")] == [7, 14]
+    points = found.points("train")
+    assert [p["step"] for p in points] == [7, 14] and points[-1]["learning_rate"] == pytest.approx(0.01)
     assert (found.result.steps, len(found.result.starts)) == (14, 1)
 
 

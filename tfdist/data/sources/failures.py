@@ -107,7 +107,7 @@ def take() -> TfdistError | None:
 
 
 @contextlib.contextmanager
-def noted_errors() -> Iterator[None]:
+def raise_noted_errors() -> Iterator[None]:
     """Raises what was noted in the place of TensorFlow's error."""
     try:
         yield

@@ -81,6 +81,7 @@ class Loop:
         strategy, settings, source = training.run.strategy, training.settings, training.source
         self._strategy = strategy
         self._learner = training.learner
+        self._rate_factor = training.rate_factor
         self._boundaries = training.boundaries
         self._recovery, self._start = opened.recovery, opened.start
         self._saves_at_begin = settings.goes_back
@@ -241,7 +242,7 @@ class Loop:
 
     @property
     def learning_rate(self) -> float:
-        return learning_rate(self._learner.optimizer)
+        return learning_rate(self._learner.optimizer) * self._rate_factor
 
     @property
     def _epoch(self) -> int:
@@ -282,7 +283,7 @@ class Loop:
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = self._sums.vector(self._step.term_names)
         try:
-            with failures.noted_errors(), self._profiler.marked(last_step, steps):
+            with failures.raise_noted_errors(), self._profiler.marked(last_step, steps):
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:

@@ -36,7 +36,7 @@ from tfdist.training.recovery.recovery import Opened, Position, Recovery, restor
 from tfdist.training.recovery.weights import FILES, find_checkpoint, load_fitting, places_of_checkpoints, renamed
 from tfdist.training.run import model_files
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.directory.identity import concerns_optimizer, differing_settings, identity
+from tfdist.training.run.directory.claim import concerns_optimizer, differing_settings, identity
 from tfdist.training.run.run import Run
 from tfdist.training.step.optimizer import constant_rates
 from tfdist.training.step.state import MODEL, Learner, ModelState, TrainingState

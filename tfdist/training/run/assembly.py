@@ -105,7 +105,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
 
 
-def changed(training: Training, rollbacks: Rollbacks) -> Training:
+def apply_rollbacks(training: Training, rollbacks: Rollbacks) -> Training:
     """The training with the settings that the failures so far have brought.
 
     Raises:
@@ -282,7 +282,7 @@ def build_step(training: Training) -> TrainStep:
 
 def first_batch(training: Training) -> Any:
     """The local batches of the first step, read apart from the run's own."""
-    with failures.noted_errors():
+    with failures.raise_noted_errors():
         return next(stream(training.run, training.source, training.plan))
 
 

@@ -94,6 +94,7 @@ class Trainer:
                 run.console.close()  # the last epoch is shown before what ended the training is said
             seconds = time.perf_counter() - started
             dispose(iterator)
+            del loop, iterator  # the pipeline goes before the model is evaluated and exported
             ending = self._report_ending(outcome)
             if not outcome.paused:
                 self._note_weightless(outcome)

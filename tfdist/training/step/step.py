@@ -196,8 +196,6 @@ class TrainStep:
             return tf.constant(True)
 
         def update_unless_weightless() -> tf.Tensor:
-            if not result.weight:
-                return update()
             return tf.cond(_weighs_nothing(result.weight), lambda: tf.constant(False), update)
 
         def skip() -> tf.Tensor:
@@ -208,10 +206,11 @@ class TrainStep:
                 strategy.run(loss_scale.update, args=(tf.constant(False),))
             return result.finite
 
+        act = update_unless_weightless if result.weight else update
         if self._waits:
-            tf.cond(result.finite, update_unless_weightless, skip)
+            tf.cond(result.finite, act, skip)
         else:
-            update_unless_weightless()
+            act()
         return result
 
     def _reduced_gradients(self, batch: dict[str, Any]) -> tuple[list[Any], StepResult]:
