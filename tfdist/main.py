@@ -376,7 +376,7 @@ def train(settings: Any, request: Any) -> None:
     if result is None or wall_seconds < DRAWN_FROM_SECONDS or not settings.strategy.topology.is_chief:
         return
     try:
-        path = report.draw(request.run_dir)
+        path = report.write_run_page(request.run_dir) if report.can_draw() else None
     except Exception as error:  # of any class: the run itself is done, and its result stands
         print(f"warning: the report could not be drawn: {type(error).__name__}: {error}", file=sys.stderr)
     else:

@@ -6,8 +6,6 @@ never higher or wider than the terminal. `table.open_table` makes it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import TextIO
 
 import rich.console
@@ -17,8 +15,8 @@ from rich.text import Text
 
 from tfdist.errors import printable
 from tfdist.report.words import duration_text, values_text
-from tfdist.tuning.report.table_text import (
-    Watch,
+from tfdist.tuning.report.table import (
+    SweepTable,
     end_line,
     epoch_text,
     objective_text,
@@ -34,32 +32,15 @@ _FRAME_LINES = 6  # the summary, the table's head and rules, and room for the pr
 _STYLES = {"infeasible": "yellow", "failed": "red", "interrupted": "yellow"}
 
 
-class LiveTable:
+class LiveTable(SweepTable):
     """`SweepTable` with rich. Until `close` other prints of this process appear above the table."""
 
-    def __init__(
-        self, stdout: TextIO, *, max_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stdout: TextIO, *, max_seconds: float | None = None) -> None:
+        super().__init__(stdout, max_seconds=max_seconds)
         self._terminal = rich.console.Console(file=stdout, markup=False, highlight=False, emoji=False)
-        self._clock = clock
-        self._watch = Watch(clock, max_seconds)
         self._live: Live | None = None
         self._last_redraw_time = -float("inf")
         self._is_closed = False
-
-    def on_event(self, event: Event, *, is_replay: bool = False) -> None:
-        self._watch.add(event)
-        if is_replay or self._is_closed:
-            return
-        kind, trial = event.get("event"), self._watch.history.trial(str(event.get("trial")))
-        if self._live is None:
-            self._live = Live(console=self._terminal, auto_refresh=False, redirect_stderr=self._terminal.is_terminal)
-            self._live.start()
-        if kind == "sweep_started":
-            self._say(sweep_line(self._watch.history.sweep))
-        elif kind == "trial_ended" and trial is not None:
-            self._say(trial_line(self._watch.history.sweep, trial), style=_STYLES.get(trial.status, ""))
-        self._draw(now=kind != "trial_reported")
 
     def refresh(self) -> None:
         if self._live is not None:
@@ -71,10 +52,22 @@ class LiveTable:
             self._draw(now=True)
             self._live.stop()
             self._live = None
-            if self._watch.history.sweep.is_ended:
-                self._say(end_line(self._watch.history.sweep))
+            if self._history.sweep.is_ended:
+                self._print(end_line(self._history.sweep))
 
-    def _say(self, line: str, style: str = "") -> None:
+    def _show(self, event: Event, sweep: Sweep, trial: Trial | None) -> None:
+        if self._is_closed:
+            return
+        if self._live is None:
+            self._live = Live(console=self._terminal, auto_refresh=False, redirect_stderr=self._terminal.is_terminal)
+            self._live.start()
+        if event.get("event") == "sweep_started":
+            self._print(sweep_line(sweep))
+        elif event.get("event") == "trial_ended" and trial is not None:
+            self._print(trial_line(sweep, trial), style=_STYLES.get(trial.status, ""))
+        self._draw(now=event.get("event") != "trial_reported")
+
+    def _print(self, line: str, style: str = "") -> None:
         self._terminal.print(Text(line, style=style), soft_wrap=True)
 
     def _draw(self, *, now: bool) -> None:
@@ -83,8 +76,8 @@ class LiveTable:
             return
         self._last_redraw_time = self._clock()
         rows = max(self._terminal.height - _FRAME_LINES, 3)
-        seconds_left, seconds = self._watch.seconds_left(), self._watch.seconds()
-        table = build_table(self._watch.history.sweep, rows=rows, seconds=seconds, seconds_left=seconds_left)
+        sweep, seconds_left = self._history.sweep, self._seconds_left()
+        table = build_table(sweep, rows=rows, seconds=self._seconds(), seconds_left=seconds_left)
         self._live.update(table, refresh=True)
 
 
