@@ -18,7 +18,7 @@ from tfdist.storage import files
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult, versions, write_result
-from tfdist.telemetry.stream import PAUSED
+from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.learner import build_model, check_fit
 from tfdist.training.loop.outcome import Ending, Outcome
 from tfdist.training.recovery.recovery import Opened

@@ -146,7 +146,7 @@ def ignore_profile_signal() -> None:
 def _tell_end() -> None:
     from tfdist.telemetry import heartbeat
 
-    heartbeat.beat(heartbeat.ENDED)
+    heartbeat.beat(heartbeat.LEAVING)
 
 
 def parse(arguments: Sequence[str]) -> flags.FlagValues:
@@ -216,13 +216,11 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     from tfdist.storage import gcs
     from tfdist.telemetry import heartbeat
     from tfdist.telemetry.account import time_account
-    from tfdist.telemetry.console import terminal_width
 
     time_account.begin_with_process()
     heartbeat_path = os.environ.pop(heartbeat.VARIABLE, None)  # not for the processes that this one starts
     heartbeat.begin(heartbeat_path if given.mode != "tune" else None)
     begin_at = os.environ.pop(heartbeat.BEGIN_VARIABLE, None)
-    terminal_width.begin(os.environ.pop(terminal_width.VARIABLE, None))
     gcs.limit_retries(os.environ)
     keep_compiled(given)
     if given.mode == "plan":
@@ -325,7 +323,7 @@ def run_mode(
         settings=loaded.settings,
         wait=functools.partial(time_account.leave_out, wait),
         abort=end_at_once,
-        console=json_log.open_log if given.log == "json" else open_console,
+        console=json_log.JsonLog if given.log == "json" else open_console,
         profile=profiled_steps(given),
     )
     modes: dict[str, Callable[[Any], object]] = {

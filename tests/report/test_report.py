@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         process = subprocess.Popen(command, env=clean_environment(), cwd=REPOSITORY, stdout=log, stderr=log)
     try:
         events = run_dir / "events.jsonl"
-        wait_until(lambda: events.exists() and events.read_text().count("checkpoint_committed") > 2, seconds=60)
+        wait_until(lambda: events.exists() and events.read_text().count("checkpoint_saved") > 2, seconds=60)
     finally:
         process.kill()
         process.wait()

@@ -31,7 +31,7 @@ DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"
 ENDS = {"run_failed": "failed", "preempted": "preempted", "left_unsaved": "left unsaved", "run_paused": "paused"}
 # Samples are stored every ten seconds, half a minute later on gs://, and of a long run every 360th of its time.
 SILENCE_SECONDS, SILENCE_SHARE = 90.0, 1 / 200
-BEGIN, FINISHED = "run_started", "run_finished"  # an evaluation may come later
+BEGIN, FINISHED = "training_started", "run_finished"  # an evaluation may come later
 LEARNING_RATE, GRADIENT_NORM = "learning_rate", "gradient_norm"  # curves that are no metrics
 T = TypeVar("T")
 _STATEMENT = re.compile(r"(\S+) = ")

@@ -209,7 +209,7 @@ class Rollbacks:
             raise told from error
         self._write()
         self.has_gone_back = True
-        event = "split" if isinstance(error, OutOfMemoryError) else "rolled_back"
+        event = "cuda_oom" if isinstance(error, OutOfMemoryError) else "rolled_back"
         self._note(event, f"{what}. Going back to the newest checkpoint, {otherwise}.")
 
     def _failure(self, error: StepError) -> tuple[Failure, str]:

@@ -1,11 +1,12 @@
 """The table of a sweep on a terminal: the trials that run, the best so far, and above them a line for each that ended.
 
 Invariant: drawn by the calling thread, at most `_REDRAWS_PER_SECOND` times a second unless a trial starts or ends, and
-never higher or wider than the terminal. `table.open_table` makes it.
+never higher or wider than the terminal.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TextIO
 
 import rich.console
@@ -15,7 +16,9 @@ from rich.text import Text
 
 from tfdist.errors import printable
 from tfdist.report.words import duration_text, values_text
+from tfdist.telemetry.console.progress_bar import can_move_cursor
 from tfdist.tuning.report.table import (
+    PlainTable,
     SweepTable,
     end_line,
     epoch_text,
@@ -30,6 +33,13 @@ _REDRAWS_PER_SECOND = 5
 _NUM_BEST = 5
 _FRAME_LINES = 6  # the summary, the table's head and rules, and room for the prompt
 _STYLES = {"infeasible": "yellow", "failed": "red", "interrupted": "yellow"}
+
+
+def open_table(stdout: TextIO | None = None, *, max_seconds: float | None = None) -> SweepTable:
+    """The table on a terminal that can move its cursor, else lines; `max_seconds` as of `SweepTable`."""
+    stdout = stdout or sys.stdout
+    is_live = stdout.isatty() and can_move_cursor(stdout)
+    return (LiveTable if is_live else PlainTable)(stdout, max_seconds=max_seconds)
 
 
 class LiveTable(SweepTable):

@@ -7,29 +7,15 @@ opens a table in the process that leads it.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 from tfdist.errors import printable
 from tfdist.report.words import count_text, duration_text, values_text
-from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS
+from tfdist.telemetry.console.base import PROGRESS_LINE_SECONDS
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.tuning.schedule.history import RUNNING, Event, History, Sweep, Trial, finite
-
-
-def open_table(stdout: TextIO | None = None, *, max_seconds: float | None = None) -> SweepTable:
-    """The table on a terminal that can move its cursor, else lines; `max_seconds` as of `SweepTable`."""
-    stdout = stdout or sys.stdout
-    if stdout.isatty():
-        from tfdist.telemetry.console.progress_bar import can_move_cursor
-
-        if can_move_cursor(stdout):
-            from tfdist.tuning.report.live_table import LiveTable
-
-            return LiveTable(stdout, max_seconds=max_seconds)
-    return PlainTable(stdout, max_seconds=max_seconds)
 
 
 class SweepTable:

@@ -36,9 +36,10 @@ from tfdist.tuning.places.fork_server import ForkServer
 from tfdist.tuning.places.machine import GPU_VARIABLE
 from tfdist.tuning.places.places import Executor, Setting
 from tfdist.tuning.report.hparams import HParamsTable
+from tfdist.tuning.report.live_table import open_table
 from tfdist.tuning.report.result import write_result
 from tfdist.tuning.report.sweep_page import write_sweep_report
-from tfdist.tuning.report.table import SweepTable, open_table
+from tfdist.tuning.report.table import SweepTable
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
 from tfdist.tuning.schedule.journal import Identity, Journal
