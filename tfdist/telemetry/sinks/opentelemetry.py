@@ -94,7 +94,6 @@ class OpenTelemetry(Sink):
         tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         self._tracer = tracers.get_tracer("tfdist")
         self._meter = MeterProvider([self._metrics], resource, shutdown_on_exit=False).get_meter("tfdist")
-        logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)  # `_deliver` raises, once
         self._span_exporter = OTLPSpanExporter(f"{self._endpoint}/v1/traces", timeout=REQUEST_SECONDS)
         self._metric_exporter = OTLPMetricExporter(f"{self._endpoint}/v1/metrics", timeout=REQUEST_SECONDS)
         self._instruments: dict[str, Any] = {}
@@ -137,17 +136,17 @@ class OpenTelemetry(Sink):
 
     def _deliver(self, *, patience: float = PATIENCE_SECONDS) -> None:
         """Sends the spans that have ended, and all metrics; raises once nothing was taken for `patience` seconds."""
-        is_taken = True
+        problem = ""
         if spans := self._spans.get_finished_spans():
-            is_taken = self._span_exporter.export(spans).name == "SUCCESS"
-            if is_taken:
+            problem = _export(self._span_exporter, spans)
+            if not problem:
                 self._spans.clear()
-        if is_taken and self._sends_metrics and (data := self._metrics.get_metrics_data()) is not None:
-            is_taken = self._metric_exporter.export(data).name == "SUCCESS"
-        if is_taken:
+        if not problem and self._sends_metrics and (data := self._metrics.get_metrics_data()) is not None:
+            problem = _export(self._metric_exporter, data)
+        if not problem:
             self._reached_at = time.monotonic()
         elif time.monotonic() - self._reached_at >= patience:
-            raise ConnectionError(f"{redacted(self._endpoint)} does not take traces or metrics")
+            raise ConnectionError(f"{redacted(self._endpoint)} does not take traces or metrics: {problem}")
 
     def _end_epoch(self, last: Point) -> None:
         self._add_span("epoch", self._epoch_began, last.time, {"epoch": last.epoch, "step": last.step})
@@ -190,6 +189,23 @@ class OpenTelemetry(Sink):
         if metric.kind == HISTOGRAM:
             return self._meter.create_histogram(*named, explicit_bucket_boundaries_advisory=metric.buckets).record
         return self._meter.create_gauge(*named).set
+
+
+def _export(exporter: OTLPSpanExporter | OTLPMetricExporter, data: Any) -> str:
+    """Sends; empty, or why that failed, which an exporter only logs."""
+    messages: list[str] = []
+
+    def intercept(record: logging.LogRecord) -> bool:
+        messages.append(record.getMessage())
+        return False
+
+    logger = logging.getLogger(type(exporter).__module__)
+    logger.addFilter(intercept)
+    try:
+        result = exporter.export(data)
+    finally:
+        logger.removeFilter(intercept)
+    return "" if result.name == "SUCCESS" else " ".join(messages) or "no reason is known"
 
 
 def _nanoseconds(time: datetime.datetime) -> int:
