@@ -204,7 +204,7 @@ def checkpoint(writers: str) -> list[Figure]:
     if not strategy.topology.is_chief:
         return []
     events = [from_json(line) for line in files.read(RunDirectory(directory).events).splitlines()]
-    (seconds,) = [each["details"]["write_seconds"] for each in events if each["event"] == "checkpoint_committed"]
+    (seconds,) = [each["details"]["write_seconds"] for each in events if each["event"] == "checkpoint_saved"]
     return [Figure(writers, seconds, None, (seconds, seconds), seconds, seconds, "s")]
 
 

@@ -60,7 +60,7 @@ def facts_of_a_start(*, begin: float = 0.0, loss: float = 0.5, step: int = 100) 
         Phase(worker=0, share="import", seconds=4.0, time=at(begin + 4)),
         Phase(worker=0, share="build", seconds=6.0, time=at(begin + 10)),
         point(20, 1, "train", {"loss": 2 * loss, "accuracy": 0.5}),
-        event(25, "checkpoint_committed", write_seconds=3.0, num_bytes=5_000_000),
+        event(25, "checkpoint_saved", write_seconds=3.0, num_bytes=5_000_000),
         Phase(worker=0, share="evaluate", seconds=4.0, time=at(begin + 30)),
         point(30, 2, "eval", {"loss": loss, "accuracy": 0.75}),
         point(30, 2, "train", {"loss": loss, "accuracy": 0.75}),

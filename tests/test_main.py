@@ -779,7 +779,7 @@ def test_the_digits_are_learned(trained: tuple[Path, Finished]) -> None:
     points = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert {(p["epoch"], p["split"]) for p in points} == {(e, s) for e in range(1, 13) for s in ("train", "eval")}
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    assert [events[0]["event"], events[-1]["event"]] == ["run_started", "run_finished"]
+    assert [events[0]["event"], events[-1]["event"]] == ["training_started", "run_finished"]
 
 
 def test_on_a_pipe_the_run_is_told_in_plain_lines(trained: tuple[Path, Finished]) -> None:

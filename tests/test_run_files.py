@@ -30,7 +30,7 @@ from tfdist.data.sources.preprocessing import read_kept
 from tfdist.errors import EXIT_IN_USE, InUseError, UserError
 from tfdist.experiment import evaluate, train
 from tfdist.planning import measured
-from tfdist.report import listing, run_data, run_sections
+from tfdist.report import listing, run_data, run_page
 from tfdist.serving.predicting import predict
 from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files, lease
@@ -490,8 +490,8 @@ def _report(directory: pathlib.Path) -> Any:
     found = run_data.read_run(str(directory))
     now = datetime.datetime.now(datetime.UTC)
     if (directory / "run.json").exists():
-        listing.table_of(str(directory.parent), now)
-    return [run_sections.summary_of(found, found.status(now)), run_sections.notes_of(found), found.goodput] and True
+        listing.list_runs(str(directory.parent), now)
+    return [run_page.summarize_run(found, found.status(now)), run_page.list_notes(found), found.goodput] and True
 
 
 @pytest.mark.parametrize("read", [_plan, _report])

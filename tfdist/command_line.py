@@ -28,7 +28,7 @@ from tfdist.errors import (
     redacted,
 )
 from tfdist.requirements import missing_requirement
-from tfdist.telemetry.console.hangup import outliving_terminal
+from tfdist.telemetry.console.base import outliving_terminal
 
 try:
     from absl import flags

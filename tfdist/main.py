@@ -146,7 +146,7 @@ def ignore_profile_signal() -> None:
 def _tell_end() -> None:
     from tfdist.telemetry import heartbeat
 
-    heartbeat.beat(heartbeat.ENDED)
+    heartbeat.beat(heartbeat.LEAVING)
 
 
 def parse(arguments: Sequence[str]) -> flags.FlagValues:
@@ -216,12 +216,10 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     from tfdist.storage import gcs
     from tfdist.telemetry import heartbeat
     from tfdist.telemetry.account import time_account
-    from tfdist.telemetry.console import terminal_width
 
     time_account.begin_with_process()
     heartbeat_path = os.environ.pop(heartbeat.VARIABLE, None)  # not for the processes that this one starts
     heartbeat.begin(heartbeat_path if given.mode != "tune" else None)
-    terminal_width.begin(os.environ.pop(terminal_width.VARIABLE, None))
     gcs.limit_retries(os.environ)
     keep_compiled(given)
     if given.mode == "plan":
@@ -323,7 +321,7 @@ def run_mode(
         settings=loaded.settings,
         wait=functools.partial(time_account.leave_out, wait),
         abort=end_at_once,
-        console=json_log.open_log if given.log == "json" else open_console,
+        console=json_log.JsonLog if given.log == "json" else open_console,
         profile=profiled_steps(given),
     )
     modes: dict[str, Callable[[Any], object]] = {
@@ -374,7 +372,7 @@ def train(settings: Any, request: Any) -> None:
     if result is None or wall_seconds < DRAWN_FROM_SECONDS or not settings.strategy.topology.is_chief:
         return
     try:
-        path = report.draw(request.run_dir)
+        path = report.write_run_page(request.run_dir) if report.can_draw() else None
     except Exception as error:  # of any class: the run itself is done, and its result stands
         print(f"warning: the report could not be drawn: {type(error).__name__}: {error}", file=sys.stderr)
     else:

@@ -29,10 +29,8 @@ def written() -> str:
         metrics.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.meaning} |")
     shares = ["| share of the wall clock | what the process did |", "|---|---|"]
     shares += [f"| `{share}` | {meaning} |" for share, meaning in SHARES.items()]
-    events = ["| event | level | meaning | to operators |", "|---|---|---|---|"]
-    for event in EVENTS.values():
-        alert = f"`{event.alert}`" if event.alert else ""
-        events.append(f"| `{event.name}` | {event.level} | {event.meaning} | {alert} |")
+    events = ["| event | level | meaning |", "|---|---|---|"]
+    events += [f"| `{event.name}` | {event.level} | {event.meaning} |" for event in EVENTS.values()]
     tables = ["### Metrics", *metrics, "", "### Shares of time", *shares, "", "### Events", *events]
     return filled(PAGE, BEGIN, END, "\n".join(_spaced(tables)))
 

@@ -77,7 +77,7 @@ def random_moment(run: Run, dice: random.Random) -> Moment:
 
 TRYING = Moment("trying XLA", lambda p: p.run.xla is not None and p.run.newest_step > 0, 4.0)
 STARTING = Moment("starting", lambda p: True, 6.0)
-RESTORING = Moment("restoring", lambda p: bool(p.new_events("run_started")), 4.0)
+RESTORING = Moment("restoring", lambda p: bool(p.new_events("training_started")), 4.0)
 ENDING = Moment("ending", lambda p: p.run.newest_step >= TOTAL_STEPS, 0.8)
 
 
@@ -183,7 +183,7 @@ def _wrong_status(account: Account, status: int, *, was_killed: bool, number: in
 def _goes_on_right(process: Process, account: Account, before: int) -> bool:
     """Whether this life, if it came so far, began where the last one's newest checkpoint was."""
     resumed = [event["step"] for event in process.new_events("resumed")]
-    trained = process.new_events("checkpoint_committed")
+    trained = process.new_events("checkpoint_saved")
     return process.run.newest_step >= before and (resumed == [before] if resumed or (trained and before) else True)
 
 

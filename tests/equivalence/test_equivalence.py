@@ -106,7 +106,7 @@ def test_each_of_several_optimizers_moves_its_layers(runs: Runs) -> None:
 
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored2", "mirrored4", "multi_worker", HOROVOD])
 def test_an_overflow_on_one_replica_skips_the_step_on_all(runs: Runs, strategy: str) -> None:
-    skipped = [e for e in runs.events(strategy, "overflow") if e["event"] == "steps_skipped"]
+    skipped = [e for e in runs.events(strategy, "overflow") if e["event"] == "gradient_overflow"]
     assert [(e["details"]["steps"], e["details"]["loss_scale"]) for e in skipped] == [(1, 2.0**14)]
     without = runs.weights(strategy, "overflow_left_out")
     for ours, theirs in zip(runs.weights(strategy, "overflow"), without, strict=True):

@@ -162,7 +162,7 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(
     elastic.open_gate(goes)
 
     assert elastic.end() == 0, elastic.output()
-    started = [event["details"]["num_workers"] for event in run.events("run_started")]
+    started = [event["details"]["num_workers"] for event in run.events("training_started")]
     assert started == [1, 2, 2, 1], elastic.output()
     joined, died, gone = [event["step"] for event in run.events("resumed")]
     assert joins < joined < dies and died == dies and gone > goes  # some steps later on a busy machine

@@ -318,7 +318,7 @@ time.sleep(100)
     assert any("3 failures in a row brought no new step (step 5 was the last)" in line for line in stderr)
     failed = events(run, "worker_failed")
     assert [(event["worker"], event["step"], event["details"]["status"]) for event in failed] == [(1, 5, 1)] * 4
-    assert all(event["details"]["host"] and event["details"]["phase"] == "training" for event in failed)
+    assert all(event["details"]["host"] and event["details"]["phase"] == "compute" for event in failed)
     assert [event["details"]["seconds"] for event in events(run, "restart_backoff")] == [0.0, 0.05, 0.1]
     assert [event["details"]["restart"] for event in events(run, "restarted")] == [1, 2, 3]
     assert [event["level"] for event in events(run, "breaker_opened")] == ["error"]

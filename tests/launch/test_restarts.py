@@ -264,11 +264,11 @@ def test_what_the_supervisor_does_goes_behind_the_events_of_the_run(tmp_path: pa
         journal.store(place)
         assert not files.exists(f"{place}/events.jsonl")  # the run has not made its directory
         files.make_dirs(place)
-        files.write_atomic(f"{place}/events.jsonl", '{"event": "run_started"}\n')
+        files.write_atomic(f"{place}/events.jsonl", '{"event": "training_started"}\n')
         journal.note("info", "restarted", restart=1)
         journal.store(place)
         journal.store(place)
         events = [json.loads(line) for line in files.read(f"{place}/events.jsonl").decode().splitlines()]
-        assert [event["event"] for event in events] == ["run_started", "worker_failed", "restarted"]
+        assert [event["event"] for event in events] == ["training_started", "worker_failed", "restarted"]
         assert events[1]["worker"] == 1 and events[1]["step"] == 7 and events[1]["details"] == {"status": KILLED}
         assert said == []

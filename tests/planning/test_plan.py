@@ -213,7 +213,7 @@ def test_measurements_of_a_run_take_the_place_of_estimates(tmp_path: Path) -> No
     writes = [
         json.loads(line)["details"]["write_seconds"]
         for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-        if '"checkpoint_committed"' in line
+        if '"checkpoint_saved"' in line
     ]
     assert min(writes) <= found["checkpoint_strategy"]["cost_seconds"] <= max(writes)
 

@@ -16,10 +16,9 @@ from gcs.server import GcsServer
 from report.written_runs import BEGAN, WrittenRun, eventful_run
 from support import REPOSITORY, clean_environment, run_python, wait_until
 
-from tfdist.report.comparison import differing, run_names
-from tfdist.report.curves import Curve
-from tfdist.report.report import draw, write_comparison
-from tfdist.report.run_data import read_run
+from tfdist.report.comparison import differing_settings, run_names
+from tfdist.report.report import write_comparison, write_run_page
+from tfdist.report.run_data import Curve, read_run
 from tfdist.storage import files
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -40,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         process = subprocess.Popen(command, env=clean_environment(), cwd=REPOSITORY, stdout=log, stderr=log)
     try:
         events = run_dir / "events.jsonl"
-        wait_until(lambda: events.exists() and events.read_text().count("checkpoint_committed") > 2, seconds=60)
+        wait_until(lambda: events.exists() and events.read_text().count("checkpoint_saved") > 2, seconds=60)
     finally:
         process.kill()
         process.wait()
@@ -57,7 +56,7 @@ def eventful(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def page_of(run_dir: pathlib.Path | str) -> str:
     """The text of the page, once it is seen to ask for nothing."""
-    path = draw(str(run_dir))
+    path = write_run_page(str(run_dir))
     assert path == f"{run_dir}/report/index.html"
     text = files.read(path).decode()
     markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
@@ -108,7 +107,7 @@ def test_any_part_of_a_run_has_a_page(tmp_path: pathlib.Path, eventful: pathlib.
         half = (tmp_path / left).read_bytes()[:-20]
         (tmp_path / left).write_bytes(half[: len(half) // 2] + b"\nno JSON\n" + half[len(half) // 2 :])
     page, run = page_of(tmp_path), read_run(str(tmp_path))
-    assert run.status(run.last_word or BEGAN) == ("running" if left == "events.jsonl" else "unfinished")
+    assert run.status(run.last_update or BEGAN) == ("running" if left == "events.jsonl" else "unfinished")
     assert run.unreadable == {"run.json": 0}.get(left, 3)  # the halves of the cut line, and what stands between them
     assert ("could not be read" in page) == (left != "run.json")
 
@@ -159,9 +158,10 @@ def runs_of(tmp_path: pathlib.Path) -> list[str]:
 
 @pytest.mark.slow
 def test_several_runs_are_compared_by_what_differs_with_the_spread_over_seeds(tmp_path: pathlib.Path) -> None:
-    runs = [read_run(path) for path in runs_of(tmp_path)]
-    assert differing(runs) == ["train.rate", "train.seed"]
-    page = html.unescape(pathlib.Path(write_comparison(runs, str(tmp_path / "report.html"))).read_text())
+    paths = runs_of(tmp_path)
+    runs = [read_run(path) for path in paths]
+    assert differing_settings(runs) == ["train.rate", "train.seed"]
+    page = html.unescape(pathlib.Path(write_comparison(paths, str(tmp_path / "report.html"))).read_text())
     assert titles(page) == ["Runs", "What differs", "Curves", "Where the time went"]
     rows = re.findall(r"<tr>(.*?)</tr>", page.split("What differs")[1], flags=re.DOTALL)
     cells = [re.findall(r"<td[^>]*><span>(.*?)</span></td>", row) for row in rows[1:3]]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
-import sys
 import time
 
 import pytest
 from report.written_runs import WrittenRun, eventful_run
-from support import clean_environment, run_python, wait_until
+from support import run_python
 
 from tfdist.commands.report import main
 
@@ -61,26 +59,6 @@ def test_wrong_arguments_are_one_message(
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and told in error and error.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_a_page_follows_a_run_until_it_ends(tmp_path: pathlib.Path) -> None:
-    run = WrittenRun(tmp_path / "run")
-    run.start(0.0)
-    page = run.path / "report" / "index.html"
-    command = [sys.executable, "-m", "tfdist.report", "--watch", str(run.path)]
-    process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.DEVNULL)
-    try:
-        wait_until(page.exists, seconds=30)
-        assert 'http-equiv="refresh"' in page.read_text()
-        run.point(10, loss=0.5)
-        wait_until(lambda: "<dt>steps</dt><dd>10</dd>" in page.read_text(), seconds=30)
-        run.result(steps=10)
-        wait_until(lambda: process.poll() == 0, seconds=30)
-    finally:
-        process.kill()
-        process.wait()
-    assert 'http-equiv="refresh"' not in page.read_text()
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ class WrittenRun:
         self.starts.append({"time": moment(at), "step": step, "lost_steps": lost_steps})
         (self.path / "run.json").write_text(json.dumps({"mode": "train", "settings": {}, "starts": self.starts}))
         facts = {"strategy": "multi_worker", "num_workers": self.workers, "num_replicas": self.workers}
-        self.event(at, "run_started", message=f"train: {self.workers} workers", **facts)
+        self.event(at, "training_started", message=f"train: {self.workers} workers", **facts)
 
     def event(self, at: float, name: str, *, level: str = "info", step: int | None = None, **details: object) -> None:
         line = {"time": moment(at), "level": level, "event": name, "worker": 0, "step": step, "details": details}
@@ -99,7 +99,7 @@ def eventful_run(path: pathlib.Path) -> WrittenRun:
         for worker in range(2):
             last = run.process(begin, end, first=step, slow=slow, worker=worker)
         for saved in range(step + 200, last + 1, 200):
-            run.event(begin + 10 + (saved - step) / 10, "checkpoint_committed", step=saved, num_bytes=640_000)
+            run.event(begin + 10 + (saved - step) / 10, "checkpoint_saved", step=saved, num_bytes=640_000)
         if end < 640:
             message = "worker 1 was killed (signal 9)"
             run.event(end + 2, "worker_failed", level="warning", step=last, message=message)

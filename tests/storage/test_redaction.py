@@ -11,7 +11,7 @@ from telemetry.trackers import run_facts
 from tfdist.commands import checkpoint as checkpoint
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
 from tfdist.storage import gcs_requests
-from tfdist.telemetry.console.console import PlainConsole
+from tfdist.telemetry.console.plain import PlainConsole
 from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
@@ -74,7 +74,7 @@ def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path)
     stream = Stream(
         [Tracker()], run_facts(tmp_path), warn=lambda message: log.warning("sink_dropped", message=message, why=message)
     )
-    stream.tell(Event(name="run_started", level="info", worker=0, step=None, message=None, details={}))
+    stream.tell(Event(name="training_started", level="info", worker=0, step=None, message=None, details={}))
     stream.close()
     log.close()
     assert "http://***@tracker/api" in stderr.getvalue()

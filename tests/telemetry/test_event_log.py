@@ -10,7 +10,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from tfdist.telemetry.console.console import NullConsole, PlainConsole
+from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.console.plain import PlainConsole
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
@@ -23,7 +24,7 @@ def _read(path: pathlib.Path) -> list[dict[str, object]]:
 def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_console(tmp_path: pathlib.Path) -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=PlainConsole(stdout, stderr))
-    log.info("run_started", step=np.int64(0), message="Starting.", replicas=2, loss=np.float32("nan"))
+    log.info("training_started", step=np.int64(0), message="Starting.", replicas=2, loss=np.float32("nan"))
     log.warning("checkpoint_passed_over", step=7, message="It is torn.", path=tmp_path)
     log.info("quiet_one")
     log.close()
@@ -40,11 +41,11 @@ def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_cons
 
 
 def test_a_second_run_in_the_directory_goes_on_behind_the_first(tmp_path: pathlib.Path) -> None:
-    for event in ("run_started", "run_resumed"):
+    for event in ("training_started", "run_resumed"):
         log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=NullConsole())
         log.info(event)
         log.close()
-    assert [record["event"] for record in _read(tmp_path / "events.jsonl")] == ["run_started", "run_resumed"]
+    assert [record["event"] for record in _read(tmp_path / "events.jsonl")] == ["training_started", "run_resumed"]
 
 
 def test_another_worker_writes_its_own_file_and_only_when_it_has_something_to_tell(tmp_path: pathlib.Path) -> None:
@@ -53,7 +54,7 @@ def test_another_worker_writes_its_own_file_and_only_when_it_has_something_to_te
     log.close()
     assert list(tmp_path.iterdir()) == []
     log.warning("slow", message="The disk is slow.")
-    log.error("peer_lost", message="Worker 0 is gone.")
+    log.error("nccl_timeout", message="Worker 0 is gone.")
     log.close()
     assert [entry.name for entry in tmp_path.iterdir()] == ["events-worker-3.jsonl"]
     assert [record["worker"] for record in _read(tmp_path / "events-worker-3.jsonl")] == [3, 3]

@@ -20,8 +20,8 @@ KEYS = {"time", "level", "job_id", "worker", "event", "epoch", "step", "loss", "
 def test_levels_and_names_are_those_that_operators_know() -> None:
     out = io.StringIO()
     log = JsonLog(is_chief=True, stdout=out, device_memory=lambda: 7)
-    log.event(Event(name="checkpoint_committed", level="info", step=3))
-    log.event(Event(name="steps_skipped", level="info", step=4))
+    log.event(Event(name="checkpoint_saved", level="info", step=3))
+    log.event(Event(name="gradient_overflow", level="warning", step=4))
     log.event(Event(name="straggler", level="warning", message="worker 1 holds up the others"))
     log.event(Event(name="run_failed", level="error"))
     log.message("A sentence.", "error")
@@ -30,9 +30,9 @@ def test_levels_and_names_are_those_that_operators_know() -> None:
     told = [(line["level"], line["event"], line["step"]) for line in lines]
     assert told == [
         ("INFO", "checkpoint_saved", 3),
-        ("INFO", "gradient_overflow", 4),
+        ("WARN", "gradient_overflow", 4),
         ("WARN", "straggler", None),
-        ("FATAL", "training_failed", None),
+        ("FATAL", "run_failed", None),
         ("ERROR", None, None),
     ]
 

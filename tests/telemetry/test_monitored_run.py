@@ -89,7 +89,7 @@ def test_a_launched_run_that_is_killed_and_restarted_is_one_trace_of_both_worker
     assert {"import", "connect"} <= set(of(0, 1))  # of the killed one, without its last seconds
     for start, worker in ((0, 0), (1, 0), (1, 1)):
         assert {"import", "connect", "data", "build", "evaluate", "checkpoint", "train"} <= set(of(start, worker))
-    assert {"restore", "resumed", "epoch", "checkpoint_committed"} <= set(of(1, 0))
+    assert {"restore", "resumed", "epoch", "checkpoint_saved"} <= set(of(1, 0))
     ends = {span["tfdist.start"]: span["tfdist.status"] for span in spans if span["name"] == "train"}
     assert ends == {0: "failed", 1: "done"}
     assert receiver.points()["tfdist_training_steps"][0][1].as_double == 24

@@ -22,7 +22,6 @@ from tfdist.telemetry.facts import Event, Point, Sample, now
 from tfdist.telemetry.registry import METRICS
 from tfdist.telemetry.sinks import prometheus
 from tfdist.telemetry.sinks.prometheus import Prometheus
-from tfdist.telemetry.sinks.sink import exposed_name
 
 DASHBOARD = REPOSITORY / "docs" / "monitoring" / "dashboard.json"
 Labels = tuple[tuple[str, str], ...]
@@ -115,7 +114,7 @@ def test_a_wrong_setting_is_told_at_once(wrong: dict[str, Any], message: str) ->
 
 
 def test_rules_and_dashboard_ask_for_metrics_that_exist() -> None:
-    names = {exposed_name(metric) for metric in METRICS.values()}
+    names = {metric.exposed_name for metric in METRICS.values()}
     names |= {f"{name}_{suffix}" for name in names for suffix in ("sum", "count", "total")}
     for text in (RULES.read_text(), DASHBOARD.read_text()):
         asked = set(re.findall(r"\b(?:tfdist_[a-z_]+|\w+(?=\{job_id))", text))
@@ -140,7 +139,7 @@ def test_prometheus_scrapes_a_failing_run_and_its_alerts_fire(tmp_path: Path) ->
     ago = {seconds: at(moment - at(0).timestamp() - seconds) for seconds in (9000, 8700, 1200)}
     committed = {"num_bytes": 1, "write_seconds": 0.0}
     for seconds in (9000, 8700):  # two checkpoints, the last one more than two hours ago
-        sink.event(Event(name="checkpoint_committed", level="info", details=committed, time=ago[seconds]))
+        sink.event(Event(name="checkpoint_saved", level="info", details=committed, time=ago[seconds]))
     sink.sample(Sample(worker=0, start=0, step=7, seconds={}, values={}, time=ago[1200]))  # no step since then
     sink.point(Point(step=7, epoch=1, split="train", metrics={"loss": math.nan}))
     with scraping(tmp_path, port) as prometheus:
@@ -154,7 +153,7 @@ def test_prometheus_scrapes_a_failing_run_and_its_alerts_fire(tmp_path: Path) ->
             prometheus.asked(query)
         sink.point(Point(step=8, epoch=1, split="train", metrics={"loss": 0.1}))
         sink.sample(Sample(worker=0, start=0, step=8, seconds={}, values={}))
-        sink.event(Event(name="checkpoint_committed", level="info", details=committed))
+        sink.event(Event(name="checkpoint_saved", level="info", details=committed))
         wait_until(lambda: not prometheus.firing(), seconds=30)
     sink.close("failed")
 

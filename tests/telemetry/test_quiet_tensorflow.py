@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
 
 import pytest
-from support import Finished, clean_environment, run_command, run_python
+from support import Finished, run_command, run_python
 
 from tfdist.telemetry.console.quiet import passing_lines, quiet_import, quiet_tensorflow
 
@@ -68,16 +66,6 @@ def test_an_import_that_fails_shows_its_traceback() -> None:
     assert done.status == 1
     assert "ModuleNotFoundError" in done.stderr
     assert _ABSL_WARNING not in done.stderr
-
-
-def test_the_last_words_of_a_crash_are_shown() -> None:
-    script = _IMPORT.format(body=f"os.write(2, {_CHATTER[1] + _FATAL + b'and half a line'!r}); os.abort()")
-    environment = clean_environment()
-    del environment["TF_CPP_MIN_LOG_LEVEL"]
-    # Not `run_python`, which kills what outlives the process.
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=60)
-    assert done.returncode == -signal.SIGABRT
-    assert done.stderr == _FATAL + b"and half a line"
 
 
 def test_a_process_without_standard_error_still_imports() -> None:

@@ -14,8 +14,8 @@ from training.trainings import run
 
 from tfdist.telemetry import stream
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
-from tfdist.telemetry.sinks.sink import Sink
-from tfdist.telemetry.stream import DONE, Stream
+from tfdist.telemetry.sinks.sink import DONE, Sink
+from tfdist.telemetry.stream import Stream
 
 RUN = RunFacts(
     directory="runs/a",
@@ -80,24 +80,24 @@ def test_a_sink_gets_all_facts_in_order_on_its_own_thread() -> None:
     keeps, warnings = Keeps(), []
     told = Stream([keeps], RUN, warn=warnings.append)
     sample = Sample(worker=0, start=0, step=1, seconds={}, values={"host_memory_bytes": 3.0})
-    for fact in (event("run_started"), Point(step=7, epoch=1, split="train", metrics={}), sample):
+    for fact in (event("training_started"), Point(step=7, epoch=1, split="train", metrics={}), sample):
         told.tell(fact)
     told.status = DONE
     told.close()
-    assert keeps.told == ["0" * 32, "run_started", 7, 3.0, "done"]
+    assert keeps.told == ["0" * 32, "training_started", 7, 3.0, "done"]
     assert keeps.threads == {"tfdist-Keeps"} and not warnings
 
 
 def test_a_sink_that_fails_is_dropped_and_the_others_are_not() -> None:
     keeps, warnings = Keeps(), []
     told = Stream([Fails("resumed"), keeps], RUN, warn=warnings.append)
-    told.tell(event("run_started"))
+    told.tell(event("training_started"))
     told.tell(event("resumed"))
     support.wait_until(lambda: len(keeps.told) == 3, seconds=5)
     support.wait_until(lambda: told.tell(event("workers")) or bool(warnings), seconds=5)
     told.close()
     assert warnings == ["The sink Fails was dropped, and the run goes on without it: RuntimeError: no route."]
-    assert keeps.told[:3] == ["0" * 32, "run_started", "resumed"] and keeps.told[-1] == "failed"
+    assert keeps.told[:3] == ["0" * 32, "training_started", "resumed"] and keeps.told[-1] == "failed"
 
 
 def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

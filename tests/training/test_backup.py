@@ -73,7 +73,7 @@ def test_each_epoch_is_saved_and_one_or_two_checkpoints_stay_where_they_are_not_
     tmp_path: pathlib.Path, double: bool, kept: list[int]
 ) -> None:
     trained = backed_up(tmp_path, double_checkpoint=double, delete_checkpoint=False)
-    assert [event["step"] for event in trained.events("checkpoint_committed")] == [
+    assert [event["step"] for event in trained.events("checkpoint_saved")] == [
         epoch * STEPS_PER_EPOCH for epoch in range(1, 5)
     ]
     assert steps(tmp_path / "backup") == kept and trained.result.checkpoint_step == STEPS

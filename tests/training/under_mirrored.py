@@ -60,7 +60,7 @@ def overflow(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
         results[kind] = {
             "copies": copies(trained),
             "left_out": copies(other),
-            "skipped": [{"step": e["step"], **e["details"]} for e in trained.events("steps_skipped")],
+            "skipped": [{"step": e["step"], **e["details"]} for e in trained.events("gradient_overflow")],
             "metrics": trained.result.train_metrics,
             "metrics_left_out": other.result.train_metrics,
         }

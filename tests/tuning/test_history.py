@@ -11,7 +11,7 @@ from sweep_journals import Journal, ended, hyperband_sweep
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.tuning.schedule.history import Parameter, Point, Sweep, read_sweep
+from tfdist.tuning.schedule.history import Point, read_sweep
 
 
 def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib.Path) -> None:
@@ -160,17 +160,8 @@ def test_nothing_of_this_imports_tensorflow_or_keras(tmp_path: pathlib.Path) -> 
     run_dir = hyperband_sweep(9).write(tmp_path)
     code = f"""
 import sys
-from tfdist.tuning.report import report, table, live_table
-report.write_report({run_dir!r})
-print([name for name in ("tensorflow", "keras", "keras_tuner", "gin", "matplotlib.pyplot") if name in sys.modules])
+from tfdist.tuning.report import live_table, sweep_page, table
+sweep_page.write_sweep_report({run_dir!r})
+print([name for name in ("tensorflow", "keras", "keras_tuner", "gin") if name in sys.modules])
 """
     assert run_python(["-c", code]).check().stdout.strip() == "[]"
-
-
-@pytest.mark.slow
-def test_what_a_model_asks_for_is_one_setting_of_the_configuration() -> None:
-    own, of_model = Parameter(path="a.rate", kind="float"), Parameter(path="units", kind="integer", of_model=True)
-    values = {"a.rate": 0.5, "units": 8, "units_1": 16}
-    settings = Sweep(parameters=(own, of_model)).settings(values)
-    assert settings == {"a.rate": 0.5, "train.hyperparameters": {"units": 8, "units_1": 16}}
-    assert Sweep(parameters=(own,)).settings({"a.rate": 0.5}) == {"a.rate": 0.5}

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import html.parser
 import pathlib
 import re
 import sys
-from typing import Any
 
-import numpy as np
-import PIL.Image
 import pytest
 from gcs.server import GcsServer
-from support import run_python
 from sweep_journals import Journal, ended, hyperband_sweep
 
+from tfdist.commands.report import main
 from tfdist.errors import UserError
-from tfdist.report.words import gin_text, short_names, value_text
+from tfdist.report.words import short_names, value_text
 from tfdist.storage import files
-from tfdist.tuning.report.plot_style import objective_limits
-from tfdist.tuning.report.report import trial_address, write_report
+from tfdist.tuning.report.sweep_page import objective_limits, trial_address, write_sweep_report
 from tfdist.tuning.schedule.history import read_sweep
-
-_PLOTS = ("curves.png", "objective.png", "parallel.png")
 
 
 class Page(html.parser.HTMLParser):
@@ -38,7 +31,7 @@ class Page(html.parser.HTMLParser):
         self.references: list[str] = []
         self.links: list[str] = []
         self.rows: list[list[str]] = []
-        self.pre = ""
+        self.titles: list[str] = []
         self.tags: list[str] = []
         self.feed(text)
         self.close()
@@ -59,22 +52,17 @@ class Page(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, text: str) -> None:
-        if self.open and self.open[-1] == "pre":
-            self.pre += text
+        if self.open and self.open[-1] in ("h2", "dt", "figcaption"):
+            self.titles.append(text.strip())
         if {"td", "th"} & set(self.open):
             self.rows[-1][-1] += text
 
 
 def report_of(journal: Journal, run_dir: pathlib.Path) -> Page:
-    page = write_report(journal.write(run_dir))
+    page = write_sweep_report(journal.write(run_dir))
     assert page == f"{run_dir}/report/index.html"
-    return Page(pathlib.Path(page).read_text(encoding="utf-8"))
-
-
-def colors_in(path: pathlib.Path) -> int:
-    with PIL.Image.open(path) as image:
-        assert image.width >= 900 and image.height >= 150
-        return len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0))
+    text = pathlib.Path(page).read_text(encoding="utf-8")
+    return Page(re.sub(r"<script>.*?</script>", "<script></script>", text, flags=re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -103,28 +91,22 @@ JOURNALS: dict[str, Journal] = {
 @pytest.mark.parametrize("name", JOURNALS)
 def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> None:
     page = report_of(JOURNALS[name], tmp_path)
-    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted([*_PLOTS, "index.html"])
-    for plot in _PLOTS:
-        assert colors_in(tmp_path / "report" / plot) > 1
-    assert len([tag for tag in page.tags if tag == "img"]) == len(_PLOTS)
+    sweep = read_sweep(str(tmp_path))
+    assert [path.name for path in (tmp_path / "report").iterdir()] == ["index.html"]
+    assert ("Objective" in page.titles) == bool(sweep.judged)
+    assert ("Learning curves" in page.titles) == any(trial.curve for trial in sweep.trials)
     with (tmp_path / "trials.csv").open(newline="") as table:
-        assert len(list(csv.DictReader(table))) == len(read_sweep(str(tmp_path)).trials)
+        assert len(list(csv.DictReader(table))) == len(sweep.trials)
 
 
-@pytest.mark.slow
-def test_the_page_holds_everything_and_asks_for_nothing(shared: tuple[Page, pathlib.Path]) -> None:
+def test_the_page_asks_for_nothing_and_draws_each_parameter(shared: tuple[Page, pathlib.Path]) -> None:
     page, run_dir = shared
-    assert len(page.references) == len(_PLOTS)
-    assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
-    content = (run_dir / "report" / "index.html").read_text()
-    assert not re.findall(r"https?:|//|url\(|@import", re.sub(r"base64,[^\"]*", "", content))
-    assert "default-src 'none'" in content
-    pictures = [base64.b64decode(reference.split(",")[1]) for reference in page.references]
-    for plot, embedded in zip(["objective", "parallel", "curves"], pictures, strict=True):
-        assert (run_dir / "report" / f"{plot}.png").read_bytes() == embedded
+    assert page.references == []
+    assert "default-src 'none'" in (run_dir / "report" / "index.html").read_text()
+    assert {"Objective", "Learning curves", "learning_rate", "layers", "kind", "filters", "use_ema"} <= {*page.titles}
 
 
-def test_the_page_lists_the_trials_the_best_first_and_its_values_as_gin(shared: tuple[Page, pathlib.Path]) -> None:
+def test_the_page_lists_the_trials_the_best_first_and_its_values(shared: tuple[Page, pathlib.Path]) -> None:
     page, run_dir = shared
     best = read_sweep(str(run_dir)).best
     assert best is not None
@@ -135,14 +117,18 @@ def test_the_page_lists_the_trials_the_best_first_and_its_values_as_gin(shared: 
     assert objectives == sorted(objectives, reverse=True)
     assert [row[1] for row in page.rows[-3:]] == ["infeasible"] * 3
     assert "The loss is NaN at step 120." in page.rows[-1]
-    assert page.pre == gin_text(best.values)
+    assert page.titles[page.titles.index("Best trial") + 1 :][:4] == [
+        "trial",
+        "val_accuracy",
+        "epochs",
+        "learning_rate",
+    ]
 
 
 def test_each_trial_links_to_its_run_directory(shared: tuple[Page, pathlib.Path]) -> None:
     page, run_dir = shared
     trials = [row[0] for row in page.rows[1:]]
-    assert page.links[: len(_PLOTS)] == ["objective.png", "parallel.png", "curves.png"]
-    assert page.links[len(_PLOTS) :] == [f"../trials/{name}/" for name in trials]
+    assert page.links == [f"../trials/{name}/" for name in trials]
     assert (run_dir / "report" / page.links[-1]).resolve() == run_dir / "trials" / trials[-1]
     assert trial_address("gs://bucket/a sweep/", "0007") == (
         "https://console.cloud.google.com/storage/browser/bucket/a%20sweep/trials/0007"
@@ -156,7 +142,7 @@ def test_what_stands_in_the_journal_cannot_become_part_of_the_page(tmp_path: pat
     journal.start("$x_{$", {attack: "$x_{$"}).end("$x_{$", 0.9)
     journal.start(attack, {attack: attack}).report(attack, 1, 0.5).end(attack, 0.5)
     page = report_of(journal, tmp_path)
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == 4  # Bokeh, its log level, the figures, and what sorts a table
     assert [row[0] for row in page.rows[1:]] == ["$x_{$", attack]
 
 
@@ -172,17 +158,8 @@ def test_the_csv_has_a_column_a_parameter_and_gaps_where_a_trial_has_none(shared
 
 
 def test_unreadable_lines_are_told_on_the_page(tmp_path: pathlib.Path) -> None:
-    page = write_report(Journal().begin().write(tmp_path, torn='{"event": "tri\n\x00\n'))
+    page = write_sweep_report(Journal().begin().write(tmp_path, torn='{"event": "tri\n\x00\n'))
     assert "2 lines of sweep.jsonl could not be read" in pathlib.Path(page).read_text()
-
-
-@pytest.mark.slow
-def test_the_same_journal_gives_the_same_files(shared: tuple[Page, pathlib.Path], tmp_path: pathlib.Path) -> None:
-    def contents(run_dir: pathlib.Path) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in (run_dir / "report").iterdir()}
-
-    report_of(hyperband_sweep(30), tmp_path)
-    assert contents(tmp_path) == contents(shared[1])
 
 
 def test_one_diverged_trial_does_not_press_the_others_into_a_line(tmp_path: pathlib.Path) -> None:
@@ -190,29 +167,9 @@ def test_one_diverged_trial_does_not_press_the_others_into_a_line(tmp_path: path
     journal = Journal(direction="min").begin()
     sweep = read_sweep(journal.write(tmp_path))
     low, high = objective_limits(sweep, [*usual, 1e9])
-    assert low == 0 and 0.9 < high < 3
+    assert -0.1 < low < 0 and 0.9 < high < 3
     low, high = objective_limits(sweep, [*usual, -1e9])  # far better than the others: that is what counts
-    assert low == -1e9
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.1, "0.1"),
-        (1e-7, "1e-07"),
-        (True, "True"),
-        (None, "None"),
-        ("it's", '"it\'s"'),
-        ("@keras.optimizers.Adam", "@keras.optimizers.Adam"),
-        ("@build()", "@build()"),
-        ("a@b", "'a@b'"),
-        ([1, "x"], "[1, 'x']"),
-        ((3,), "(3,)"),
-        ({"a": [False]}, "{'a': [False]}"),
-    ],
-)
-def test_values_are_written_as_gin_reads_them(value: Any, text: str) -> None:
-    assert gin_text({"train.x": value}) == f"train.x = {text}\n"
+    assert low < -1e9 + 1
 
 
 def test_names_are_as_short_as_they_can_be_told_apart() -> None:
@@ -228,32 +185,22 @@ def test_names_are_as_short_as_they_can_be_told_apart() -> None:
 
 
 @pytest.mark.slow
-def test_a_report_is_written_into_a_bucket(gcs: GcsServer) -> None:
-    files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(hyperband_sweep(9).lines()))
-    assert write_report("gs://bucket/run") == "gs://bucket/run/report/index.html"
-    assert files.list_names("gs://bucket/run/report") == sorted([*_PLOTS, "index.html"])
-    assert files.read("gs://bucket/run/trials.csv").startswith(b"trial,status,objective,")
+def test_the_command_writes_the_report_again_in_a_bucket_too(
+    gcs: GcsServer, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = hyperband_sweep(9)
+    files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(journal.lines()))
+    for run_dir in (journal.write(tmp_path), "gs://bucket/run"):
+        assert main([run_dir]) == 0
+        assert capsys.readouterr() == (f"{run_dir}/report/index.html\n", "")
+        assert files.read(f"{run_dir}/trials.csv").startswith(b"trial,status,objective,")
 
 
 @pytest.mark.slow
-def test_the_command_writes_the_report_again(tmp_path: pathlib.Path) -> None:
-    run_dir = hyperband_sweep(9).write(tmp_path)
-    done = run_python(["-m", "tfdist.tuning.report", run_dir]).check()
-    assert done.stdout == f"{run_dir}/report/index.html\n" and done.stderr == ""
-
-
-@pytest.mark.parametrize("arguments", [["missing"], ["s3://bucket/run"], []])
-def test_the_command_says_what_is_wrong_with_status_2(tmp_path: pathlib.Path, arguments: list[str]) -> None:
-    done = run_python(["-m", "tfdist.tuning.report", *arguments], cwd=tmp_path)
-    assert done.status == 2
-    assert "error: " in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_without_the_extra_the_table_is_written_and_the_rest_asked_for(
+def test_without_bokeh_the_table_is_written_and_the_rest_asked_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UserError, match=r"pip install 'tfdist\[tuner\]'"):
-        write_report(hyperband_sweep(3).write(tmp_path))
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.raises(UserError, match=r"pip install 'tfdist\[report\]'"):
+        write_sweep_report(hyperband_sweep(3).write(tmp_path))
     assert (tmp_path / "trials.csv").exists()

@@ -218,7 +218,7 @@ def test_the_next_trial_is_built_while_one_trains_and_learns_the_same(done: Done
         ends = {e["trial"]: e["time"] for e in sweep.ends}
         opened = {}
         for trial in ends:
-            (started,) = [e for e in sweep.told(trial) if e["event"] == "run_started"]
+            (started,) = [e for e in sweep.told(trial) if e["event"] == "training_started"]
             opened[trial] = started["time"]
         built_ahead = [trial for before, trial in itertools.pairwise(ends) if opened[trial] < ends[before]]
         assert bool(built_ahead) == is_ahead, (built_ahead, sweep.directory)  # a slow machine may miss one or the other

@@ -18,8 +18,8 @@ import rich.console
 from support import REPOSITORY, clean_environment
 from sweep_journals import Journal, ended, hyperband_sweep
 
-from tfdist.tuning.report.live_table import build_table
-from tfdist.tuning.report.table import PlainTable, open_table
+from tfdist.tuning.report.live_table import build_table, open_table
+from tfdist.tuning.report.table import PlainTable
 from tfdist.tuning.schedule.history import History
 
 _VALUES = {"train.learning_rate": 0.00123, "models.build.layers": 3}
@@ -153,7 +153,7 @@ def test_a_terminal_shows_a_table_and_a_line_for_each_trial_that_ended(tmp_path:
     run_dir = ended(hyperband_sweep(4)).write(tmp_path)
     code = f"""
 import json, pathlib
-from tfdist.tuning.report.table import open_table
+from tfdist.tuning.report.live_table import open_table
 table = open_table()
 for line in pathlib.Path({run_dir!r}, "sweep.jsonl").read_text().splitlines():
     table.on_event(json.loads(line))

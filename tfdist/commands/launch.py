@@ -26,7 +26,7 @@ from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals
 from tfdist.launch.supervise.supervisor import Hosts, Start, Supervisor
 from tfdist.launch.supervise.watch import Patience
-from tfdist.telemetry.console.terminal_width import columns_of
+from tfdist.telemetry.console.base import columns_of
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
 ON_RAY = ("ray", "ray_horovod")

@@ -21,11 +21,10 @@ ABOUT = f"""\
 {PROGRAM} --list DIRECTORY
 
 Writes RUN/report/index.html, a page that shows a run, at any moment of it; of several runs, one page that shows them
-side by side. RUN is a run directory, local or gs://, of a training or a sweep.
+side by side. RUN is a run directory, local or gs://, of a training or a sweep, whose trials.csv is written, too.
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("output", None, f"the page of several runs; {COMPARISON} by default", flag_values=FLAGS)
-flags.DEFINE_bool("watch", False, "draw again whenever a file has changed, until the runs are over", flag_values=FLAGS)
 flags.DEFINE_bool("list", False, "print a table of the runs below a directory", flag_values=FLAGS)
 
 
@@ -40,45 +39,35 @@ def run(arguments: Sequence[str]) -> None:
     if not run_dirs:
         raise UserError(f"No run given. Write, for example: {PROGRAM} runs/digits")
     if given.list:
-        _list(run_dirs)
-    elif any(files.exists(RunDirectory(path).sweep) for path in run_dirs):
-        _draw_sweep(run_dirs)
+        _print_list(run_dirs)
     else:
-        _draw(run_dirs, given)
+        print(_write(run_dirs, given.output))
 
 
-def _list(directories: Sequence[str]) -> None:
+def _print_list(directories: Sequence[str]) -> None:
     from rich.console import Console
 
-    from tfdist.report.listing import table_of
+    from tfdist.report.listing import list_runs
     from tfdist.telemetry.facts import now
 
     if len(directories) != 1:
         raise UserError(f"--list takes one directory; received {' '.join(directories)!r}.")
-    Console().print(table_of(directories[0], now()))
+    Console().print(list_runs(directories[0], now()))
 
 
-def _draw_sweep(run_dirs: Sequence[str]) -> None:
-    if len(run_dirs) > 1:
-        raise UserError("A sweep has a page of its own. Give its directory alone, or those of trainings.")
-    from tfdist.tuning.report.report import write_report
-
-    print(write_report(run_dirs[0]))
-
-
-def _draw(run_dirs: Sequence[str], given: flags.FlagValues) -> None:
+def _write(run_dirs: Sequence[str], output: str | None) -> str:
+    """Writes the page of a sweep, a run or several; returns its path."""
     from tfdist.report import report
-    from tfdist.report.run_data import Run, read_run
 
-    if given.output and len(run_dirs) == 1:
+    is_sweep = any(files.exists(RunDirectory(path).sweep) for path in run_dirs)
+    if len(run_dirs) > 1:
+        if is_sweep:
+            raise UserError("A sweep has a page of its own. Give its directory alone, or those of trainings.")
+        return report.write_comparison(run_dirs, output or COMPARISON)
+    if output:
         raise UserError(f"--output is for several runs; the page of one is in its directory. Received {run_dirs[0]!r}.")
+    if is_sweep:
+        from tfdist.tuning.report.sweep_page import write_sweep_report
 
-    def write(runs: Sequence[Run]) -> str:
-        if len(runs) == 1:
-            return report.write_report(runs[0], is_live=given.watch)
-        return report.write_comparison(runs, given.output or COMPARISON, is_live=given.watch)
-
-    if given.watch:
-        report.watch(run_dirs, lambda runs: print(write(runs), flush=True))
-    else:
-        print(write([read_run(path) for path in run_dirs]))
+        return write_sweep_report(run_dirs[0])
+    return report.write_run_page(run_dirs[0])

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
 from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE, without_proxy
-from tfdist.telemetry.console import terminal_width
 
 PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, also where some are left out
 _THIS_MACHINE = ("127.0.0.1", "localhost")
@@ -82,7 +81,6 @@ def worker_environment(
     if not keep_cluster:
         changed.pop("TF_CONFIG", None)
     changed.pop(ALL_WORKERS_VARIABLE, None)
-    changed.pop(terminal_width.VARIABLE, None)
     if columns is not None:
-        changed[terminal_width.VARIABLE] = str(max(0, columns - len("[worker 0] ")))
+        changed["COLUMNS"] = str(max(0, columns - len("[worker 0] ")))
     return changed | without_proxy(_THIS_MACHINE, environment)

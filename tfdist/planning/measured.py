@@ -44,7 +44,7 @@ def read(path: str) -> Measured:
         raise UserError(f"--from_run={path} holds no finished run: there is no {directory.result}.")
     if not result.examples_per_second or not result.num_replicas:
         raise UserError(f"--from_run={path} holds no measurements: {directory.result} has no examples_per_second.")
-    committed = [each for each in read_events(directory, Unreadable()) if each.name == "checkpoint_committed"]
+    committed = [each for each in read_events(directory, Unreadable()) if each.name == "checkpoint_saved"]
     writes = [seconds for each in committed if isinstance(seconds := each.details.get("write_seconds"), int | float)]
     return Measured(
         path=directory.path,

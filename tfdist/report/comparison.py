@@ -1,4 +1,4 @@
-"""What the page of several runs shows: a table of them, what differs between them, and their curves side by side.
+"""The sections of the page of several runs: a table of them, what differs between them, and their curves side by side.
 
 Invariant: runs whose settings differ in the seed alone are one row of the ablation table, with mean and spread. A
 setting counts as different only where one of the runs states it: half a run has no list of its defaults.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import datetime
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tfdist.report.curves import Curve
-from tfdist.report.figures import STEPS, Axis, color_of, curves_plot, draw_bars
+from tfdist.report.figures import STEPS, Axis, color_of, draw_bars, draw_curves
 from tfdist.report.page import Cell, Plot, Section, Table
 from tfdist.report.run_data import Run, is_metric
-from tfdist.report.sample_sections import SHARE_COLORS, share_legend
+from tfdist.report.run_page import SHARE_COLORS, share_legend
 from tfdist.report.words import duration_text, short_names
 from tfdist.telemetry.account.goodput import total
 from tfdist.telemetry.console.console_text import number_text
@@ -25,15 +24,25 @@ NOT_SET = "–"
 
 
 def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Section]:
-    """The sections of the page of several runs."""
-    names = run_names([run.path for run in runs])
-    found = [
-        Section(title="Runs", tables=[_runs_table(runs, names, now)]),
-        _ablation(runs),
-        Section(title="Curves", text="A line a run.", plots=_curves(runs, names)),
+    """The sections of the page of several runs, empty ones among them."""
+    names, axis = run_names([run.path for run in runs]), Axis(STEPS)
+    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    keys = dict.fromkeys(key for run in runs for key in run.curves if is_metric(key[0]))
+    curves = [
+        draw_curves(
+            f"{metric} ({split})",
+            axis,
+            {name: run.curves.get((metric, split)) for run, name in zip(runs, names, strict=True)},
+            len(keys) * len(runs),
+        )
+        for metric, split in keys
+    ]
+    return [
+        Section(title="Runs", tables=[_runs_table(runs, names, metrics, now)]),
+        _ablation(runs, metrics),
+        Section(title="Curves", text="A line a run.", plots=curves),
         _time_shares(runs, names),
     ]
-    return [section for section in found if section.plots or section.tables]
 
 
 def run_names(paths: Sequence[str]) -> list[str]:
@@ -43,42 +52,33 @@ def run_names(paths: Sequence[str]) -> list[str]:
     return ["/".join(each[same:]) or path for each, path in zip(parts, paths, strict=True)]
 
 
-def metric_names(runs: Sequence[Run]) -> list[str]:
-    """Of all the runs, in the order in which they first appear."""
-    return list(dict.fromkeys(name for run in runs for name in run.metrics))
-
-
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
     """The settings that differ between the runs."""
     settings = [run.settings for run in runs]
     stated = dict.fromkeys(name for run in runs for name in run.given)
     return [name for name in stated if len({each.get(name) for each in settings}) > 1]
 
 
-def _runs_table(runs: Sequence[Run], names: Sequence[str], now: datetime.datetime) -> Table:
-    metrics = metric_names(runs)
-    rows = []
-    for place, (run, name) in enumerate(zip(runs, names, strict=True)):
-        known, goodput, seconds = run.metrics, run.goodput, run.wall_seconds
-        rows.append(
-            [
-                Cell(name, color=color_of(place)),
-                Cell(run.status(now)),
-                Cell(str(run.fact("strategy") or "")),
-                Cell(str(run.fact("num_replicas") or ""), run.fact("num_replicas")),
-                Cell(f"{run.steps:,}", run.steps),
-                *(_number(known.get(metric)) for metric in metrics),
-                Cell("" if goodput is None else f"{goodput:.1%}", goodput),
-                Cell("" if seconds is None else duration_text(seconds), seconds),
-            ]
-        )
+def _runs_table(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[str], now: datetime.datetime) -> Table:
+    rows = [
+        [
+            Cell(name, color=color_of(place)),
+            Cell(run.status(now)),
+            Cell(str(run.fact("strategy") or "")),
+            Cell(str(run.fact("num_replicas") or ""), run.fact("num_replicas")),
+            Cell(f"{run.steps:,}", run.steps),
+            *(_mean([run.metrics[metric]] if metric in run.metrics else []) for metric in metrics),
+            Cell("" if run.goodput is None else f"{run.goodput:.1%}", run.goodput),
+            Cell("" if run.wall_seconds is None else duration_text(run.wall_seconds), run.wall_seconds),
+        ]
+        for place, (run, name) in enumerate(zip(runs, names, strict=True))
+    ]
     heads = ("run", "status", "strategy", "replicas", "steps", *metrics, "goodput", "wall clock")
     return Table(title="Runs", names=heads, rows=rows)
 
 
-def _ablation(runs: Sequence[Run]) -> Section:
-    differ = [name for name in differing(runs) if name != SEED]
-    metrics = metric_names(runs)
+def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
+    differ = [name for name in differing_settings(runs) if name != SEED]
     groups: dict[tuple[str | None, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run.settings.get(name) for name in differ), []).append(run)
@@ -86,7 +86,7 @@ def _ablation(runs: Sequence[Run]) -> Section:
         [
             *(Cell(NOT_SET if value is None else value) for value in values),
             Cell(str(len(group)), len(group)),
-            *(_spread([run.metrics[metric] for run in group if metric in run.metrics]) for metric in metrics),
+            *(_mean([run.metrics[metric] for run in group if metric in run.metrics]) for metric in metrics),
         ]
         for values, group in groups.items()
     ]
@@ -100,36 +100,16 @@ def _ablation(runs: Sequence[Run]) -> Section:
     return Section(title="What differs", text=text, tables=[table])
 
 
-def _curves(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
-    axis = Axis(STEPS)
-    keys = dict.fromkeys(key for run in runs for key in run.curves if is_metric(key[0]))
-    num_curves = len(keys) * len(runs)
-    plots = []
-    for metric, split in keys:
-        curves: Mapping[str, Curve | None] = {
-            name: run.curves.get((metric, split)) for run, name in zip(runs, names, strict=True)
-        }
-        plots.append(curves_plot(f"{metric} ({split})", axis, curves, num_curves))
-    return plots
-
-
 def _time_shares(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    rows = {}
-    for run, name in zip(runs, names, strict=True):
-        account = total(run.accounts.values())
-        if account.goodput is not None:
-            rows[name] = account.seconds
+    accounts = {name: total(run.accounts.values()) for run, name in zip(runs, names, strict=True)}
+    rows = {name: account.seconds for name, account in accounts.items() if account.goodput is not None}
     legend = share_legend({share: 1.0 for seconds in rows.values() for share in seconds})
     plots = [Plot(title="Worker-seconds", figure=draw_bars(rows, SHARE_COLORS), legend=legend)] if rows else []
     return Section(title="Where the time went", plots=plots, is_wide=True)
 
 
-def _number(value: float | None) -> Cell:
-    return Cell("" if value is None else number_text(value), value)
-
-
-def _spread(values: Sequence[float]) -> Cell:
-    """`0.9512 ± 0.0012`."""
+def _mean(values: Sequence[float]) -> Cell:
+    """`0.9512 ± 0.0012`, of one value `0.9512`."""
     if not values:
         return Cell("")
     mean = statistics.fmean(values)

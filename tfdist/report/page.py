@@ -1,7 +1,6 @@
-"""The frame that the pages of runs and of sweeps share, and what a run's page is made of.
+"""The page of a run, of several runs or of a sweep: sections of figures, tables and text, as one HTML file.
 
-Invariant: a page is one file that asks for nothing over the network (its policy forbids it); whatever text it shows is
-escaped, but what `page_text` is given as HTML.
+Invariant: a page asks for nothing over the network (its policy forbids it), and all text on it is escaped.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ LONG_TEXT = 30  # characters, from which on a cell may take several lines
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Of a table; `number` is what it is sorted by, `color` a mark before the text."""
+    """Of a table; `number` is what it is sorted by, `color` a mark before the text, `link` an address."""
 
     text: str
     number: float | None = None
     color: str = ""
+    link: str = ""
 
     @property
     def is_long(self) -> bool:
@@ -57,7 +57,12 @@ class Plot:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page; the plots of a wide one stand below each other, so that their axes do."""
+    """A part of a page, which is left out where it has nothing to show.
+
+    Attributes:
+      code: gin text; folded under `code_title` where there is one.
+      is_wide: plots stand below each other, so that their axes do.
+    """
 
     title: str
     text: str = ""
@@ -65,53 +70,33 @@ class Section:
     plots: Sequence[Plot] = ()
     tables: Sequence[Table] = ()
     code: str = ""
+    code_title: str = ""
     is_wide: bool = False
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.facts or self.plots or self.tables or self.code)
 
-def run_page(
+
+def build_page(
     title: str,
-    summary: Sequence[tuple[str, str]],
-    notes: Sequence[str],
     sections: Sequence[Section],
     *,
-    refresh_seconds: int | None = None,
+    summary: Sequence[tuple[str, str]] = (),
+    notes: Sequence[str] = (),
 ) -> str:
-    """The page as HTML. `refresh_seconds`: after which a browser reads it again."""
-    from bokeh import embed, resources
-
-    plots = [plot for section in sections for plot in section.plots]
-    script, places = embed.components([plot.figure for plot in plots], wrap_script=False) if plots else ("", ())
-    placed = {id(plot): place for plot, place in zip(plots, places, strict=True)}
-    shown = [
-        {**vars(section), "plots": [{**vars(plot), "place": _markup(placed[id(plot)])} for plot in section.plots]}
-        for section in sections
-    ]
-    body = _fill("sections.html.jinja", summary=summary, notes=notes, sections=shown)
-    bokeh = resources.Resources(mode="inline", components=["bokeh"]).js_raw if plots else []
-    return page_text(title, body, scripts=[*bokeh, script], refresh_seconds=refresh_seconds)
-
-
-def page_text(title: str, body: str, *, scripts: Sequence[str] = (), refresh_seconds: int | None = None) -> str:
-    """A whole page as HTML.
-
-    Args:
-      title: text.
-      body: HTML.
-      scripts: JavaScript.
-      refresh_seconds: after which a browser reads the page again.
-    """
-    return _fill(
-        "page.html.jinja",
-        title=title,
-        body=_markup(body),
-        scripts=[_markup(script.replace("</script", "<\\/script")) for script in scripts],
-        refresh_seconds=refresh_seconds,
-    )
-
-
-def _fill(template: str, **values: Any) -> str:
+    """Returns the page as HTML."""
     import jinja2
+    from bokeh import embed, resources
+    from markupsafe import Markup
 
+    sections = [section for section in sections if not section.is_empty]
+    plots = [plot for section in sections for plot in section.plots]
+    scripts, places = [], {}
+    if plots:
+        script, divisions = embed.components([plot.figure for plot in plots], wrap_script=False)
+        scripts = [*resources.Resources(mode="inline", components=["bokeh"]).js_raw, script]
+        places = {id(plot): Markup(division) for plot, division in zip(plots, divisions, strict=True)}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tfdist.report", "templates"),
         undefined=jinja2.StrictUndefined,
@@ -119,11 +104,11 @@ def _fill(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(values)
-
-
-def _markup(text: str) -> Any:
-    """HTML that a template takes as it stands."""
-    import markupsafe
-
-    return markupsafe.Markup(text)
+    return environment.get_template("page.html.jinja").render(
+        title=title,
+        summary=summary,
+        notes=notes,
+        sections=sections,
+        place_of=lambda plot: places[id(plot)],
+        scripts=[Markup(script.replace("</script", "<\\/script")) for script in scripts],
+    )

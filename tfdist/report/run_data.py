@@ -1,6 +1,7 @@
 """A run as its directory shows it, at any moment of it: what a report is made of.
 
-Invariant: only reads; whatever is missing or half written is left out. `read_run` alone knows the files.
+Invariant: only reads; whatever is missing or half written is left out. `read_run` alone knows the files. A curve's
+steps grow, and of a step that is logged twice, as after a restart, the later point counts.
 """
 
 from __future__ import annotations
@@ -8,17 +9,20 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from tfdist.errors import UserError
-from tfdist.report.curves import Curve, read_curves
 from tfdist.storage import files
 from tfdist.telemetry.account.goodput import Account, Interval, intervals, total
 from tfdist.telemetry.facts import Event, Sample
 from tfdist.telemetry.logs.records import read_events, read_samples
-from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record
+from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record, read_lines
 from tfdist.telemetry.result import RunResult, Start, Starts
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -27,9 +31,35 @@ DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"
 ENDS = {"run_failed": "failed", "preempted": "preempted", "left_unsaved": "left unsaved", "run_paused": "paused"}
 # Samples are stored every ten seconds, half a minute later on gs://, and of a long run every 360th of its time.
 SILENCE_SECONDS, SILENCE_SHARE = 90.0, 1 / 200
-BEGIN, FINISHED = "run_started", "run_finished"  # an evaluation may come later
+BEGIN, FINISHED = "training_started", "run_finished"  # an evaluation may come later
+LEARNING_RATE, GRADIENT_NORM = "learning_rate", "gradient_norm"  # curves that are no metrics
 T = TypeVar("T")
 _STATEMENT = re.compile(r"(\S+) = ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Values at steps; NaN where there was no number."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    @property
+    def num_not_finite(self) -> int:
+        return int(np.sum(~np.isfinite(self.values)))
+
+    def thinned(self, most: int) -> Curve:
+        """About `most` points, the highest and the lowest of each stretch among them, so that no spike is lost."""
+        count = len(self.steps)
+        if count <= most:
+            return self
+        is_number = np.isfinite(self.values)
+        lowest, highest = np.where(is_number, self.values, np.inf), np.where(is_number, self.values, -np.inf)
+        kept = {0, count - 1}
+        for first, last in itertools.pairwise(np.linspace(0, count, most // 2 + 1).astype(int)):
+            kept |= {int(first + lowest[first:last].argmin()), int(first + highest[first:last].argmax())}
+        places = sorted(kept)
+        return Curve(self.steps[places], self.values[places])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,15 +89,11 @@ class Run:
     unreadable: int
 
     @property
-    def name(self) -> str:
-        return self.path.rstrip("/").rpartition("/")[2] or self.path
-
-    @property
     def settings(self) -> dict[str, str]:
         return {**self.defaults, **self.given}
 
     def status(self, now: datetime.datetime) -> str:
-        """DONE, one of ENDS, RUNNING where something was heard lately; else UNFINISHED."""
+        """DONE, one of ENDS, RUNNING where something was logged lately; else UNFINISHED."""
         if self.result is not None:
             return self.result.status
         for event in reversed(self.events):
@@ -75,51 +101,47 @@ class Run:
                 return ENDS[event.name]
             if event.name == BEGIN:
                 break
-        last, seconds = self.last_word, self.wall_seconds
+        last, seconds = self.last_update, self.wall_seconds
         if last is None or seconds is None:
             return UNFINISHED
         return RUNNING if (now - last).total_seconds() < SILENCE_SECONDS + seconds * SILENCE_SHARE else UNFINISHED
 
-    def is_over(self, now: datetime.datetime) -> bool:
-        """Whether the run has said that it ended."""
-        return self.status(now) not in (RUNNING, UNFINISHED)
-
-    @property
-    def last_word(self) -> datetime.datetime | None:
-        """When the run was last heard of."""
-        return max([*(e.time for e in self.events[-1:]), *(s.time for s in self.samples[-1:])], default=None)
-
     @property
     def began(self) -> datetime.datetime | None:
-        """When the run was first heard of."""
+        """The time of the first event or sample."""
         return min([*(e.time for e in self.events[:1]), *(s.time for s in self.samples[:1])], default=None)
 
     @property
+    def last_update(self) -> datetime.datetime | None:
+        """The time of the last event or sample."""
+        return max([*(e.time for e in self.events[-1:]), *(s.time for s in self.samples[-1:])], default=None)
+
+    @property
     def wall_seconds(self) -> float | None:
-        """From its beginning to its end, or else its last word, the time between its starts included."""
+        """From its beginning to its end, or else its last update, the time between its starts included."""
         finished = [event.time for event in self.events if event.name == FINISHED and self.result]
-        began, last = self.began, finished[-1] if finished else self.last_word
+        began, last = self.began, finished[-1] if finished else self.last_update
         return None if began is None or last is None else (last - began).total_seconds()
 
     @property
     def steps(self) -> int:
-        """That were done, as far as anything tells."""
+        """The last step that any file names."""
         known = [curve.steps[-1] for curve in self.curves.values()]
         known += [event.step for event in self.events if event.step is not None]
         return max(known, default=0) if self.result is None else self.result.steps
 
     def fact(self, name: str) -> Any:
-        """What result.json holds of a name, else what the last start told; None where neither does."""
-        if (found := getattr(self.result, name, None)) is not None:
-            return found
-        told = (event.details[name] for event in reversed(self.events) if event.name == BEGIN and name in event.details)
-        return next(told, None)
+        """A field of result.json, else a detail of the last start's event; None where neither has it."""
+        if (value := getattr(self.result, name, None)) is not None:
+            return value
+        details = (event.details for event in reversed(self.events) if event.name == BEGIN and name in event.details)
+        return next(details, {}).get(name)
 
     @property
     def metrics(self) -> dict[str, float]:
         """The final metrics, evaluations' under "val_…"; of half a run the newest."""
         newest = {
-            f"{prefix}{metric}": curve.last
+            f"{prefix}{metric}": float(curve.values[-1])
             for kind, prefix in (("train", ""), ("eval", "val_"))
             for (metric, split), curve in self.curves.items()
             if split == kind and is_metric(metric)
@@ -146,7 +168,7 @@ class Run:
 
 def is_metric(name: str) -> bool:
     """Whether a curve is about what is learned, and not about how."""
-    return name not in ("learning_rate", "gradient_norm")
+    return name not in (LEARNING_RATE, GRADIENT_NORM)
 
 
 def read_run(run_dir: str) -> Run:
@@ -162,10 +184,10 @@ def read_run(run_dir: str) -> Run:
             f"training, or --list {run_dir} for the runs below a directory."
         )
     unreadable = Unreadable()
-    config = _text(place.config)
-    given, defaults = _settings(config)
-    starts = record.starts if (record := _whole(place.starts, Starts)) is not None else ()
-    result = _whole(place.result, RunResult)
+    config = files.read(place.config).decode(errors="replace") if files.exists(place.config) else ""
+    given, defaults = _parse_settings(config)
+    starts = record.starts if (record := _load(place.starts, Starts)) is not None else ()
+    result = _load(place.result, RunResult)
     return Run(
         path=place.path,
         config=config,
@@ -173,22 +195,14 @@ def read_run(run_dir: str) -> Run:
         defaults=defaults,
         result=result if result is not None and len(result.starts or starts) >= len(starts) else None,
         starts=starts,
-        curves=read_curves(place.metrics, unreadable),
+        curves=_read_curves(place.metrics, unreadable),
         events=read_events(place, unreadable),
         samples=read_samples(place, unreadable),
         unreadable=unreadable.lines,
     )
 
 
-def versions(run_dir: str) -> list[tuple[str, int, int]]:
-    """The files that `read_run` reads, with what changes when their content does."""
-    place = RunDirectory(run_dir)
-    paths = [place.config, place.result, place.starts, place.metrics, *place.all_events(), *place.all_samples()]
-    found = [files.stat(path) for path in paths if files.exists(path)]
-    return [(each.path, each.num_bytes, each.changed_nanoseconds) for each in found]
-
-
-def _settings(config: str) -> tuple[dict[str, str], dict[str, str]]:
+def _parse_settings(config: str) -> tuple[dict[str, str], dict[str, str]]:
     """What config.gin states, and the defaults that it lists; a value may go on in indented lines."""
     given: dict[str, str] = {}
     defaults: dict[str, str] = {}
@@ -205,18 +219,36 @@ def _settings(config: str) -> tuple[dict[str, str], dict[str, str]]:
     return given, defaults
 
 
+def _read_curves(path: str, unreadable: Unreadable) -> dict[tuple[str, str], Curve]:
+    """The curves by metric and split; a metric that is an array of numbers has none."""
+    points: dict[tuple[str, str], dict[int, float]] = {}
+    for line in read_lines(path, unreadable):
+        step, split = line.get("step"), line.get("split")
+        if not isinstance(step, int) or not isinstance(split, str):
+            unreadable.lines += 1
+            continue
+        for name, value in line.items():
+            number = None if name in ("step", "epoch", "split") else _number(value)
+            if number is not None:
+                points.setdefault((name, split), {})[step] = number
+    return {
+        key: Curve(np.array([step for step, _ in curve]), np.array([value for _, value in curve]))
+        for key, curve in ((key, sorted(own.items())) for key, own in points.items())
+    }
+
+
+def _number(value: Any) -> float | None:
+    """A metric's value; the log writes what JSON has no number for as "nan", "inf" and "-inf"."""
+    if isinstance(value, str):
+        return math.nan if value in ("nan", "inf", "-inf") else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
     return {f"{prefix}{name}": float(value) for name, value in values.items() if isinstance(value, int | float)}
 
 
-def _text(path: str) -> str:
-    try:
-        return files.read(path).decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-
-
-def _whole(path: str, kind: type[T]) -> T | None:
+def _load(path: str, kind: type[T]) -> T | None:
     """What a file holds; None where it is missing or damaged."""
     try:
         return load_record(path, kind)

@@ -1,4 +1,4 @@
-"""Names, values and durations in few signs, and values as gin text.
+"""Names, values and durations in few signs.
 
 Invariant: one line each, without control characters, whatever a user's choice holds. Table, plots and page share these.
 """
@@ -61,20 +61,3 @@ def duration_text(seconds: float) -> str:
     """`0:12:05`: hours, minutes, seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def gin_text(values: Mapping[str, Any]) -> str:
-    """A binding a line, as a gin file or `--gin_param` takes them."""
-    return "".join(f"{path} = {gin_literal(value)}\n" for path, value in values.items())
-
-
-def gin_literal(value: Any) -> str:
-    """The value as gin reads it; text like `@module.function` or `%MACRO` is a reference, as in a gin file."""
-    if isinstance(value, str) and _GIN_REFERENCE.fullmatch(value):
-        return value
-    if isinstance(value, list | tuple):
-        inner = ", ".join(gin_literal(item) for item in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key!r}: {gin_literal(item)}" for key, item in value.items()) + "}"
-    return repr(value)

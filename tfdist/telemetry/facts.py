@@ -121,7 +121,7 @@ class Phase:
 
     Attributes:
       worker: its index.
-      share: one of `time_account.PHASES`.
+      share: one of the spans of `time_account.PHASES`.
       seconds: that it took, until `time`.
     """
 

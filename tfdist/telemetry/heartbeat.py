@@ -34,34 +34,19 @@ _RECORD = struct.Struct("<8sqqqddd??6x24s256s")
 _MAGIC = b"tfdpulse"
 _NO_STEP = -1
 
-STARTING = "starting"
-CONNECTING = "connecting"
-PREPARING = "preparing data"
-BUILDING = "building the model"
-RESTORING = "restoring"
-TRAINING = "training"
-BETWEEN = "between steps"
-EVALUATING = "evaluating"
-SAVING = "saving"
-AGREEING = "agreeing with the others"
-FINISHING = "finishing"
-LEAVING = "leaving after an error"
-ENDED = "ended"
-_SHARE_OF = {
-    STARTING: "import",
-    CONNECTING: "connect",
-    PREPARING: "data",
-    BUILDING: "build",
-    RESTORING: "restore",
-    TRAINING: "compute",
-    BETWEEN: "callbacks",
-    EVALUATING: "evaluate",
-    SAVING: "checkpoint",
-    AGREEING: "peer_wait",
-    FINISHING: "finish",
-    LEAVING: "finish",
-    ENDED: "finish",
-}
+# Of time_account.PHASES.
+STARTING = "import"
+CONNECTING = "connect"
+PREPARING = "data"
+BUILDING = "build"
+RESTORING = "restore"
+TRAINING = "compute"
+BETWEEN = "callbacks"
+EVALUATING = "evaluate"
+SAVING = "checkpoint"
+AGREEING = "peer_wait"
+FINISHING = "finish"
+LEAVING = "leave"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +56,7 @@ class Reading:
     Attributes:
       pid: of the process that wrote it.
       host: its name.
-      phase: what it is doing.
+      phase: what it is doing, of `time_account.PHASES`.
       turn: how many turns of phases it has begun.
       step: the last one it has done; None before it knows.
       moment: when it began the phase, by `time.monotonic` of this machine.
@@ -91,6 +76,12 @@ class Reading:
     longest_seconds: float
     shows_stacks: bool
     is_storing: bool = False
+
+    @property
+    def activity(self) -> str:
+        """The phase in words, such as "building the model"."""
+        phase = time_account.PHASES.get(self.phase)
+        return self.phase if phase is None else phase.activity
 
 
 class Heartbeat:
@@ -170,7 +161,7 @@ def begin(path: str | None) -> None:
 
 def beat(phase: str, step: int | None = None) -> None:
     """This process begins a turn of `phase`, with `step` steps done; None: as many as before."""
-    time_account.current().enter(_SHARE_OF[phase], step)
+    time_account.current().enter(phase, step)
     if _HEARTBEAT is not None:
         _HEARTBEAT.beat(phase, step)
 

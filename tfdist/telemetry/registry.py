@@ -31,6 +31,22 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
+    @property
+    def exposed_name(self) -> str:
+        """The name as scraped: that which other trainers have too, else with tfdist's prefix."""
+        return self.name if self.name in COMMON else f"tfdist_{self.name}"
+
+
+# Metrics that monitoring systems know from other trainers.
+COMMON = {
+    "training_duration_seconds",
+    "gpu_utilization",
+    "training_loss",
+    "learning_rate",
+    "checkpoint_size_mb",
+    "cost_usd",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class EventKind:
@@ -40,13 +56,11 @@ class EventKind:
       name: in events.jsonl.
       level: "info", "warning" or "error".
       meaning: a line.
-      alert: the name by which operators' alerts know it, if another.
     """
 
     name: str
     level: str
     meaning: str
-    alert: str = ""
 
 
 _METRICS = (
@@ -96,7 +110,7 @@ METRICS = {metric.name: metric for metric in _METRICS}
 
 _EVENTS = (
     # The run.
-    EventKind("run_started", "info", "a process has joined the run", "training_started"),
+    EventKind("training_started", "info", "a process has joined the run"),
     EventKind("already_finished", "info", "the run directory holds this run, and nothing is left to train"),
     EventKind("data_opened", "info", "a data set can be read"),
     EventKind("fewer_workers", "info", "the run resumes with fewer workers and the same global batch"),
@@ -105,7 +119,7 @@ _EVENTS = (
     EventKind("stopped_early", "info", "a callback has ended the training"),
     EventKind("run_paused", "info", "saved and left, as train.stop_after_epochs asks"),
     EventKind("run_finished", "info", "the training is done"),
-    EventKind("run_failed", "error", "an error ends the run", "training_failed"),
+    EventKind("run_failed", "error", "an error ends the run"),
     EventKind("evaluated", "info", "--mode=evaluate has its figures"),
     EventKind("predicted", "info", "--mode=predict has written its files"),
     EventKind("prediction_goes_on", "info", "--mode=predict continues after what was written"),
@@ -113,8 +127,8 @@ _EVENTS = (
     # Training.
     EventKind("training_diverged", "error", "the loss or a gradient was not finite, and nothing was left to try"),
     EventKind("rolled_back", "warning", "a step failed, and the run goes back to its newest checkpoint"),
-    EventKind("split", "warning", "a step found no memory, and the run goes back and cuts its batches", "cuda_oom"),
-    EventKind("steps_skipped", "info", "float16 gradients overflowed, and the loss scale fell", "gradient_overflow"),
+    EventKind("cuda_oom", "warning", "a step found no memory, and the run goes back and cuts its batches"),
+    EventKind("gradient_overflow", "warning", "float16 gradients overflowed, and the loss scale fell"),
     EventKind("weightless_step", "warning", "all weights of a batch's examples are 0"),
     EventKind("weightless_steps", "warning", "how many such batches there were"),
     EventKind("variables_unused", "warning", "the loss does not depend on some variables"),
@@ -134,7 +148,7 @@ _EVENTS = (
     EventKind("begun_anew", "info", "there was something to resume from, and nothing of it could be used"),
     EventKind("weights_loaded", "info", "a new run begins with the weights of train.start_from"),
     EventKind("partially_restored", "warning", "variables were left out that do not fit"),
-    EventKind("checkpoint_committed", "info", "a checkpoint is stored whole", "checkpoint_saved"),
+    EventKind("checkpoint_saved", "info", "a checkpoint is stored whole"),
     EventKind("checkpoint_waited", "warning", "training waited for earlier checkpoints to be written"),
     EventKind("checkpoint_failed", "warning", "a checkpoint could not be written"),
     EventKind("checkpoint_not_removed", "warning", "an old checkpoint could not be removed"),
@@ -151,7 +165,7 @@ _EVENTS = (
     EventKind("left_unsaved", "error", "a process had to leave and could not save"),
     EventKind("worker_failed", "warning", "a worker has ended with an error; told by its supervisor"),
     EventKind("worker_hung", "warning", "a worker does not go on; told by its supervisor"),
-    EventKind("peer_lost", "error", "the connection to another worker is gone", "nccl_timeout"),
+    EventKind("nccl_timeout", "error", "the connection to another worker is gone"),
     EventKind("restart_backoff", "info", "the supervisor waits before it starts the workers again"),
     EventKind("restarted", "info", "the supervisor has started the workers again"),
     EventKind("restarts_used_up", "error", "the supervisor has restarted as often as it may"),

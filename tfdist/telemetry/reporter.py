@@ -91,7 +91,7 @@ class Reporter:
         )
 
     def skipped(self, *, step: int, steps: int, scale: float) -> None:
-        self._events.info("steps_skipped", step=step, steps=steps, loss_scale=scale)
+        self._events.warning("gradient_overflow", step=step, steps=steps, loss_scale=scale)
 
     def weightless(self, *, step: int) -> None:
         self._events.warning(

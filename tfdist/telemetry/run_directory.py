@@ -178,7 +178,7 @@ class RunDirectory:
 
     @property
     def report(self) -> str:
-        """The page that shows the run, or the sweep, and a sweep's plots."""
+        """The page that shows the run, or the sweep."""
         return files.join(self.path, "report")
 
 

@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tfdist.telemetry.facts import Event, Fact, Phase, Point, RunFacts, Sample
-from tfdist.telemetry.sinks.sink import Sink
+from tfdist.telemetry.facts import Fact, RunFacts
+from tfdist.telemetry.sinks.sink import FAILED, Sink
 
 MOST_WAITING = 10_000  # facts, for one sink
 HANG_SECONDS = 30.0
 CLOSE_SECONDS = 15.0
-DONE, PAUSED, PREEMPTED, FAILED = "done", "paused", "preempted", "failed"
 
 
 class Stream:
@@ -106,26 +105,16 @@ class _Lane:
 
     def _work(self, run: RunFacts) -> None:
         try:
-            self._call(lambda: self._sink.open(run))
+            self._call(self._sink.open, run)
             while not isinstance(fact := self._facts.get(), str) and not self.is_dropped:
-                self._take(fact)
+                self._call(getattr(self._sink, type(fact).__name__.lower()), fact)  # Event: event, …
             if isinstance(fact, str):
-                self._call(lambda: self._sink.close(fact))
+                self._call(self._sink.close, fact)
         except Exception as error:
             self._error = error
             self._busy_since = None
 
-    def _take(self, fact: Fact) -> None:
-        if isinstance(fact, Event):
-            self._call(lambda: self._sink.event(fact))
-        elif isinstance(fact, Point):
-            self._call(lambda: self._sink.point(fact))
-        elif isinstance(fact, Sample):
-            self._call(lambda: self._sink.sample(fact))
-        elif isinstance(fact, Phase):
-            self._call(lambda: self._sink.phase(fact))
-
-    def _call(self, method: Callable[[], None]) -> None:
+    def _call(self, method: Callable[..., None], argument: RunFacts | Fact | str) -> None:
         self._busy_since = time.monotonic()
-        method()
+        method(argument)
         self._busy_since = None

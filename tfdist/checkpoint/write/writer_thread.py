@@ -268,4 +268,4 @@ def _committed(entry: Entry, write_seconds: float) -> News:
         "num_tensor_bytes": entry.manifest.num_tensor_bytes,
         "write_seconds": round(write_seconds, 3),
     }
-    return News("checkpoint_committed", entry.step, details=details)
+    return News("checkpoint_saved", entry.step, details=details)

@@ -30,7 +30,7 @@ LEAST_SECONDS = {
 }
 TIMES_RECENT, TIMES_LONGEST = 10.0, 2.0
 STARTUP = (heartbeat.STARTING, heartbeat.CONNECTING, heartbeat.PREPARING, heartbeat.BUILDING, heartbeat.RESTORING)
-OUT_OF_TURN = (heartbeat.LEAVING, heartbeat.ENDED)
+OUT_OF_TURN = (heartbeat.LEAVING,)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,13 +50,13 @@ class Vital:
     @property
     def position(self) -> str:
         """Where it is: "training, last step 40"."""
-        return "has not shown itself" if self.reading is None else f"{self.reading.phase}{self._last_step}"
+        return "has not shown itself" if self.reading is None else f"{self.reading.activity}{self._last_step}"
 
     def doing(self, now: float) -> str:
         """Where it is, and for how long: "training for 12 s, last step 40"."""
         if self.reading is None:
             return "it has not shown itself"
-        return f"{self.reading.phase} for {now - self.reading.moment:.0f} s{self._last_step}"
+        return f"{self.reading.activity} for {now - self.reading.moment:.0f} s{self._last_step}"
 
     @property
     def _last_step(self) -> str:

@@ -7,29 +7,49 @@ by what it measured of its waiting. A process has one account; the sampler reads
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+
+@dataclasses.dataclass(frozen=True)
+class PhaseKind:
+    """Something that a process may be doing.
+
+    Attributes:
+      activity: what a supervisor says that it does.
+      meaning: what the account counts for it.
+      is_span: whether sinks hear when it ends.
+    """
+
+    activity: str
+    meaning: str
+    is_span: bool = False
+
+
 # In the order in which a report stacks them.
-SHARES = {
-    "import": "starting Python, importing, reading the configuration",
-    "connect": "meeting the other workers",
-    "data": "opening data sets",
-    "build": "building the model, tracing, compiling",
-    "restore": "reading a checkpoint",
-    "compute": "calls of steps, but for their waiting",
-    "input_wait": "calls of steps that waited for a batch",
-    "peer_wait": "calls of steps, and agreements between them, that waited for other workers",
-    "callbacks": "between calls of steps: callbacks, logging, the loop itself",
-    "evaluate": "evaluations",
-    "checkpoint": "stalls by checkpoints",
-    "finish": "the end: exporting, closing",
+PHASES = {
+    "import": PhaseKind("starting", "starting Python, importing, reading the configuration", is_span=True),
+    "connect": PhaseKind("connecting", "meeting the other workers", is_span=True),
+    "data": PhaseKind("preparing data", "opening data sets", is_span=True),
+    "build": PhaseKind("building the model", "building the model, tracing, compiling", is_span=True),
+    "restore": PhaseKind("restoring", "reading a checkpoint", is_span=True),
+    "compute": PhaseKind("training", "calls of steps, but for their waiting"),
+    "input_wait": PhaseKind("waiting for input", "calls of steps that waited for a batch"),
+    "peer_wait": PhaseKind(
+        "agreeing with the others", "calls of steps, and agreements between them, that waited for other workers"
+    ),
+    "callbacks": PhaseKind("between steps", "between calls of steps: callbacks, logging, the loop itself"),
+    "evaluate": PhaseKind("evaluating", "evaluations", is_span=True),
+    "checkpoint": PhaseKind("saving", "stalls by checkpoints", is_span=True),
+    "finish": PhaseKind("finishing", "the end: exporting, closing"),
+    "leave": PhaseKind("leaving", "after an error, or when all is done"),
 }
+SHARES = {name: phase.meaning for name, phase in PHASES.items()}
 FIRST = next(iter(SHARES))
-PHASES = {"import", "connect", "data", "build", "restore", "evaluate", "checkpoint"}  # of which sinks hear
 
 
 class TimeAccount:
@@ -53,17 +73,17 @@ class TimeAccount:
             if left == share:
                 return
             seconds, self._entered = self._since - self._entered, self._since
-        if self._listener is not None and left in PHASES:
+        if self._listener is not None and PHASES[left].is_span:
             self._listener(left, seconds, 0.0)
 
     def listen(self, listener: Callable[[str, float, float], None]) -> None:
-        """Tells each of PHASES when it ends: its share, its seconds, and how long ago that was.
+        """Tells each span of PHASES when it ends: its share, its seconds, and how long ago that was.
 
         Those that are over are told at once, one after the other as SHARES has them.
         """
         with self._lock:
             self._count()
-            over = [(share, self._seconds[share]) for share in SHARES if share in PHASES and share != self._share]
+            over = [(share, self._seconds[share]) for share in SHARES if PHASES[share].is_span and share != self._share]
             ago = self._since - self._entered + sum(seconds for _, seconds in over)
         for share, seconds in over:
             ago -= seconds
@@ -78,7 +98,7 @@ class TimeAccount:
             moved = min(seconds, self._seconds[source]) if seconds > 0 else 0.0
             self._seconds[source] -= moved
             self._seconds[target] += moved
-        if self._listener is not None and target in PHASES:
+        if self._listener is not None and PHASES[target].is_span:
             self._listener(target, moved, 0.0)
 
     def seconds(self) -> dict[str, float]:

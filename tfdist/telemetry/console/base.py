@@ -1,11 +1,23 @@
-"""What consoles have in common: the protocol that a reporter calls, and which epochs are shown."""
+"""The protocol that a reporter calls, and how a console writes: a terminal that hung up must not end a run.
+
+Writing to such a terminal fails with EIO, and SIGHUP comes about then; the run has to save and leave.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from typing import TextIO
 
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
 from tfdist.telemetry.facts import Event, Level, RunFacts
+
+EPOCH_LINE_SECONDS, PROGRESS_LINE_SECONDS = 5.0, 10.0
 
 
 class Console:
@@ -35,30 +47,30 @@ class Console:
         """The training is over: shows its last epoch and gives the terminal back. Closing again does nothing."""
 
 
-EPOCH_LINE_SECONDS = 5.0
+def write_line(stream: TextIO, text: str, level: Level = "info") -> None:
+    """Writes a line, which begins with its level unless that is "info"."""
+    with outliving_terminal():
+        stream.write(f"{'' if level == 'info' else f'{level}: '}{text}\n")
+        stream.flush()
 
 
-class EpochThrottle:
-    """Holds an epoch back that ends too soon after the last one shown, until its time has come or a newer one ends."""
+def columns_of(stream: TextIO) -> int | None:
+    """Columns of a terminal, or those that COLUMNS names, as `tfdist.launch` does for its workers; else None."""
+    has_width = stream.isatty() or stream is sys.stdout
+    return shutil.get_terminal_size((0, 0)).columns or None if has_width else None
 
-    def __init__(self, total_epochs: int | None, clock: Callable[[], float]) -> None:
-        self._total_epochs = total_epochs
-        self._clock = clock
-        self._shown_at = -float("inf")
-        self._held: EpochSummary | None = None
 
-    def ended(self, summary: EpochSummary) -> EpochSummary | None:
-        """The epoch that is to be shown now that this one is over, if any."""
-        self._held = summary
-        return self.rest() if summary.epoch == self._total_epochs else self.due()
-
-    def due(self) -> EpochSummary | None:
-        """The epoch that was held back, if its time has come."""
-        return self.rest() if self._clock() - self._shown_at >= EPOCH_LINE_SECONDS else None
-
-    def rest(self) -> EpochSummary | None:
-        """The epoch that is still held back, if any: at the end of a run it was the last."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._shown_at = self._clock()
-        return held
+@contextlib.contextmanager
+def outliving_terminal() -> Iterator[None]:
+    """Drops what could not be written in it because the terminal is gone, and all that is written to it later."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        null = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):
+                if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                    os.dup2(null, descriptor)
+        os.close(null)

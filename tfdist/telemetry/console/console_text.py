@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+ALWAYS = math.inf  # the importance of what a line always has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,64 +96,58 @@ def epoch_line(plan: Plan, summary: EpochSummary, *, width: int | None = None) -
 
     Beyond `width` columns the rate, the seconds, the step and then metrics from the back are left out.
     """
-    return _fitting(_shorter_epoch_lines(plan, summary), width)
-
-
-def _shorter_epoch_lines(plan: Plan, summary: EpochSummary) -> Iterator[str]:
-    epoch = epoch_text(plan, summary.epoch)
     step = f"step {summary.step:>{len(str(plan.total_steps or summary.step))}}"
     train, evaluation = _number_texts(summary.metrics), _number_texts(summary.eval_metrics)
-    seconds, rate = f"{summary.seconds:.1f} s", rate_text(summary.examples_per_second, None)
-    for speed in ([seconds, rate], [seconds], []):
-        yield _epoch_line([epoch, step, *train], evaluation, speed)
-    for most in range(max(len(train), len(evaluation)), 0, -1):
-        yield _epoch_line([epoch, *train[:most]], evaluation[: most + 1], [])
-        yield _epoch_line([epoch, *train[:most]], evaluation[:most], [])
-    yield _epoch_line([epoch, *train[:1]], [], [])
-    yield epoch
-
-
-def _epoch_line(train: Sequence[str], evaluation: Sequence[str], speed: Sequence[str]) -> str:
-    named = [f"eval {evaluation[0]}", *evaluation[1:]] if evaluation else []
-    return " | ".join("  ".join(part) for part in (train, named, speed) if part)
+    if evaluation:
+        evaluation[0] = f"eval {evaluation[0]}"
+    count = max(len(train), len(evaluation))
+    # An evaluation's metric is left out after the training's at its place, but before the training's first.
+    groups: list[list[tuple[float, str]]] = [
+        [
+            (ALWAYS, epoch_text(plan, summary.epoch)),
+            (0, step),
+            *((2 * (count - place) + 1 if place == 0 else 2 * (count - place) - 1, t) for place, t in enumerate(train)),
+        ],
+        [(2 * (count - place), text) for place, text in enumerate(evaluation)],
+        [(-1, f"{summary.seconds:.1f} s"), (-2, rate_text(summary.examples_per_second, None))],
+    ]
+    return _fit(groups, width)
 
 
 def progress_line(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int | None = None) -> str:
     """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
-    place = [epoch_text(plan, progress.epoch), f"step {step_text(plan, progress.step_in_epoch)}"]
-    return _fitting(_shorter_progress(place, progress, seconds_left, most=None), width)
+    place = f"{epoch_text(plan, progress.epoch)}  step {step_text(plan, progress.step_in_epoch)}"
+    return _fit([_progress_parts(place, progress, seconds_left)], width)
 
 
 def bar_text(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int) -> str:
     """`40/68  loss 0.1234  accuracy 0.9671  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
-    place = [step_text(plan, progress.step_in_epoch)]
-    return _fitting([*_shorter_progress(place, progress, seconds_left, most=3), ""], width)
+    parts = _progress_parts(step_text(plan, progress.step_in_epoch), progress, seconds_left)
+    text = _fit([[*parts[:4], parts[-1]] if len(parts) > 5 else parts], width)
+    return text if len(text) <= width else ""
 
 
-def _shorter_progress(
-    place: Sequence[str], progress: Progress, seconds_left: float | None, *, most: int | None
-) -> Iterator[str]:
-    """Leaves metrics out from the back, then the rate, then the last metric."""
-    numbers = _number_texts(progress.metrics)[:most]
-    rate = rate_text(progress.examples_per_second, seconds_left)
-    for count in range(len(numbers), min(len(numbers), 1) - 1, -1):
-        yield "  ".join([*place, *numbers[:count], rate])
-    yield "  ".join([*place, *numbers[:1]])
-    yield "  ".join(place)
+def _progress_parts(place: str, progress: Progress, seconds_left: float | None) -> list[tuple[float, str]]:
+    """Of the metrics the first goes last, after the rate."""
+    numbers = _number_texts(progress.metrics)
+    metrics = [(1.0 if index == 0 else float(-index), text) for index, text in enumerate(numbers)]
+    return [(ALWAYS, place), *metrics, (0.0, rate_text(progress.examples_per_second, seconds_left))]
 
 
-def _fitting(texts: Iterable[str], width: int | None) -> str:
-    """The first that is no longer than `width`, else the last: no word and no number is cut."""
-    text = ""
-    for text in texts:
-        if width is None or len(text) <= width:
-            break
-    return text
+def _fit(groups: Sequence[Sequence[tuple[float, str]]], width: int | None) -> str:
+    """One line of the texts, without those of least importance where it were longer: no word and no number is cut."""
+    while True:
+        line = " | ".join("  ".join(text for _, text in group) for group in groups if group)
+        least = min(importance for group in groups for importance, _ in group)
+        if width is None or len(line) <= width or least == ALWAYS:
+            return line
+        groups = [[part for part in group if part[0] != least] for group in groups]
 
 
 def _number_texts(metrics: Mapping[str, Any]) -> list[str]:
     """`loss 0.1234` for each number among the metrics."""
-    return [f"{name} {number_text(float(value))}" for name, value in metrics.items() if np.ndim(value) == 0]
+    numbers = {n: v for n, v in metrics.items() if not isinstance(v, list | tuple) and not getattr(v, "shape", ())}
+    return [f"{name} {number_text(float(value))}" for name, value in numbers.items()]
 
 
 def number_text(number: float) -> str:

@@ -7,42 +7,37 @@ line each, at most one in ten seconds within an epoch. `--log=json` takes it in 
 
 from __future__ import annotations
 
-import datetime
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from tfdist.telemetry.account.resources import device_memory_bytes
-from tfdist.telemetry.console.base import Console
-from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS
+from tfdist.telemetry.console.base import PROGRESS_LINE_SECONDS, Console, write_line
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
-from tfdist.telemetry.console.hangup import outliving_terminal
-from tfdist.telemetry.facts import Event, Level, RunFacts
+from tfdist.telemetry.facts import Event, Level, RunFacts, now
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.events import time_text
-from tfdist.telemetry.registry import EVENTS
 
-Bytes = Callable[[], float | None]
 LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
-FATAL = ("run_failed", "left_unsaved")
+FATAL = ("training_diverged", "run_failed", "left_unsaved")
 
 
 class JsonLog(Console):
     """`Console` of any worker.
 
     Args:
-      is_chief: whether it tells of epochs and progress too.
+      is_chief: whether it logs epochs and progress too.
       device_memory: gives the bytes in use on the process's accelerators; None where there are none.
     """
 
     def __init__(
         self,
-        *,
         is_chief: bool,
+        *,
         stdout: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
-        device_memory: Bytes = lambda: None,
+        device_memory: Callable[[], float | None] = device_memory_bytes,
     ) -> None:
         self._is_chief = is_chief
         self._stdout = stdout or sys.stdout
@@ -58,35 +53,29 @@ class JsonLog(Console):
         self._write("INFO", event="training", total_steps=plan.total_steps, total_epochs=plan.total_epochs)
 
     def update(self, progress: Progress) -> None:
-        now = self._clock()
-        if now - self._last_time >= PROGRESS_LINE_SECONDS:
-            self._told(progress, "progress", progress.metrics)
+        if self._clock() - self._last_time >= PROGRESS_LINE_SECONDS:
+            self._write_figures(progress, "progress", progress.metrics)
 
     def end_epoch(self, summary: EpochSummary) -> None:
         evaluated = {f"eval_{name}": value for name, value in summary.eval_metrics.items()}
-        self._told(summary, "epoch_ended", {**summary.metrics, **evaluated})
+        self._write_figures(summary, "epoch_ended", {**summary.metrics, **evaluated})
 
     def message(self, text: str, level: Level = "info") -> None:
         self._write(LEVELS[level], message=text)
 
     def event(self, event: Event) -> None:
-        known = EVENTS.get(event.name)
-        name = known.alert if known is not None and known.alert else event.name
         level = "FATAL" if event.name in FATAL else LEVELS[event.level]
-        self._write(level, event=name, step=event.step, message=event.message, details=event.details)
+        self._write(level, event=event.name, step=event.step, message=event.message, details=event.details)
 
-    def close(self) -> None:
-        pass
-
-    def _told(self, what: Progress | EpochSummary, event: str, metrics: Mapping[str, Any]) -> None:
+    def _write_figures(self, figures: Progress | EpochSummary, event: str, metrics: Mapping[str, Any]) -> None:
         self._last_time = self._clock()
         if self._is_chief:
-            figures = {"examples_per_second": what.examples_per_second, "metrics": metrics}
-            self._write("INFO", event=event, epoch=what.epoch, step=what.step, loss=metrics.get("loss"), **figures)
+            place = {"event": event, "epoch": figures.epoch, "step": figures.step, "loss": metrics.get("loss")}
+            self._write("INFO", **place, examples_per_second=figures.examples_per_second, metrics=metrics)
 
     def _write(self, level: str, **fields: Any) -> None:
         line = {
-            "time": time_text(datetime.datetime.now(datetime.UTC)),
+            "time": time_text(now()),
             "level": level,
             "job_id": self._run.run_id if self._run is not None else None,
             "worker": self._run.worker if self._run is not None else None,
@@ -94,11 +83,4 @@ class JsonLog(Console):
             "gpu_memory_used": self._device_memory(),
             "message": None,
         }
-        with outliving_terminal():
-            self._stdout.write(to_json(line | fields) + "\n")
-            self._stdout.flush()
-
-
-def open_log(is_chief: bool) -> Console:
-    """The log of this process."""
-    return JsonLog(is_chief=is_chief, device_memory=device_memory_bytes)
+        write_line(self._stdout, to_json(line | fields))

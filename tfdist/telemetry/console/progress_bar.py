@@ -15,18 +15,9 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.base import Console, EpochThrottle
-from tfdist.telemetry.console.console_text import (
-    EpochSummary,
-    Plan,
-    Progress,
-    TimeLeft,
-    bar_text,
-    epoch_line,
-    epoch_text,
-    plan_text,
-)
-from tfdist.telemetry.console.hangup import outliving_terminal
+from tfdist.telemetry.console.base import outliving_terminal, write_line
+from tfdist.telemetry.console.console_text import Plan, Progress, bar_text, epoch_text
+from tfdist.telemetry.console.plain import PlainConsole
 from tfdist.telemetry.facts import Level
 
 _REDRAWS_PER_SECOND = 5
@@ -40,26 +31,19 @@ def can_move_cursor(stdout: TextIO) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-class ProgressBarConsole(Console):
+class ProgressBarConsole(PlainConsole):
     """`Console` with rich. Between `start` and `close` other prints of this process appear above the bar."""
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stdout, stderr, clock=clock)
         self._terminal = rich.console.Console(file=stdout, markup=False, highlight=False, emoji=False)
-        self._stderr = stderr
-        self._clock = clock
-        self._plan = Plan()
-        self._time_left = TimeLeft(None, clock)
-        self._epochs = EpochThrottle(None, clock)
         self._bar: rich.progress.Progress | None = None
         self._task = rich.progress.TaskID(0)
         self._last_redraw_time = -float("inf")
 
     def start(self, plan: Plan) -> None:
         self.close()
-        self._plan = plan
-        self._time_left = TimeLeft(plan.total_steps, self._clock)
-        self._epochs = EpochThrottle(plan.total_epochs, self._clock)
-        self.message(plan_text(plan))
+        super().start(plan)
         self._bar = rich.progress.Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR_WIDTH),
@@ -73,39 +57,28 @@ class ProgressBarConsole(Console):
         with outliving_terminal():
             self._bar.start()
 
-    def update(self, progress: Progress) -> None:
-        seconds_left = self._time_left.seconds(progress.step)
-        self._show(self._epochs.due())
-        now = self._clock()
-        if self._bar is None or now - self._last_redraw_time < 1 / _REDRAWS_PER_SECOND:
+    def message(self, text: str, level: Level = "info") -> None:
+        if level != "info" and not self._stderr.isatty():
+            write_line(self._stderr, text, level)
             return
-        self._last_redraw_time = now
+        line = text if level == "info" else f"{level}: {text}"
+        with outliving_terminal():
+            self._terminal.print(Text(line, style=_STYLES[level]), soft_wrap=True)
+
+    def close(self) -> None:
+        super().close()
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with outliving_terminal():
+                bar.stop()
+
+    def _show_progress(self, progress: Progress, seconds_left: float | None) -> None:
+        if self._bar is None or self._clock() - self._last_redraw_time < 1 / _REDRAWS_PER_SECOND:
+            return
+        self._last_redraw_time = self._clock()
         epoch = epoch_text(self._plan, progress.epoch)
         width = self._terminal.width - len(epoch) - _BAR_WIDTH - len("  ")
         figures = bar_text(self._plan, progress, seconds_left, width=width)
         self._bar.update(self._task, completed=progress.step_in_epoch, description=epoch, figures=figures)
         with outliving_terminal():
             self._bar.refresh()
-
-    def end_epoch(self, summary: EpochSummary) -> None:
-        self._show(self._epochs.ended(summary))
-
-    def message(self, text: str, level: Level = "info") -> None:
-        line = text if level == "info" else f"{level}: {text}"
-        with outliving_terminal():
-            if level == "info" or self._stderr.isatty():
-                self._terminal.print(Text(line, style=_STYLES[level]), soft_wrap=True)
-            else:
-                self._stderr.write(f"{line}\n")
-                self._stderr.flush()
-
-    def close(self) -> None:
-        self._show(self._epochs.rest())
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            with outliving_terminal():
-                bar.stop()
-
-    def _show(self, summary: EpochSummary | None) -> None:
-        if summary is not None:
-            self.message(epoch_line(self._plan, summary, width=self._terminal.width))

@@ -1,13 +1,13 @@
 """Keeps the figures of a run: metrics.jsonl for programs, summaries for TensorBoard.
 
 Invariant: one object a logged point with step, epoch, split, learning_rate and every metric beside them; a point that
-a resumed run passes again stands there once. The chief makes a `MetricsLog`, every other worker a `NullMetricsLog`.
+a resumed run passes again stands there once. The chief makes a `MetricsLog`, every other worker a `Metrics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -20,8 +20,8 @@ from tfdist.telemetry.records import Warn, keep_damaged, parse_line
 from tfdist.telemetry.run_directory import RunDirectory
 
 
-class Metrics(Protocol):
-    """Takes the figures of a run."""
+class Metrics:
+    """Takes the figures of a run. This one, of a worker that is not the chief, keeps nothing."""
 
     def log(
         self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
@@ -33,12 +33,13 @@ class Metrics(Protocol):
 
         Call it before the first `log`. A warning says where the points up to the step `logged_until` are not all there.
         """
+        return None
 
     def close(self) -> None:
         """Leaves every point stored."""
 
 
-class MetricsLog:
+class MetricsLog(Metrics):
     """`Metrics` in the run directory; NaN and infinities are written as `json_text` says.
 
     Args:
@@ -130,18 +131,3 @@ class MetricsLog:
             self._summaries = None
             reason = " ".join(str(getattr(error, "message", error)).split())
             self._report_loss(f"{self._run.tensorboard} gets no more summaries, and the run continues: {reason}")
-
-
-class NullMetricsLog:
-    """`Metrics` of a worker that is not the chief: keeps nothing."""
-
-    def log(
-        self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
-    ) -> None:
-        pass
-
-    def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
-        return None
-
-    def close(self) -> None:
-        pass

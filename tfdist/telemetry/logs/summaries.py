@@ -75,10 +75,7 @@ class Summaries:
         added = summary.value.add(tag="config.gin", tensor=tf.make_tensor_proto(text, tf.string))
         added.metadata.plugin_data.plugin_name = "text"
         added.metadata.data_class = 2  # DATA_CLASS_TENSOR
-        event = tf.compat.v1.Event(wall_time=time.time(), summary=summary)
-        files.make_dirs(self._written_to())
-        with tf.io.TFRecordWriter(files.join(self._written_to(), f"{PREFIX}{FIRST}.config")) as writer:
-            writer.write(event.SerializeToString())
+        store_summaries(self._written_to(), f"{FIRST}.config", [summary], time=time.time())
 
     def _written_to(self) -> str:
         """Where TensorFlow writes; its own gs:// has other limits and credentials than ours, so that is not used."""
@@ -99,7 +96,7 @@ PREFIX = "events.out.tfevents."
 FIRST, LAST = "0", "9"
 
 
-def write_event_file(directory: str, name: str, summaries: Sequence[Any], *, time: float) -> None:
+def store_summaries(directory: str, name: str, summaries: Sequence[Any], *, time: float) -> None:
     """Writes summaries of TensorBoard's own protocol buffers, in place of what the file held.
 
     Args:

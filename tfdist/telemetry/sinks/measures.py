@@ -47,7 +47,7 @@ class Measures:
 
     def _of_event(self, event: Event) -> Iterator[Measurement]:
         yield _measured("events_total", 1, event=event.name, level=event.level)
-        if event.name == "checkpoint_committed":
+        if event.name == "checkpoint_saved":
             moment = event.time.timestamp()
             yield _measured("checkpoint_size_mb", event.details["num_bytes"] / BYTES_PER_MB)
             yield _measured("checkpoint_write_seconds", event.details["write_seconds"])

@@ -1,8 +1,7 @@
-"""Tells a run to MLflow: parameters, metrics by step, tags, artifacts, status.
+"""Logs a run to MLflow: parameters, metrics by step, tags, artifacts, status.
 
 Invariant: one run directory is one run of MLflow, whichever process trains it; it is found by its tag `tfdist.run_id`.
-Calls the client alone: there is no active run, and nothing is logged but what stands here. A gin file names it,
-`train.sinks = [@mlflow.MLflow()]`.
+Calls the client alone: there is no active run, and nothing is logged but what stands here.
 """
 
 from __future__ import annotations
@@ -11,35 +10,23 @@ import datetime
 import os
 import re
 import tempfile
-import time
+import time as clock
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Event, RunFacts
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import (
-    FAILED,
-    Sink,
-    check_installed,
-    check_texts,
-    numbers_of_point,
-    numbers_of_sample,
-)
-
-if TYPE_CHECKING:
-    from mlflow.entities import Metric
+from tfdist.telemetry.sinks.sink import FAILED, Tracker, check_client
 
 RUN_ID, ERROR = "tfdist.run_id", "tfdist.error"
-SEND_SECONDS = 5.0
-SEND_METRICS = 1000  # MLflow's limit of a request
-_MOST_CHARACTERS = {"name": 250, "param": 6000, "tag": 5000}  # what servers of all releases take
-_NOT_IN_NAMES = re.compile(r"[^/\w.\- :]")
+SEND_SECONDS, SEND_METRICS = 5.0, 1000  # the latter is MLflow's limit of a request
+MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 5000  # characters that servers of all releases take
 
 
-class MLflow(Sink):
+class MLflow(Tracker):
     """A run of MLflow.
 
     Args:
@@ -48,9 +35,6 @@ class MLflow(Sink):
       experiment: made where there is none of that name.
       run_name: None is the name of the run directory.
       model: whether export/model.keras is among the artifacts.
-
-    Raises:
-      UserError: one of these cannot be meant, or MLflow is not installed.
     """
 
     def __init__(
@@ -60,47 +44,56 @@ class MLflow(Sink):
         run_name: str | None = None,
         model: bool = True,
     ) -> None:
-        check_texts("MLflow", {"tracking_uri": tracking_uri, "experiment": experiment, "run_name": run_name})
+        texts = {"tracking_uri": tracking_uri, "experiment": experiment, "run_name": run_name}
+        check_client("MLflow", "mlflow", "mlflow-skinny", texts)
         if not isinstance(model, bool):
             raise UserError(f"MLflow.model must be True or False; received {model!r}.")
-        check_installed("mlflow", "mlflow-skinny", "mlflow", "mlflow.MLflow")
-        self._tracking_uri = tracking_uri
-        self._experiment = experiment
-        self._run_name = run_name
-        self._model = model
-        self._metrics: list[Metric] = []
-        self._sent_at = time.monotonic()
+        self._tracking_uri, self._experiment, self._run_name, self._model = tracking_uri, experiment, run_name, model
+        self._metrics: list[Any] = []
+        self._sent_at = clock.monotonic()
 
     def open(self, run: RunFacts) -> None:
         from mlflow import MlflowClient
+        from mlflow.entities import Param, RunTag
         from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
 
         MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)  # standard output is the run's
         self._directory = RunDirectory(run.directory)
         self._client = MlflowClient(tracking_uri=self._tracking_uri)
         experiment = self._experiment_id()
-        found = self._client.search_runs([experiment], f"tags.`{RUN_ID}` = '{run.run_id}'", max_results=1)
-        if found:
-            self._id = found[0].info.run_id
-            self._client.update_run(self._id, status="RUNNING")
-            if ERROR in found[0].data.tags:
-                self._client.delete_tag(self._id, ERROR)
+        runs = self._client.search_runs([experiment], f"tags.`{RUN_ID}` = '{run.run_id}'", max_results=1)
+        if runs:
+            self._client.update_run(runs[0].info.run_id, status="RUNNING")
+            if ERROR in runs[0].data.tags:
+                self._client.delete_tag(runs[0].info.run_id, ERROR)
         else:
             name = self._run_name or os.path.basename(self._directory.path)
-            tags = {RUN_ID: run.run_id}
-            self._id = self._client.create_run(experiment, run_name=name, tags=tags).info.run_id
-        self._describe(run, logged=found[0].data.params if found else {})
+            runs = [self._client.create_run(experiment, run_name=name, tags={RUN_ID: run.run_id})]
+        self._id, logged = runs[0].info.run_id, runs[0].data.params
+        facts = {
+            name: str(getattr(run, name)) for name in ("strategy", "directory", "start", "num_workers", "num_replicas")
+        }
+        facts |= {f"versions.{package}": version for package, version in versions().items()}
+        params = {_name(name): value[:MAX_PARAM] for name, value in run.settings.items()}
+        self._client.log_batch(
+            self._id,
+            # MLflow never changes a parameter: what a resumption changes stays as it was first.
+            params=[Param(name, value) for name, value in params.items() if name not in logged],
+            tags=[RunTag(f"tfdist.{name}", value) for name, value in facts.items()],
+        )
 
     def event(self, event: Event) -> None:
         if event.level == "error":
-            said = event.message or event.details.get("error") or event.name
-            self._client.set_tag(self._id, ERROR, str(said)[: _MOST_CHARACTERS["tag"]])
+            text = event.message or event.details.get("error") or event.name
+            self._client.set_tag(self._id, ERROR, str(text)[:MAX_TAG])
 
-    def point(self, point: Point) -> None:
-        self._add(numbers_of_point(point), point.step, point.time)
+    def log(self, numbers: Mapping[str, float], step: int, time: datetime.datetime) -> None:
+        from mlflow.entities import Metric
 
-    def sample(self, sample: Sample) -> None:
-        self._add(numbers_of_sample(sample), sample.step or 0, sample.time)
+        milliseconds = int(time.timestamp() * 1000)
+        self._metrics += [Metric(_name(name), value, milliseconds, step) for name, value in numbers.items()]
+        if len(self._metrics) >= SEND_METRICS or clock.monotonic() - self._sent_at >= SEND_SECONDS:
+            self._send()
 
     def close(self, status: str) -> None:
         self._send()
@@ -119,37 +112,14 @@ class MLflow(Sink):
         try:
             return str(self._client.create_experiment(self._experiment))
         except MlflowException:  # it is there
-            found = self._client.get_experiment_by_name(self._experiment)
-            if found is None:
+            experiment = self._client.get_experiment_by_name(self._experiment)
+            if experiment is None:
                 raise
-            return str(found.experiment_id)
-
-    def _describe(self, run: RunFacts, *, logged: Mapping[str, str]) -> None:
-        """Parameters and tags. MLflow never changes a parameter: what a resumption changes stays as it was first."""
-        from mlflow.entities import Param, RunTag
-
-        length = _MOST_CHARACTERS["param"]
-        named = {_name(name): value[:length] for name, value in run.settings.items()}
-        tags = {"tfdist.strategy": run.strategy, "tfdist.directory": run.directory, "tfdist.start": str(run.start)}
-        tags |= {"tfdist.num_workers": str(run.num_workers), "tfdist.num_replicas": str(run.num_replicas)}
-        tags |= {f"tfdist.versions.{package}": version for package, version in versions().items()}
-        self._client.log_batch(
-            self._id,
-            params=[Param(name, value) for name, value in named.items() if name not in logged],
-            tags=[RunTag(name, value) for name, value in tags.items()],
-        )
-
-    def _add(self, numbers: Mapping[str, float], step: int, when: datetime.datetime) -> None:
-        from mlflow.entities import Metric
-
-        milliseconds = int(when.timestamp() * 1000)
-        self._metrics += [Metric(_name(name), value, milliseconds, step) for name, value in numbers.items()]
-        if len(self._metrics) >= SEND_METRICS or time.monotonic() - self._sent_at >= SEND_SECONDS:
-            self._send()
+            return str(experiment.experiment_id)
 
     def _send(self) -> None:
         self._client.log_batch(self._id, metrics=self._metrics)
-        self._metrics, self._sent_at = [], time.monotonic()
+        self._metrics, self._sent_at = [], clock.monotonic()
 
     def _store(self, path: str, folder: str | None = None) -> None:
         """Makes a file of the run an artifact, if it is there."""
@@ -159,11 +129,10 @@ class MLflow(Sink):
             local = path
             if files.is_remote(path):
                 local = os.path.join(scratch, os.path.basename(path))
-                with open(local, "wb") as copy:
-                    copy.write(files.read(path))
+                files.write_atomic(local, files.read(path))
             self._client.log_artifact(self._id, local, folder)
 
 
 def _name(name: str) -> str:
     """A name as MLflow takes it."""
-    return _NOT_IN_NAMES.sub("_", name)[: _MOST_CHARACTERS["name"]]
+    return re.sub(r"[^/\w.\- :]", "_", name)[:MAX_NAME]

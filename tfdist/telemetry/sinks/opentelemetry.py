@@ -1,28 +1,58 @@
-"""Sends spans and metrics of a run to an OpenTelemetry collector.
+"""Sends spans and metrics of a run to an OpenTelemetry collector, by OpenTelemetry's SDK.
 
 Invariant: all spans of a run, of all its starts and workers, are of one trace, whose id is the run's; a span's parent
-is sent before it. Named in a gin file, `train.sinks = [@opentelemetry.OpenTelemetry()]`.
+is sent before it. Nothing is registered with OpenTelemetry's globals. Spans wait for a collector that is away.
 """
 
 from __future__ import annotations
 
 import datetime
+import logging
 import math
+import secrets
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdist.errors import UserError, missing_extra, redacted
 from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample, now
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.registry import COUNTER, HISTOGRAM, Metric
 from tfdist.telemetry.sinks.measures import Measures
-from tfdist.telemetry.sinks.sink import Sink, exposed_name
-from tfdist.telemetry.stream import FAILED
+from tfdist.telemetry.sinks.sink import FAILED, Sink
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+try:
+    from opentelemetry.context import Context
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+    from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+    from opentelemetry.trace import StatusCode, set_span_in_context
+except ImportError:
+    package = "opentelemetry-exporter-otlp-proto-http"
+    raise missing_extra(package, "opentelemetry", "Sending traces and metrics to OpenTelemetry") from None
 
-_START_UP = {"import", "connect", "data", "build", "restore"}  # of time_account.SHARES
+REQUEST_SECONDS = 2.0  # with all retries
+PATIENCE_SECONDS = 300.0  # as long as a collector may take to be replaced
+
+
+class _OneTrace(RandomIdGenerator):
+    """All spans of one trace; the SDK's own ids come from `random`, which training seeds alike in all workers."""
+
+    def __init__(self, trace_id: int) -> None:
+        self._trace_id = trace_id
+
+    def generate_trace_id(self) -> int:
+        return self._trace_id
+
+    def generate_span_id(self) -> int:
+        return secrets.randbelow(2**64 - 1) + 1  # 0 is not an id
 
 
 class OpenTelemetry(Sink):
@@ -30,9 +60,8 @@ class OpenTelemetry(Sink):
 
     A start of the run on a worker is a span `start` without length, which is sent at once: the parent of its phases,
     epochs, checkpoints and events, and, at its end, of a span `train` (or another mode) with its whole length and how
-    it ended. A start that has none was killed.
-
-    The SDK's own variables work, too: a token belongs into OTEL_EXPORTER_OTLP_HEADERS.
+    it ended. A start that has none was killed. The SDK's own variables work: a token belongs into
+    OTEL_EXPORTER_OTLP_HEADERS.
 
     Args:
       endpoint: a collector's OTLP/HTTP receiver, without /v1/traces.
@@ -46,11 +75,6 @@ class OpenTelemetry(Sink):
     def __init__(
         self, *, endpoint: str = "http://localhost:4318", sample_rate: float = 1.0, metrics: bool = True
     ) -> None:
-        try:
-            import opentelemetry.exporter.otlp.proto.http  # noqa: F401
-        except ImportError:
-            package = "opentelemetry-exporter-otlp-proto-http"
-            raise missing_extra(package, "opentelemetry", "Sending traces and metrics to OpenTelemetry") from None
         if not endpoint.startswith(("http://", "https://")):
             raise UserError(
                 "opentelemetry.OpenTelemetry.endpoint must be the URL of a collector's OTLP/HTTP receiver, such as "
@@ -58,45 +82,36 @@ class OpenTelemetry(Sink):
             )
         if not 0 <= sample_rate <= 1:
             raise UserError(f"opentelemetry.OpenTelemetry.sample_rate must be from 0 to 1. Received: {sample_rate!r}.")
-        self._endpoint = endpoint.rstrip("/")
-        self._sample_rate = sample_rate
-        self._sends_metrics = metrics
+        self._endpoint, self._sample_rate, self._sends_metrics = endpoint.rstrip("/"), sample_rate, metrics
 
     def open(self, run: RunFacts) -> None:
-        from opentelemetry.context import Context
-        from opentelemetry.trace import set_span_in_context
-
-        from tfdist.telemetry.sinks.otlp import Otlp
-
-        self._run = run
-        self._measures = Measures(run)
+        self._run, self._measures = run, Measures(run)
+        name = {"service.name": "tfdist", "service.instance.id": f"{run.run_id}-{run.worker}"}
+        resource = Resource.create({**name, "job_id": run.run_id, "worker": run.worker})
+        self._spans, self._metrics = InMemorySpanExporter(), InMemoryMetricReader()
+        sampler, ids = TraceIdRatioBased(self._sample_rate), _OneTrace(int(run.run_id, 16))
+        tracers = TracerProvider(sampler, resource, shutdown_on_exit=False, id_generator=ids)
+        tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self._tracer = tracers.get_tracer("tfdist")
+        self._meter = MeterProvider([self._metrics], resource, shutdown_on_exit=False).get_meter("tfdist")
+        self._span_exporter = OTLPSpanExporter(f"{self._endpoint}/v1/traces", timeout=REQUEST_SECONDS)
+        self._metric_exporter = OTLPMetricExporter(f"{self._endpoint}/v1/metrics", timeout=REQUEST_SECONDS)
         self._instruments: dict[str, Any] = {}
         self._began = self._epoch_began = now()
+        self._reached_at = time.monotonic()
         self._last_point: Point | None = None
-        self._otlp = Otlp(
-            self._endpoint,
-            resource={
-                "service.name": "tfdist",
-                "service.instance.id": f"{run.run_id}-{run.worker}",
-                "job_id": run.run_id,
-                "worker": run.worker,
-            },
-            trace_id=int(run.run_id, 16),
-            sample_rate=self._sample_rate,
-            sends_metrics=self._sends_metrics,
-        )
-        self._parent = Context()
         names = ("mode", "strategy", "num_workers", "num_replicas", "directory")
-        start = self._span("start", self._began, self._began, {name: getattr(run, name) for name in names})
-        self._parent = set_span_in_context(start)
-        self._otlp.deliver()
+        facts = {name: getattr(run, name) for name in names}
+        self._parent = Context()
+        self._parent = set_span_in_context(self._add_span("start", self._began, self._began, facts))
+        self._deliver()
 
     def event(self, event: Event) -> None:
         self._measure(event)
-        seconds = event.details["write_seconds"] if event.name == "checkpoint_committed" else 0.0
-        told = {"step": event.step, "level": event.level, "message": event.message}
+        seconds = event.details.get("write_seconds", 0.0) if event.name == "checkpoint_saved" else 0.0
+        details = {**event.details, "step": event.step, "level": event.level, "message": event.message}
         begin = event.time - datetime.timedelta(seconds=seconds)
-        self._span(event.name, begin, event.time, {**event.details, **told}, failed=event.level == "error")
+        self._add_span(event.name, begin, event.time, details, failed=event.level == "error")
 
     def point(self, point: Point) -> None:
         self._measure(point)
@@ -106,71 +121,91 @@ class OpenTelemetry(Sink):
 
     def sample(self, sample: Sample) -> None:
         self._measure(sample)
-        self._otlp.deliver()
+        self._deliver()
 
     def phase(self, phase: Phase) -> None:
-        self._span(phase.share, phase.time - datetime.timedelta(seconds=phase.seconds), phase.time, {})
-        if phase.share in _START_UP:
+        self._add_span(phase.share, phase.time - datetime.timedelta(seconds=phase.seconds), phase.time, {})
+        if phase.share not in ("evaluate", "checkpoint"):  # the first epoch begins when the start-up is over
             self._epoch_began = phase.time
 
     def close(self, status: str) -> None:
         if self._last_point is not None:
             self._end_epoch(self._last_point)
-        self._span(self._run.mode, self._began, now(), {"status": status}, failed=status == FAILED)
-        self._otlp.deliver(patience=0)
+        self._add_span(self._run.mode, self._began, now(), {"status": status}, failed=status == FAILED)
+        self._deliver(patience=0)
+
+    def _deliver(self, *, patience: float = PATIENCE_SECONDS) -> None:
+        """Sends the spans that have ended, and all metrics; raises once nothing was taken for `patience` seconds."""
+        problem = ""
+        if spans := self._spans.get_finished_spans():
+            problem = _export(self._span_exporter, spans)
+            if not problem:
+                self._spans.clear()
+        if not problem and self._sends_metrics and (data := self._metrics.get_metrics_data()) is not None:
+            problem = _export(self._metric_exporter, data)
+        if not problem:
+            self._reached_at = time.monotonic()
+        elif time.monotonic() - self._reached_at >= patience:
+            raise ConnectionError(f"{redacted(self._endpoint)} does not take traces or metrics: {problem}")
 
     def _end_epoch(self, last: Point) -> None:
-        self._span("epoch", self._epoch_began, last.time, {"epoch": last.epoch, "step": last.step})
+        self._add_span("epoch", self._epoch_began, last.time, {"epoch": last.epoch, "step": last.step})
         self._epoch_began = last.time
 
-    def _span(
+    def _add_span(
         self,
         name: str,
         begin: datetime.datetime,
         end: datetime.datetime,
         details: Mapping[str, Any],
-        *,
         failed: bool = False,
-    ) -> Span:
-        from opentelemetry.trace import StatusCode
-
+    ) -> Any:
         self._began = min(begin, self._began)  # importing and connecting came before the sink
-        of_start = {"start": self._run.start, "worker": self._run.worker}
-        span = self._otlp.tracer.start_span(
-            name, self._parent, attributes=_attributes({**details, **of_start}), start_time=_nanoseconds(begin)
-        )
+        values = {**details, "start": self._run.start, "worker": self._run.worker}
+        attributes = {
+            f"tfdist.{key}": value if isinstance(value, str | bool | int | float) else to_json(value)
+            for key, value in values.items()
+            if value is not None
+        }
+        span = self._tracer.start_span(name, self._parent, attributes=attributes, start_time=_nanoseconds(begin))
         if failed:
             span.set_status(StatusCode.ERROR, details.get("message"))
         span.end(_nanoseconds(end))
         return span
 
     def _measure(self, fact: Event | Point | Sample) -> None:
-        for found in self._measures.of(fact):
-            metric = found.metric
-            if not math.isfinite(found.value):
-                continue  # the SDK takes none; loss_is_finite tells of it
-            if metric.name not in self._instruments:
-                self._instruments[metric.name] = self._instrument(metric)
-            self._instruments[metric.name](found.value, dict(found.labels))
+        for measurement in self._measures.of(fact):
+            metric = measurement.metric
+            if math.isfinite(measurement.value):  # the SDK takes no other; loss_is_finite shows it
+                if metric.name not in self._instruments:
+                    self._instruments[metric.name] = self._instrument(metric)
+                self._instruments[metric.name](measurement.value, dict(measurement.labels))
 
     def _instrument(self, metric: Metric) -> Any:
         """What takes a value of the metric, and its labels."""
-        named = exposed_name(metric), "", metric.meaning  # with a unit, Prometheus would see another name
-        meter = self._otlp.meter
+        named = metric.exposed_name, "", metric.meaning  # with a unit, Prometheus would see another name
         if metric.kind == COUNTER:
-            return meter.create_counter(*named).add
+            return self._meter.create_counter(*named).add
         if metric.kind == HISTOGRAM:
-            return meter.create_histogram(*named, explicit_bucket_boundaries_advisory=metric.buckets).record
-        return meter.create_gauge(*named).set
+            return self._meter.create_histogram(*named, explicit_bucket_boundaries_advisory=metric.buckets).record
+        return self._meter.create_gauge(*named).set
 
 
-def _attributes(values: Mapping[str, Any]) -> dict[str, str | bool | int | float]:
-    """What a span can bear of them: others than numbers and texts as JSON."""
-    return {
-        f"tfdist.{name}": value if isinstance(value, str | bool | int | float) else to_json(value)
-        for name, value in values.items()
-        if value is not None
-    }
+def _export(exporter: OTLPSpanExporter | OTLPMetricExporter, data: Any) -> str:
+    """Sends; empty, or why that failed, which an exporter only logs."""
+    messages: list[str] = []
+
+    def intercept(record: logging.LogRecord) -> bool:
+        messages.append(record.getMessage())
+        return False
+
+    logger = logging.getLogger(type(exporter).__module__)
+    logger.addFilter(intercept)
+    try:
+        result = exporter.export(data)
+    finally:
+        logger.removeFilter(intercept)
+    return "" if result.name == "SUCCESS" else " ".join(messages) or "no reason is known"
 
 
 def _nanoseconds(time: datetime.datetime) -> int:

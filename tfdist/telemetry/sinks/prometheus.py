@@ -14,8 +14,7 @@ from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.registry import COUNTER, EVENTS, HISTOGRAM, METRICS, Metric
 from tfdist.telemetry.sinks.measures import Measures
-from tfdist.telemetry.sinks.sink import Sink, exposed_name
-from tfdist.telemetry.stream import FAILED
+from tfdist.telemetry.sinks.sink import FAILED, Sink
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -113,7 +112,7 @@ class Prometheus(Sink):
     def _series(self, metric: Metric) -> Any:
         from prometheus_client import Counter, Gauge, Histogram
 
-        named = exposed_name(metric), metric.meaning, (*self._labels, *metric.labels)
+        named = metric.exposed_name, metric.meaning, (*self._labels, *metric.labels)
         if metric.kind == HISTOGRAM:
             return Histogram(*named, registry=self._registry, buckets=metric.buckets)
         return (Counter if metric.kind == COUNTER else Gauge)(*named, registry=self._registry)

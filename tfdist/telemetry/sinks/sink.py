@@ -5,6 +5,7 @@ A gin file names them, `train.sinks = [@prometheus.Prometheus()]`. One of the us
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 from collections.abc import Mapping
 
@@ -12,7 +13,6 @@ import numpy as np
 
 from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample
-from tfdist.telemetry.registry import Metric
 
 
 class Sink:
@@ -54,51 +54,34 @@ class Sink:
         """Takes a phase of this worker that is over; those before `open` come first."""
 
     def close(self, status: str) -> None:
-        """Ends, after the last fact. `status`: "done", "paused", "preempted" or "failed"."""
+        """Ends, after the last fact. `status`: DONE, PAUSED, PREEMPTED or FAILED."""
 
 
-_PREFIX = "tfdist_"
-# The names that operators' dashboards have had for other trainers, too.
-_COMMON = {
-    "training_duration_seconds",
-    "gpu_utilization",
-    "training_loss",
-    "learning_rate",
-    "checkpoint_size_mb",
-    "cost_usd",
-}
+DONE, PAUSED, PREEMPTED, FAILED = "done", "paused", "preempted", "failed"  # what `Sink.close` gets
 
 
-def exposed_name(metric: Metric) -> str:
-    """The metric's own name where operators know it, else the name with tfdist's prefix."""
-    return metric.name if metric.name in _COMMON else _PREFIX + metric.name
+class Tracker(Sink):
+    """A sink that keeps numbers by step, under the names of docs/trackers.md; a subclass gives `log`."""
+
+    def log(self, numbers: Mapping[str, float], step: int, time: datetime.datetime) -> None:
+        """Takes numbers of a step."""
+
+    def point(self, point: Point) -> None:
+        numbers = {f"{point.split}/{name}": float(v) for name, v in point.metrics.items() if np.ndim(v) == 0}
+        if point.split == "train" and point.learning_rate is not None:
+            numbers["learning_rate"] = float(point.learning_rate)
+        self.log(numbers | {"epoch": float(point.epoch)}, point.step, point.time)
+
+    def sample(self, sample: Sample) -> None:
+        numbers = {f"system/{name}": float(value) for name, value in sample.values.items()}
+        numbers |= {f"time/{share}": float(seconds) for share, seconds in sample.seconds.items()}
+        self.log(numbers, sample.step or 0, sample.time)
 
 
-FAILED, PREEMPTED = "failed", "preempted"  # what `Sink.close` is told
-
-
-def numbers_of_point(point: Point) -> dict[str, float]:
-    """The single numbers of a point: `SPLIT/METRIC`, `epoch`, and with the training's the learning rate."""
-    found = {f"{point.split}/{name}": float(value) for name, value in point.metrics.items() if np.ndim(value) == 0}
-    if point.split == "train" and point.learning_rate is not None:
-        found["learning_rate"] = float(point.learning_rate)
-    return found | {"epoch": float(point.epoch)}
-
-
-def numbers_of_sample(sample: Sample) -> dict[str, float]:
-    """What the process has used, `system/NAME`, and its seconds, `time/SHARE`."""
-    used = {f"system/{name}": float(value) for name, value in sample.values.items()}
-    return used | {f"time/{share}": float(seconds) for share, seconds in sample.seconds.items()}
-
-
-def check_texts(sink: str, given: Mapping[str, object]) -> None:
-    """Raises UserError where what should be a text, or None, is something else."""
-    for name, value in given.items():
+def check_client(sink: str, module: str, package: str, texts: Mapping[str, object]) -> None:
+    """Raises UserError where an argument is not a text or None, or a tracker's client is not installed."""
+    for name, value in texts.items():
         if value is not None and (not isinstance(value, str) or not value):
             raise UserError(f"{sink}.{name} must be a text; received {value!r}.")
-
-
-def check_installed(module: str, package: str, extra: str, sink: str) -> None:
-    """Raises UserError where a tracker's client is not installed, without importing it."""
     if importlib.util.find_spec(module) is None:
-        raise missing_extra(package, extra, sink)
+        raise missing_extra(package, module, f"{module}.{sink}")

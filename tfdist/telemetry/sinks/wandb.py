@@ -1,12 +1,13 @@
-"""Tells a run to Weights & Biases: configuration, metrics by step, summary, how it ended.
+"""Logs a run to Weights & Biases: configuration, metrics by step, summary, how it ended.
 
 Invariant: one run directory is one run of W&B, whichever process trains it, since its id is the run's. W&B's own
 service process writes and sends; the console, signals and `wandb.run` stay as they are. The API key is W&B's affair:
-WANDB_API_KEY, or what `wandb login` keeps. A gin file names it, `train.sinks = [@wandb.Wandb()]`.
+WANDB_API_KEY, or what `wandb login` keeps.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,21 +15,12 @@ from typing import Any
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.mirror import Mirror
-from tfdist.telemetry.facts import Point, RunFacts, Sample
+from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.records import load_record
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import (
-    FAILED,
-    PREEMPTED,
-    Sink,
-    check_installed,
-    check_texts,
-    numbers_of_point,
-    numbers_of_sample,
-)
+from tfdist.telemetry.sinks.sink import FAILED, PREEMPTED, Tracker, check_client
 
-MODES = ("offline", "online")
 STEP = "step"
 SETTINGS: Mapping[str, Any] = {
     "console": "off",
@@ -38,12 +30,12 @@ SETTINGS: Mapping[str, Any] = {
     "disable_git": True,
     "disable_code": True,
     "save_code": False,
-    "x_disable_stats": True,  # the run's own samples say it
+    "x_disable_stats": True,  # the run's own samples have it
     "x_save_requirements": False,
 }
 
 
-class Wandb(Sink):
+class Wandb(Tracker):
     """A run of Weights & Biases.
 
     Args:
@@ -51,22 +43,15 @@ class Wandb(Sink):
       entity: the user or team; None is the key's own.
       name: None is the name of the run directory.
       mode: "offline" keeps it in RUN_DIR/wandb for `wandb sync`, "online" sends it.
-
-    Raises:
-      UserError: one of these cannot be meant, or wandb is not installed.
     """
 
     def __init__(
         self, project: str = "tfdist", entity: str | None = None, name: str | None = None, mode: str = "offline"
     ) -> None:
-        check_texts("Wandb", {"project": project, "entity": entity, "name": name})
-        if mode not in MODES:
+        check_client("Wandb", "wandb", "wandb", {"project": project, "entity": entity, "name": name})
+        if mode not in ("offline", "online"):
             raise UserError(f"Wandb.mode must be 'offline' or 'online'; received {mode!r}.")
-        check_installed("wandb", "wandb", "wandb", "wandb.Wandb")
-        self._project = project
-        self._entity = entity
-        self._name = name
-        self._mode = mode
+        self._project, self._entity, self._name, self._mode = project, entity, name, mode
         self._mirror: Mirror | None = None
 
     def open(self, run: RunFacts) -> None:
@@ -75,12 +60,11 @@ class Wandb(Sink):
         if self._mode == "online" and not wandb.login(prompt=False, verify=False):
             raise UserError("Wandb.mode is 'online', and there is no API key: set WANDB_API_KEY, or run wandb login.")
         self._directory = RunDirectory(run.directory)
-        kept = self._directory.path
-        if files.is_remote(kept):
-            self._mirror = files.open_mirror(kept)
-            kept = self._mirror.local
-        about = {"strategy": run.strategy, "num_workers": run.num_workers, "num_replicas": run.num_replicas}
-        about |= {"start": run.start, "directory": run.directory, "versions": versions()}
+        directory = self._directory.path
+        if files.is_remote(directory):
+            self._mirror = files.open_mirror(directory)
+            directory = self._mirror.local
+        names = ("strategy", "num_workers", "num_replicas", "start", "directory")
         self._run = wandb.init(
             id=run.run_id,
             resume="allow",
@@ -88,8 +72,8 @@ class Wandb(Sink):
             entity=self._entity,
             name=self._name or os.path.basename(self._directory.path),
             mode=self._mode,
-            dir=kept,
-            config={**run.settings, "tfdist": about},
+            dir=directory,
+            config={**run.settings, "tfdist": {name: getattr(run, name) for name in names} | {"versions": versions()}},
             allow_val_change=True,  # a resumption may change settings
             settings=wandb.Settings(**SETTINGS),
         )
@@ -97,11 +81,8 @@ class Wandb(Sink):
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
 
-    def point(self, point: Point) -> None:
-        self._run.log({STEP: point.step, **numbers_of_point(point)})
-
-    def sample(self, sample: Sample) -> None:
-        self._run.log({STEP: sample.step or 0, **numbers_of_sample(sample)})
+    def log(self, numbers: Mapping[str, float], step: int, time: datetime.datetime) -> None:
+        self._run.log({STEP: step, **numbers})
 
     def close(self, status: str) -> None:
         summary: dict[str, Any] = {"status": status}

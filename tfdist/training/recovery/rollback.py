@@ -145,5 +145,5 @@ class Rollbacks:
             lambda: files.write_atomic(self._path, content), "The run's rollbacks cannot be written"
         )
         self.has_gone_back = True
-        event = "split" if is_memory else "rolled_back"
+        event = "cuda_oom" if is_memory else "rolled_back"
         self._note(event, f"{what}. Going back to the newest checkpoint, with {change}.")

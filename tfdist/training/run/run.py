@@ -36,7 +36,8 @@ from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics
 from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.stream import DONE, FAILED, PREEMPTED, Stream
+from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
+from tfdist.telemetry.stream import Stream
 from tfdist.training.run.directory.claim import Claim, Place, take_place
 from tfdist.training.run.directory.starts import find_checkpoint_dir
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
@@ -209,7 +210,7 @@ def open_run(
             heartbeat.beat(heartbeat.LEAVING)
             told = explain_failure(error, strategy)
             if isinstance(told, PeerLostError):
-                events.error("peer_lost")
+                events.error("nccl_timeout")
             if isinstance(error, DivergedError):
                 events.error("training_diverged", step=error.step)
             events.error(
@@ -293,7 +294,7 @@ def _announce(run: Run, mode: str) -> None:
     replicas = f"{topology.num_replicas} replica{'s' if topology.num_replicas > 1 else ''}"
     reason = f" ({run.strategy.reason})" if run.strategy.reason else ""
     run.events.info(
-        "run_started",
+        "training_started",
         message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}{_kept(run)}",
         mode=mode,
         strategy=run.strategy.name,

@@ -25,7 +25,7 @@ from tfdist.telemetry.account.sampler import Sampler
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
 from tfdist.telemetry.logs.events import EventLog
-from tfdist.telemetry.logs.metrics import Metrics, MetricsLog, NullMetricsLog
+from tfdist.telemetry.logs.metrics import Metrics, MetricsLog
 from tfdist.telemetry.logs.records import read_samples
 from tfdist.telemetry.records import Unreadable, Warn
 from tfdist.telemetry.result import Start
@@ -133,7 +133,7 @@ def open_telling(run: RunFacts, told: TellingSettings, console: Console, *, keep
     events = EventLog(
         directory, worker=run.worker, is_chief=run.is_chief, mode=run.mode, console=console, tell=stream.tell
     )
-    metrics: Metrics = NullMetricsLog()
+    metrics: Metrics = Metrics()
     if run.is_chief:
         metrics = MetricsLog(
             directory,

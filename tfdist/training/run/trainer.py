@@ -15,7 +15,7 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.reporter import Reporter
 from tfdist.telemetry.result import RunResult, versions, write_result
-from tfdist.telemetry.stream import PAUSED
+from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop import batch_statistics
 from tfdist.training.loop.callback_model import CallbackModel
 from tfdist.training.loop.callbacks import Callbacks

@@ -1,13 +1,12 @@
 """The table of a sweep on a terminal: the trials that run, the best so far, and above them a line for each that ended.
 
 Invariant: drawn by the calling thread, at most `_REDRAWS_PER_SECOND` times a second unless a trial starts or ends, and
-never higher or wider than the terminal. `table.open_table` makes it.
+never higher or wider than the terminal.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import sys
 from typing import TextIO
 
 import rich.console
@@ -17,8 +16,10 @@ from rich.text import Text
 
 from tfdist.errors import printable
 from tfdist.report.words import duration_text, values_text
-from tfdist.tuning.report.table_text import (
-    Watch,
+from tfdist.telemetry.console.progress_bar import can_move_cursor
+from tfdist.tuning.report.table import (
+    PlainTable,
+    SweepTable,
     end_line,
     epoch_text,
     objective_text,
@@ -34,32 +35,22 @@ _FRAME_LINES = 6  # the summary, the table's head and rules, and room for the pr
 _STYLES = {"infeasible": "yellow", "failed": "red", "interrupted": "yellow"}
 
 
-class LiveTable:
+def open_table(stdout: TextIO | None = None, *, max_seconds: float | None = None) -> SweepTable:
+    """The table on a terminal that can move its cursor, else lines; `max_seconds` as of `SweepTable`."""
+    stdout = stdout or sys.stdout
+    is_live = stdout.isatty() and can_move_cursor(stdout)
+    return (LiveTable if is_live else PlainTable)(stdout, max_seconds=max_seconds)
+
+
+class LiveTable(SweepTable):
     """`SweepTable` with rich. Until `close` other prints of this process appear above the table."""
 
-    def __init__(
-        self, stdout: TextIO, *, max_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stdout: TextIO, *, max_seconds: float | None = None) -> None:
+        super().__init__(stdout, max_seconds=max_seconds)
         self._terminal = rich.console.Console(file=stdout, markup=False, highlight=False, emoji=False)
-        self._clock = clock
-        self._watch = Watch(clock, max_seconds)
         self._live: Live | None = None
         self._last_redraw_time = -float("inf")
         self._is_closed = False
-
-    def on_event(self, event: Event, *, is_replay: bool = False) -> None:
-        self._watch.add(event)
-        if is_replay or self._is_closed:
-            return
-        kind, trial = event.get("event"), self._watch.history.trial(str(event.get("trial")))
-        if self._live is None:
-            self._live = Live(console=self._terminal, auto_refresh=False, redirect_stderr=self._terminal.is_terminal)
-            self._live.start()
-        if kind == "sweep_started":
-            self._say(sweep_line(self._watch.history.sweep))
-        elif kind == "trial_ended" and trial is not None:
-            self._say(trial_line(self._watch.history.sweep, trial), style=_STYLES.get(trial.status, ""))
-        self._draw(now=kind != "trial_reported")
 
     def refresh(self) -> None:
         if self._live is not None:
@@ -71,10 +62,22 @@ class LiveTable:
             self._draw(now=True)
             self._live.stop()
             self._live = None
-            if self._watch.history.sweep.is_ended:
-                self._say(end_line(self._watch.history.sweep))
+            if self._history.sweep.is_ended:
+                self._print(end_line(self._history.sweep))
 
-    def _say(self, line: str, style: str = "") -> None:
+    def _show(self, event: Event, sweep: Sweep, trial: Trial | None) -> None:
+        if self._is_closed:
+            return
+        if self._live is None:
+            self._live = Live(console=self._terminal, auto_refresh=False, redirect_stderr=self._terminal.is_terminal)
+            self._live.start()
+        if event.get("event") == "sweep_started":
+            self._print(sweep_line(sweep))
+        elif event.get("event") == "trial_ended" and trial is not None:
+            self._print(trial_line(sweep, trial), style=_STYLES.get(trial.status, ""))
+        self._draw(now=event.get("event") != "trial_reported")
+
+    def _print(self, line: str, style: str = "") -> None:
         self._terminal.print(Text(line, style=style), soft_wrap=True)
 
     def _draw(self, *, now: bool) -> None:
@@ -83,8 +86,8 @@ class LiveTable:
             return
         self._last_redraw_time = self._clock()
         rows = max(self._terminal.height - _FRAME_LINES, 3)
-        seconds_left, seconds = self._watch.seconds_left(), self._watch.seconds()
-        table = build_table(self._watch.history.sweep, rows=rows, seconds=seconds, seconds_left=seconds_left)
+        sweep, seconds_left = self._history.sweep, self._seconds_left()
+        table = build_table(sweep, rows=rows, seconds=self._seconds(), seconds_left=seconds_left)
         self._live.update(table, refresh=True)
 
 

@@ -17,7 +17,6 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.records import Unreadable, read_lines
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.search.space import SETTING
 
 Direction = Literal["max", "min"]
 Event = Mapping[str, Any]
@@ -36,7 +35,6 @@ class Parameter:
     high: float | None = None
     values: tuple[Any, ...] = ()
     under: Mapping[str, Any] | None = None
-    of_model: bool = False  # what a model asks `hp` for: `path` is its name there
 
     @property
     def is_number(self) -> bool:
@@ -127,14 +125,6 @@ class Sweep:
     started: str = ""
     seconds: float = 0.0
     num_unreadable_lines: int = 0
-
-    def settings(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A trial's values as settings of the configuration; what a model asks `hp` for is one of them."""
-        if not any(parameter.of_model for parameter in self.parameters):
-            return values
-        paths = {parameter.path for parameter in self.parameters if not parameter.of_model}
-        own = {path: value for path, value in values.items() if path in paths}
-        return own | {SETTING: {name: value for name, value in values.items() if name not in paths}}
 
     @property
     def judged(self) -> tuple[Trial, ...]:
@@ -299,7 +289,6 @@ def _parameter(path: str, entry: Mapping[str, Any]) -> Parameter:
         high=finite(entry.get("high")),
         values=tuple(entry.get("values") or ()),
         under=entry.get("under") or None,
-        of_model=entry.get("of_model") is True,
     )
 
 

@@ -35,9 +35,10 @@ from tfdist.tuning.places.fork_server import ForkServer
 from tfdist.tuning.places.machine import GPU_VARIABLE
 from tfdist.tuning.places.places import Executor, Setting
 from tfdist.tuning.report.hparams import HParamsTable
-from tfdist.tuning.report.report import import_ahead, write_report
+from tfdist.tuning.report.live_table import open_table
 from tfdist.tuning.report.result import write_result
-from tfdist.tuning.report.table import SweepTable, open_table
+from tfdist.tuning.report.sweep_page import write_sweep_report
+from tfdist.tuning.report.table import SweepTable
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
 from tfdist.tuning.schedule.journal import Identity, Journal
@@ -101,7 +102,6 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
     try:
         check_kind(RunDirectory(plan.run_dir), TUNE)
         remove_stale(plan.run_dir, TUNE)
-        importing = import_ahead()
 
         def open_executor() -> Executor:
             assert experiment.fork_server is not None
@@ -113,11 +113,8 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
                 tell=_tell,
             )
 
-        try:
-            with contextlib.closing(open_table(max_seconds=plan.max_seconds)) as table:
-                result = _run(plan, identity, oracle, open_executor, experiment, table, held.check, console.message)
-        finally:
-            importing.join()  # imports must not continue while the interpreter ends
+        with contextlib.closing(open_table(max_seconds=plan.max_seconds)) as table:
+            result = _run(plan, identity, oracle, open_executor, experiment, table, held.check, console.message)
         _report(plan.run_dir, console)
         return result
     finally:
@@ -223,7 +220,7 @@ def _build_hypermodel(request: Request, configuration: Any) -> HyperModel | None
 def _report(run_dir: str, console: Console) -> None:
     """Draws what is to be seen of the sweep; a sweep is no worse without."""
     try:
-        console.message(f"report: {write_report(run_dir)}")
+        console.message(f"report: {write_sweep_report(run_dir)}")
     except (UserError, OSError) as error:
         console.message(f"The report was not written: {error}", "warning")
 

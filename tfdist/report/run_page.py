@@ -1,0 +1,292 @@
+"""The sections of the page of one run.
+
+Invariant: a section that has nothing to show is empty, so that half a run has a page, too. Each worker has a figure or
+a line of its own, up to MAX_WORKERS of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tfdist.report.figures import (
+    STEPS,
+    TIME,
+    Axis,
+    draw_bars,
+    draw_curves,
+    draw_marks,
+    draw_shares,
+    milliseconds,
+)
+from tfdist.report.page import Cell, Plot, Section, Table
+from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, Run, is_metric
+from tfdist.report.words import count_text, duration_text
+from tfdist.telemetry.account.goodput import ALL_SHARES, total
+from tfdist.telemetry.console.console_text import number_text
+from tfdist.telemetry.facts import Event, Sample
+
+MAX_WORKERS = 16
+MAX_MARKS, MAX_EVENTS = 300, 500  # of a kind; in the table
+MAX_SPANS = 150  # of time, in which a worker's shares are shown
+EVENT_NAMES = 130  # pixels
+UNSHOWN_EVENTS = ("input_wait",)  # which comes every epoch
+LEVEL_COLORS = {"info": "#4c8dd6", "warning": "#e08a1e", "error": "#d6453d"}
+SHARE_COLORS = {
+    "compute": "#2f9e62",
+    "input_wait": "#e0a11e",
+    "peer_wait": "#e8702a",
+    "callbacks": "#8d7ad1",
+    "evaluate": "#3f8fd0",
+    "checkpoint": "#27a5b5",
+    "import": "#b9c0c9",
+    "connect": "#a3adb8",
+    "data": "#8d98a5",
+    "build": "#788493",
+    "restore": "#647182",
+    "finish": "#d0a9c4",
+    "leave": "#dcc3d3",
+    "lost: steps done again": "#d6453d",
+    "lost: between starts": "#8f2d2a",
+}
+# What samples hold: title, format of its axis, and whether it is a total, whose growth is shown.
+VALUES = {
+    "host_memory_bytes": ("Memory of the host's process", "0.[00] d", False),
+    "device_memory_bytes": ("Device memory in use", "0.[00] d", False),
+    "device_memory_peak_bytes": ("Device memory, peak", "0.[00] d", False),
+    "cpu_utilization": ("CPU, of the process's cores", "0%", False),
+    "gpu_utilization": ("GPU", "0%", False),
+    "network_sent_bytes": ("Network, sent a second", "0.[00] d", True),
+    "network_received_bytes": ("Network, received a second", "0.[00] d", True),
+    "storage_written_bytes": ("Storage, written a second", "0.[00] d", True),
+    "storage_read_bytes": ("Storage, read a second", "0.[00] d", True),
+}
+
+
+def summarize_run(run: Run, status: str) -> list[tuple[str, str]]:
+    """The facts on top of the page."""
+    facts = {"status": status, "steps": f"{run.steps:,}", "strategy": run.fact("strategy")}
+    facts |= {"workers": run.fact("num_workers"), "replicas": run.fact("num_replicas"), "starts": len(run.starts)}
+    if run.began is not None and run.wall_seconds is not None:
+        facts |= {"began": f"{run.began:%Y-%m-%d %H:%M} UTC", "wall clock": duration_text(run.wall_seconds)}
+    if run.goodput is not None:
+        facts["goodput"] = f"{run.goodput:.1%}"
+    lost = sum(start.lost_steps for start in run.starts)
+    facts |= {"steps done again": f"{lost:,}"} if lost else {}
+    facts |= {name: number_text(value) for name, value in run.metrics.items()}
+    return [(name, str(text)) for name, text in facts.items() if text is not None]
+
+
+def list_notes(run: Run) -> list[str]:
+    """The best value, how a run that failed ended, and what could not be read."""
+    notes: list[str] = []
+    if run.result is not None:
+        best = run.result.best
+        if best and best.keys() >= {"metric", "value", "step"}:
+            notes.append(f"Best {best['metric']}: {number_text(best['value'])} at step {best['step']:,}.")
+        notes += run.result.notes
+    end = next((event for event in reversed(run.events) if event.name in ENDS), None)
+    if end is not None and not run.result:
+        notes.append(f"{ENDS[end.name]}: {_sentence(end)}")
+    if run.unreadable:
+        notes.append(f"{count_text(run.unreadable, 'line')} of its logs could not be read and are missing here.")
+    return notes
+
+
+def run_sections(run: Run) -> list[Section]:
+    """The sections of one run's page, empty ones among them."""
+    begins = [milliseconds(event.time) for event in run.events if event.name == BEGIN][1:]
+    return [
+        _curves(run),
+        _timeline(run, Axis(TIME, lines=begins, left=EVENT_NAMES)),
+        _account(run),
+        _resources(run, Axis(TIME, lines=begins)),
+        _configuration(run),
+        _environment(run),
+    ]
+
+
+def _curves(run: Run) -> Section:
+    axis = Axis(STEPS, lines=[float(start.step) for start in run.starts[1:]])
+    by_metric: dict[str, dict[str, Curve | None]] = {}
+    for (metric, split), curve in sorted(run.curves.items(), key=lambda item: item[0][1] != "train"):
+        if is_metric(metric):
+            by_metric.setdefault(metric, {})[split] = curve
+    rates = [run.curves[LEARNING_RATE, split] for split in ("train", "eval") if (LEARNING_RATE, split) in run.curves]
+    by_metric |= {"learning rate": {"learning rate": rates[0]}} if rates else {}
+    norm = run.curves.get((GRADIENT_NORM, "train"))
+    by_metric |= {"norm of the gradient, before clipping": {"train": norm}} if norm else {}
+    plots = [draw_curves(metric, axis, curves, len(run.curves)) for metric, curves in by_metric.items()]
+    return Section(title="Curves", text="Dashed: where a start resumed." if len(run.starts) > 1 else "", plots=plots)
+
+
+def _timeline(run: Run, axis: Axis) -> Section:
+    """Events, throughput, and where each worker's time went, along one axis."""
+    shown = [event for event in run.events if event.name not in UNSHOWN_EVENTS]
+    if not shown and not run.samples:
+        return Section(title="What happened")
+    plots = []
+    if shown:
+        rows: dict[str, list[Event]] = {}
+        for event in shown:
+            rows.setdefault(event.name.replace("_", " "), []).append(event)
+        marks = {name: [_mark(event) for event in _choose_evenly(own, MAX_MARKS)] for name, own in rows.items()}
+        left_out = sum(len(own) - len(marks[name]) for name, own in rows.items())
+        note = f"{count_text(left_out, 'mark')} left out" if left_out else ""
+        legend = [(color, level) for level, color in LEVEL_COLORS.items() if any(e.level == level for e in shown)]
+        plots.append(Plot(title="Events", figure=draw_marks(axis, marks), legend=legend, note=note))
+    plots += [*_throughput(run, axis), *_shares_over_time(run, axis)]
+    text = "Over time (UTC)." + (" Dashed: where a start began." if len(run.starts) > 1 else "")
+    return Section(title="What happened", text=text, plots=plots, tables=[_event_table(shown)], is_wide=True)
+
+
+def _mark(event: Event) -> tuple[float, str, str]:
+    return milliseconds(event.time), LEVEL_COLORS.get(event.level, LEVEL_COLORS["info"]), _sentence(event)
+
+
+def _sentence(event: Event) -> str:
+    """`12:03:01  step 1,200: Continuing at step 1,200.`"""
+    step = "" if event.step is None else f"step {event.step:,}: "
+    return f"{event.time:%H:%M:%S}  {step}{_message(event) or event.name}"
+
+
+def _message(event: Event) -> str:
+    return event.message or ", ".join(f"{name} {value}" for name, value in event.details.items())
+
+
+def _choose_evenly(events: Sequence[Event], most: int) -> Sequence[Event]:
+    """At most so many, the first and the last among them."""
+    if len(events) <= most:
+        return events
+    return [events[place] for place in np.linspace(0, len(events) - 1, most).astype(int)]
+
+
+def _event_table(events: Sequence[Event]) -> Table:
+    newest = events[-MAX_EVENTS:]
+    rows = [
+        [
+            Cell(f"{event.time:%Y-%m-%d %H:%M:%S}"),
+            Cell(event.name, color=LEVEL_COLORS.get(event.level, "")),
+            Cell("" if event.worker is None else str(event.worker), event.worker),
+            Cell("" if event.step is None else f"{event.step:,}", event.step),
+            Cell(_message(event)),
+        ]
+        for event in newest
+    ]
+    of = f"The newest {len(newest)} of " if len(newest) < len(events) else ""
+    names = ("time", "event", "worker", "step", "what")
+    return Table(title=f"{of}{len(events)} events", names=names, rows=rows, is_folded=True)
+
+
+def _throughput(run: Run, axis: Axis) -> list[Plot]:
+    """Of the whole run, by its chief's steps; none where nothing was sampled."""
+    batch = run.fact("global_batch_size") or run.settings.get("train.global_batch_size", "")
+    examples = int(batch) if str(batch).isdigit() else None
+    unit = "steps" if examples is None else "examples"
+    steps = [[(milliseconds(s.time), float(s.step)) for s in own if s.step is not None] for own in _processes(run, 0)]
+    curve = _join([_rates(known, per=float(examples or 1)) for known in steps])
+    title = f"Throughput, {unit} a second"
+    return [] if curve is None else [draw_curves(title, axis, {unit: curve}, 1, y_format="0,0")]
+
+
+def _shares_over_time(run: Run, axis: Axis) -> list[Plot]:
+    """A figure for each worker."""
+    plots = []
+    for worker, own in list(run.intervals.items())[:MAX_WORKERS]:
+        size = -(-len(own) // MAX_SPANS)
+        parts = [own[first : first + size] for first in range(0, len(own), size)]
+        spans = [(milliseconds(part[0].begin), milliseconds(part[-1].end), total(part).seconds) for part in parts]
+        name = f"Worker {worker}" if len(run.intervals) > 1 else "Where the time went"
+        legend = share_legend(total(run.accounts.values()).seconds) if worker == min(run.intervals) else []
+        plots.append(Plot(title=name, figure=draw_shares(axis, spans, SHARE_COLORS), legend=legend))
+    return plots
+
+
+def share_legend(seconds: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The colors of the shares that took any time."""
+    return [(color, share.replace("_", " ")) for share, color in SHARE_COLORS.items() if seconds.get(share, 0) > 0]
+
+
+def _account(run: Run) -> Section:
+    """The wall clock of each worker over all starts, and goodput."""
+    whole = total(run.accounts.values())
+    if whole.goodput is None:
+        return Section(title="Where the time went")
+    shown = {f"worker {worker}": account.seconds for worker, account in list(run.accounts.items())[:MAX_WORKERS]}
+    rows = [
+        [
+            Cell(share.replace("_", " "), color=SHARE_COLORS.get(share, "")),
+            Cell(f"{seconds / whole.wall_seconds:.1%}", seconds),
+            Cell(f"{seconds:,.1f}", seconds),
+            Cell(ALL_SHARES.get(share, "")),
+        ]
+        for share, seconds in whole.seconds.items()
+    ]
+    workers = f" of {count_text(len(run.accounts), 'worker')}" if len(run.accounts) > 1 else ""
+    left_out = len(run.accounts) - len(shown)
+    note = f"{left_out} more workers not shown" if left_out else ""
+    return Section(
+        title="Where the time went",
+        text=f"Goodput {whole.goodput:.1%}: the part of the wall clock{workers}, over all starts and the time between "
+        "them, that went into steps that counted.",
+        plots=[Plot(title="By worker", figure=draw_bars(shown, SHARE_COLORS), note=note)],
+        tables=[Table(title="Shares", names=("share", "part", "seconds", "what it is"), rows=rows)],
+        is_wide=True,
+    )
+
+
+def _resources(run: Run, axis: Axis) -> Section:
+    """Memory, utilization and traffic, a line a worker."""
+    workers = sorted({sample.worker for sample in run.samples})[:MAX_WORKERS]
+    plots = []
+    for name, (title, y_format, is_total) in VALUES.items():
+        curves = {}
+        for worker in workers:
+            known = [
+                [(milliseconds(s.time), s.values[name]) for s in own if name in s.values]
+                for own in _processes(run, worker)
+            ]
+            curves[f"worker {worker}"] = _join([_rates(own, per=1.0) for own in known] if is_total else known)
+        if any(curve is not None for curve in curves.values()):
+            plots.append(draw_curves(title, axis, curves, len(VALUES) * len(workers), y_format=y_format))
+    return Section(title="Memory and utilization", text="Over time (UTC).", plots=plots)
+
+
+def _processes(run: Run, worker: int) -> Iterator[list[Sample]]:
+    """A worker's samples, start by start."""
+    own = (sample for sample in run.samples if sample.worker == worker)
+    return (list(group) for _, group in itertools.groupby(own, key=lambda sample: sample.start))
+
+
+def _rates(known: Sequence[tuple[float, float]], *, per: float) -> list[tuple[float, float]]:
+    """The growth of a total a second, times `per`; at the end of each stretch."""
+    return [
+        (time, per * (value - before) / (time - earlier) * 1000)
+        for (earlier, before), (time, value) in itertools.pairwise(known)
+        if time > earlier and value >= before
+    ]
+
+
+def _join(parts: Sequence[Sequence[tuple[float, float]]]) -> Curve | None:
+    """One curve with gaps between the parts."""
+    points = [point for part in parts if part for point in (*part, (part[-1][0], np.nan))][:-1]
+    return Curve(*np.array(points).T) if points else None
+
+
+def _configuration(run: Run) -> Section:
+    rows = [[Cell(name), Cell(value), Cell("stated")] for name, value in run.given.items()]
+    rows += [[Cell(name), Cell(value), Cell("default")] for name, value in run.defaults.items()]
+    title = f"{len(run.given)} settings stated, {len(run.defaults)} defaults used"
+    tables = [Table(title=title, names=("setting", "value", "from"), rows=rows, is_folded=True)] if rows else []
+    return Section(title="Configuration", tables=tables, code=run.config, code_title="config.gin")
+
+
+def _environment(run: Run) -> Section:
+    hardware, versions = (run.result.hardware, run.result.versions) if run.result is not None else ({}, {})
+    facts = [(name, str(version)) for name, version in versions.items()]
+    facts += [(f"{kind} devices", str(count)) for kind, count in hardware.get("devices", {}).items()]
+    facts += [("accelerator", name) for name in hardware.get("accelerators", {})]
+    facts += [("CPUs", str(hardware["cpus"]))] if "cpus" in hardware else []
+    return Section(title="Environment", facts=facts)
