@@ -17,7 +17,7 @@ from tfdist.errors import DivergedError, OutOfMemoryError, UnreadableError
 from tfdist.storage import files
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.result import RunResult, versions, write_result
+from tfdist.telemetry.result import END_DONE, END_PAUSED, RunResult, versions, write_result
 from tfdist.telemetry.stream import PAUSED
 from tfdist.training.loop.learner import build_model, check_fit
 from tfdist.training.loop.outcome import Ending, Outcome
@@ -77,6 +77,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
                 trained = _trained(training, rollbacks)
         if trained.outcome.paused:
             run.stream.status = PAUSED
+            run.note_end(END_PAUSED)
             _tell_paused(run, trained.outcome)
             return None
         result = _conclude(training, trained)
@@ -184,6 +185,7 @@ def _conclude(training: Training, trained: _Trained) -> RunResult:
             "epochs, should they be asked for, would begin from there.",
         )
     examples = plan.num_examples_until(outcome.step)
+    run.note_end(END_DONE)
     starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
     result = RunResult(
         status="done",

@@ -22,6 +22,7 @@ from keras_fit.test_behaviors import differences
 
 import tfdist
 from tfdist.checkpoint import policy
+from tfdist.errors import EXIT_NOT_SAVED
 from tfdist.training.loop.callback_model import COMPILED
 from tfdist.training.step.layers.layer_state import ThreadLosses
 from tfdist.training.step.optimizer import REDUCTION
@@ -102,6 +103,21 @@ def test_a_finished_run_says_that_nothing_is_trained(tmp_path: pathlib.Path, cap
         fit(classifier(), epochs=1, run_dir=str(tmp_path / "run"))
         lines = "".join(capfd.readouterr())
         assert said in lines and len(lines.splitlines()) == bool(said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_has_to_leave_and_cannot_save_exits_with_the_status_that_says_so(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], number: int
+) -> None:
+    class Leaves(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            os.kill(os.getpid(), number)
+
+    (tmp_path / "checkpoints").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
+    with pytest.raises(SystemExit) as ended:
+        fit(classifier(), epochs=4, callbacks=Leaves(), run_dir=str(tmp_path))
+    assert ended.value.code == EXIT_NOT_SAVED
+    assert "could not save" in "".join(capfd.readouterr())
 
 
 @pytest.mark.slow

@@ -137,10 +137,11 @@ def open_recovery(training: Training) -> Iterator[Opened]:
 
 
 def as_it_fails(run: Run, policy: CheckpointPolicy) -> CheckpointPolicy:
-    """The policy for a run that was started so often: failures may be more frequent than it says. A collective."""
+    """The policy for a run that failed so often: failures may be more frequent than it says. A collective."""
     seconds = policy.mean_seconds_between_failures
-    if run.earlier_starts:
-        seconds = (now() - run.earlier_starts[0].time).total_seconds() / len(run.earlier_starts)
+    num_failures = sum(start.end is None for start in run.earlier_starts)
+    if num_failures:
+        seconds = (now() - run.earlier_starts[0].time).total_seconds() / num_failures
     (seconds,) = run.strategy.from_chief([max(1.0, min(seconds, policy.mean_seconds_between_failures))]).tolist()
     return dataclasses.replace(policy, mean_seconds_between_failures=seconds)
 
