@@ -126,7 +126,7 @@ def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
         step = assembly.build_step(training, rollbacks.skipped)
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
-            if rollbacks.arrived(opened.start, learner.optimizer):
+            if rollbacks.arrived(opened, learner.optimizer):
                 step = assembly.build_step(training, rollbacks.skipped)
             outcome, seconds = course.run_loop(training, step, evaluator, opened, rollbacks=rollbacks)
             ending = course.tell_ending(training, outcome)

@@ -30,7 +30,7 @@ from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
 from tfdist.training.loop.outcome import NUM_VOTES, EpochSums, Outcome, Vote
-from tfdist.training.recovery.recovery import Position, Recovery, other_version
+from tfdist.training.recovery.recovery import Checkpoint, Position, Recovery, other_version
 from tfdist.training.step import divergence
 from tfdist.training.step.divergence import Spike
 from tfdist.training.step.optimizer import learning_rate
@@ -74,6 +74,7 @@ class Loop:
       recovery: saves, and leaves when the process has to go; None does neither.
       equality: compares what the workers have.
       start: where an earlier process left the run; None begins.
+      checkpoint: its state, restored once callbacks have begun, whose first hooks see what the run began with.
       watched: by which evaluations are compared; None compares none.
       input_hint: what would help if training waits for its input.
       skipped: steps whose batches are left out, as the number of steps before each.
@@ -99,6 +100,7 @@ class Loop:
         recovery: Recovery | None = None,
         equality: Equality | None = None,
         start: Position | None = None,
+        checkpoint: Checkpoint | None = None,
         watched: Watched | None = None,
         input_hint: str = "",
         skipped: frozenset[int] = frozenset(),
@@ -120,6 +122,7 @@ class Loop:
         self._recovery = recovery
         self._equality = equality
         self._start = start
+        self._checkpoint = checkpoint
         self._watched = watched
         self._skipped = sorted(skipped)
         self._saves_at_begin = saves_at_begin
@@ -142,6 +145,8 @@ class Loop:
         if self._recovery is not None:
             self._recovery.begin()
         self._callbacks.train_begin(None if self._start is None else self._next_epoch_end(self._start))
+        if self._checkpoint is not None:
+            self._checkpoint.restore()
         if self._start is not None:
             self._continue_from(self._start)
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):

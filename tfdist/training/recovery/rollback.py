@@ -34,7 +34,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
-from tfdist.training.recovery.recovery import Position
+from tfdist.training.recovery.recovery import Opened
 from tfdist.training.step.divergence import Spike
 from tfdist.training.step.optimizer import parts
 
@@ -164,7 +164,7 @@ class Rollbacks:
             for one in parts(optimizer):
                 scale_rate(one, factors)
 
-    def arrived(self, start: Position | None, optimizer: keras.optimizers.Optimizer) -> bool:
+    def arrived(self, opened: Opened, optimizer: keras.optimizers.Optimizer) -> bool:
         """Notes where the run is back, if it is; whether that changes the optimizer's rate. A collective.
 
         Raises:
@@ -172,7 +172,9 @@ class Rollbacks:
         """
         if not self._failures or self._failures[-1].back_to is not None:
             return False
-        failure = self._failures[-1]
+        failure, start = self._failures[-1], opened.start
+        if opened.checkpoint is not None:
+            opened.checkpoint.restore(again=True)
         updates = int(keras.ops.convert_to_numpy(parts(optimizer)[0].iterations))
         if (start is None or not start.values) and updates > 0:
             raise DivergedError(f"Training failed at step {failure.step}, and there is no checkpoint to go back to.")

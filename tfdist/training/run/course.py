@@ -50,7 +50,7 @@ def run_loop(
     iterator = assembly.stream(run, training.source, plan, first_step=first_step, left_out=rollbacks.skipped)
     if not rollbacks.has_gone_back:
         run.request.wait()
-    hooks = _hooks(training, num_epochs)
+    hooks = _hooks(training, num_epochs, first_step if opened.checkpoint is not None else None)
     if run.topology.is_chief and not rollbacks.has_gone_back:
         settings, lost = run.request.settings(), opened.lost_steps
         note_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
@@ -76,6 +76,7 @@ def run_loop(
         equality=None if run.topology.num_workers == 1 else _equality(training, opened, reporter),
         start=opened.start,
         watched=watched(training.settings),
+        checkpoint=opened.checkpoint,
         input_hint=hint_for(training.source),
         skipped=rollbacks.skipped,
         saves_at_begin=rollbacks.is_possible,
@@ -107,8 +108,8 @@ def _equality(training: Training, opened: Opened, reporter: Reporter) -> Equalit
     return Equality(strategy, opened.state.replicated, reporter, compare_data)
 
 
-def _hooks(training: Training, num_epochs: int) -> Callbacks:
-    """The training's callbacks; says where they make calls short."""
+def _hooks(training: Training, num_epochs: int, resumed_from_step: int | None) -> Callbacks:
+    """The training's callbacks, told of the step that it resumes from; says where they make calls short."""
     run, callbacks = training.run, training.settings.callbacks
     hooks = Callbacks(
         callbacks,
@@ -116,7 +117,8 @@ def _hooks(training: Training, num_epochs: int) -> Callbacks:
         optimizer=training.learner.optimizer,
         strategy=run.strategy,
         compiled=CallbackModel(training.learner, training.task).in_place if callbacks else contextlib.nullcontext,
-        params={"epochs": num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0},
+        params={"epochs": num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0}
+        | ({} if resumed_from_step is None else {"resumed_from_step": resumed_from_step}),
     )
     if hooks.act_on_batches:
         _tell_of_short_calls(run, hooks.act_on_batches)
