@@ -133,7 +133,7 @@ def _trained(training: Training, rollbacks: Rollbacks) -> _Trained | None:
             if not outcome.paused:
                 course.note_weightless(run, outcome)
                 course.renew_statistics(training, outcome)
-                course.evaluate_at_last(evaluator, outcome, opened.recovery)
+                course.evaluate_at_last(training, evaluator, outcome, opened.recovery)
                 if learner.shards is not None:
                     learner.shards.make_whole(keep=run.topology.is_chief)
                 model_files.export_model(run, learner.model)

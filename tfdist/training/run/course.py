@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tfdist.data.pipeline.input_hints import hint_for
 from tfdist.data.pipeline.pipeline import dispose
 from tfdist.telemetry.console.console_text import Plan
+from tfdist.telemetry.logs.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop import batch_statistics
 from tfdist.training.loop.best import watched
@@ -172,8 +173,10 @@ def renew_statistics(training: Training, outcome: Outcome) -> None:
     outcome.evaluated_at = -1
 
 
-def evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, recovery: Recovery | None = None) -> None:
-    """Evaluates what is kept, where its weights are not those of the last evaluation.
+def evaluate_at_last(
+    training: Training, evaluator: Evaluator | None, outcome: Outcome, recovery: Recovery | None
+) -> None:
+    """Evaluates what is kept, where its weights are not those of the last evaluation, and logs that as FINAL.
 
     Raises:
       PreemptedError, NotSavedError: the process was told to leave. The loop has saved all that this is made of.
@@ -184,3 +187,5 @@ def evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, recovery: Re
             assert recovery is not None
             recovery.leave(outcome.step)
         outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
+        epoch = -(-outcome.step // training.boundaries.steps_per_epoch)
+        training.run.metrics.log(step=outcome.step, epoch=epoch, split=FINAL, metrics=results)
