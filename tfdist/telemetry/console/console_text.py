@@ -37,13 +37,16 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochSummary:
-    """How an epoch ended; `eval_metrics` is empty where nothing was evaluated, `seconds` are the epoch's."""
+    """How an epoch ended; `eval_metrics` is empty where nothing was evaluated, `seconds` are the epoch's.
+
+    `examples_per_second` is None where this process made no step of it: it resumed at its end.
+    """
 
     step: int
     epoch: int
     metrics: Mapping[str, Any]
     seconds: float
-    examples_per_second: float
+    examples_per_second: float | None
     eval_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -103,8 +106,8 @@ def _shorter_epoch_lines(plan: Plan, summary: EpochSummary) -> Iterator[str]:
     epoch = epoch_text(plan, summary.epoch)
     step = f"step {summary.step:>{len(str(plan.total_steps or summary.step))}}"
     train, evaluation = _number_texts(summary.metrics), _number_texts(summary.eval_metrics)
-    seconds, rate = f"{summary.seconds:.1f} s", rate_text(summary.examples_per_second, None)
-    for speed in ([seconds, rate], [seconds], []):
+    seconds, rate = f"{summary.seconds:.1f} s", summary.examples_per_second
+    for speed in ([seconds, *([] if rate is None else [rate_text(rate, None)])], [seconds], []):
         yield _epoch_line([epoch, step, *train], evaluation, speed)
     for most in range(max(len(train), len(evaluation)), 0, -1):
         yield _epoch_line([epoch, *train[:most]], evaluation[: most + 1], [])

@@ -136,7 +136,7 @@ class Loop:
         self._gradient_norm: dict[str, float] = {}  # empty where it is not logged
         self._input_wait = InputWait(strategy, reporter, hint=input_hint)
         self._stragglers = Stragglers(strategy, reporter)
-        self._epoch_started = time.perf_counter()
+        self._epoch_started, self._timed_from = time.perf_counter(), 0
         self._evaluation_seconds = 0.0
 
     def run(self) -> Outcome:
@@ -184,7 +184,7 @@ class Loop:
     def _continue_from(self, start: Position) -> None:
         """Puts the loop where `_save` found it; the variables are there already."""
         values = dict(start.values)
-        self._outcome.step = start.step
+        self._outcome.step = self._timed_from = start.step
         if values:
             try:
                 saved = as_type(_Saved, values)
@@ -286,7 +286,7 @@ class Loop:
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
         self._agree_on_stop()
         self._stops_after_batch = self._wanted.stop
-        self._epoch_started = time.perf_counter()
+        self._epoch_started, self._timed_from = time.perf_counter(), self._outcome.step
 
     def _train_until(self, boundary: int) -> None:
         while True:
@@ -436,6 +436,7 @@ class Loop:
     def _end_epoch(self) -> None:
         outcome = self._outcome
         seconds = time.perf_counter() - self._epoch_started
+        steps = outcome.step - self._timed_from  # of this process, which may have begun within the epoch
         self._point("train", outcome.train_metrics | self._gradient_norm)
         self._reporter.epoch_end(
             step=outcome.step,
@@ -443,7 +444,7 @@ class Loop:
             train=outcome.train_metrics,
             evaluation=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
             seconds=seconds,
-            rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
+            rate=steps / max(1e-9, seconds - self._evaluation_seconds) if steps else None,
         )
         heartbeat.beat(heartbeat.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
