@@ -157,7 +157,7 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]
     _dress(made)
     made.ygrid.visible = False
     made.xaxis.axis_label = "seconds"
-    made.xaxis.formatter = NumeralTickFormatter(format="0,0")
+    made.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]")  # of a short run ticks are fractions
     left = dict.fromkeys(names, 0.0)
     for share, color in colors.items():
         own = {name: parts.get(share, 0.0) for name, parts in rows.items() if parts.get(share, 0.0) > 0}
