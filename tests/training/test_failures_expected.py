@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-
 from training.test_resume import BASE, Once, fail, send
 from training.trainings import run
 

@@ -203,6 +203,8 @@ def _raising_as_fit() -> Iterator[None]:
 
 def _in_words_of_fit(message: str) -> str:
     """A message about a setting of an experiment, about the argument that it is here."""
+    message = message.replace(", or write train.task.", ".")  # which fit does not take
+    message = message.replace("train.eval_data", "validation_data").replace("train.train_data", "x")
     return re.sub(r"\b(?:train|fit)\.([a-z_]+)", r"\1", message)
 
 
