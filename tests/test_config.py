@@ -485,6 +485,7 @@ def test_a_misspelt_macro_is_refused_with_the_near_one():
 
 def test_a_misspelt_macro_is_refused_even_if_a_users_module_might_have_defined_a_constant():
     assert "%SOMETHING is defined nowhere" in message("import library\ntrain.model = %SOMETHING")
+    assert "Write: include 'tfdist:strategies/auto.gin'" in message("import library\ntrain.model = %STRATEGY")
 
 
 def test_a_macro_defined_by_way_of_itself_is_refused():

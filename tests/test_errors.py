@@ -8,6 +8,7 @@ from tfdist.errors import (
     StoreUnavailableError,
     UserError,
     exit_status_of_error,
+    suggest,
 )
 
 
@@ -21,3 +22,8 @@ def test_an_error_that_is_raised_from_itself_ends() -> None:
     one, other = UserError("one"), UserError("other")
     one.__cause__, other.__cause__ = other, one
     assert exit_status_of_error(one) == EXIT_USER_ERROR
+
+
+def test_a_suggestion_knows_initials_and_names_a_near_one_once() -> None:
+    assert suggest("lr", ["beta_1", "learning_rate", "lora_rank"]).startswith(" Did you mean 'learning_rate'")
+    assert suggest("epoch", ["epochs", "steps", "epochs"]) == " Did you mean 'epochs'?"

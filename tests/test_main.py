@@ -206,7 +206,8 @@ def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["No experiment given", "--gin_file=tfdist:experiments/digits.gin"]),
+        ([], ["No experiment given", "Write --gin_file=tfdist:experiments/digits.gin"]),
+        (["--mode=evaluate"], ["No experiment given", "--run_dir=DIR of a training", "--gin_file=tfdist:"]),
         (
             [DIGITS, "--mode=trian"],
             [

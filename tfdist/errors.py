@@ -150,9 +150,10 @@ def missing_extra(package: str, extra: str, purpose: str) -> UserError:
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """A sentence that names what `name` was probably meant to be; empty when nothing is near."""
-    known = list(known)
+    known = list(dict.fromkeys(known))
+    initials = [each for each in known if "_" in each and "".join(word[:1] for word in each.split("_")) == name]
     longer = [each for each in known if name and each.startswith(name)]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or longer[:3]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6) or initials or longer[:3]
     return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 

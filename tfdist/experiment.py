@@ -23,6 +23,7 @@ from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
 from tfdist.training.run.checking.fast_check import shortened
+from tfdist.training.run.checking.metric_sums import check_metric_sums
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.directory.claim import Claim
 from tfdist.training.run.run import Request, Run, open_run
@@ -134,6 +135,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
             built = build_model(model, task, source.structure)
             metrics = MetricGroup(task.metric_specs())
             check_fit(built, task, source.structure, [metrics])
+        check_metric_sums(built, task, source.structure, run.topology)
         model_files.put_weights(run, built, found)
         evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
         results = evaluator.evaluate()

@@ -172,7 +172,10 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
     if not values.gin_file and values.mode in USES and values.run_dir is not None:
         values["gin_file"].value = [config_of(values.run_dir)]
     if not values.gin_file:
-        raise UserError("No experiment given. Write --gin_file=tfdist:experiments/digits.gin, or a file of your own.")
+        run_dir = "--run_dir=DIR of a training, or " if values.mode in USES else ""
+        raise UserError(
+            f"No experiment given. Write {run_dir}--gin_file=tfdist:experiments/digits.gin, or a file of your own."
+        )
     return values
 
 

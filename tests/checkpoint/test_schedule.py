@@ -96,6 +96,14 @@ def test_auto_makes_the_first_one_soon_and_then_every_sqrt_of_twice_cost_times_f
     assert schedule.due(3, FIRST_SECONDS + 60.1)
 
 
+def test_auto_makes_the_first_one_within_seconds_of_the_start_though_failures_are_rare() -> None:
+    schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=1e6), steps_per_epoch=None)
+    schedule.begin(100.0)
+    assert schedule.due(1, 105.0)
+    schedule.saved(1, 105.0, cost_seconds=2.0)
+    assert not schedule.due(2, 105.0 + 2.0 / LARGEST_SHARE - 1)  # and pays for it afterwards
+
+
 def test_auto_makes_the_first_one_sooner_where_failures_are_frequent() -> None:
     schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=16.0), steps_per_epoch=None)
     assert schedule.interval_seconds == pytest.approx(2.0)  # √(2 · 0.125 · 16)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from data_streams import column, global_batches, same
 
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
-from tfdist.data.sources.user_dataset import DatasetFunction
+from tfdist.data.sources.user_dataset import DatasetFunction, _global_seed
 from tfdist.errors import UserError
 
 
@@ -183,3 +186,42 @@ def test_each_example_comes_once_an_epoch_through_tf_data_service() -> None:
     found = column(global_batches(lambda: source, steps=2 * STEPS), 1)
     assert sorted(found[:EXAMPLES]) == sorted(found[EXAMPLES:]) == list(range(EXAMPLES))
     del workers
+
+
+def drawn_seeds(count: int = 3) -> list[Any]:
+    return [tf.compat.v1.get_seed(None) for _ in range(count)]
+
+
+def test_a_dataset_made_in_another_thread_leaves_this_ones_global_seed_alone() -> None:
+    """As tf.data makes the next epoch's while the main thread traces, or a callback draws."""
+    with restored_seed():
+        tf.random.set_seed(7)
+        expected = drawn_seeds(6)
+        tf.random.set_seed(5)
+        by_tensorflow = drawn_seeds()
+        tf.random.set_seed(7)
+        first, inside, seen = drawn_seeds(), threading.Event(), threading.Event()
+        elsewhere: list[Any] = []
+
+        def make() -> None:
+            with _global_seed(5):
+                elsewhere.extend(drawn_seeds())
+                inside.set()
+                seen.wait(60)
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        assert inside.wait(60)
+        traced = tf.function(lambda: tf.constant(0)).get_concrete_function().graph.seed
+        meanwhile = drawn_seeds(2)
+        seen.set()
+        thread.join()
+        assert traced == 7 and first + meanwhile + drawn_seeds(1) == expected
+        assert elsewhere == by_tensorflow  # in the thread it is what `tf.random.set_seed` makes it
+
+
+@contextlib.contextmanager
+def restored_seed() -> Iterator[None]:
+    before, _ = tf.compat.v1.get_seed(None)
+    yield
+    tf.random.set_seed(before)

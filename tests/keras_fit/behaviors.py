@@ -335,6 +335,30 @@ def _(fit: Fit) -> Seen:
     return simply(fit, tf.data.Dataset.from_tensor_slices((ragged, Y)).batch(5))
 
 
+def with_optional_input() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    needed, optional = keras.Input((4,), name="needed"), keras.Input((4,), name="optional", optional=True)
+    model = keras.Model({"needed": needed, "optional": optional}, AddIfGiven()(needed, optional))
+    model.compile("sgd", "mse")
+    return model
+
+
+class AddIfGiven(keras.layers.Layer):
+    def call(self, x: Any, other: Any = None) -> Any:
+        return x if other is None else x + other
+
+
+@behavior(
+    DATA,
+    "None for an input that is optional",
+    holds=REFUSED,
+    note="give it values, or make the model without it",
+    refusal="None for an input of the model",
+)
+def _(fit: Fit) -> Seen:
+    return simply(fit, {"needed": X, "optional": None}, X, model=with_optional_input())
+
+
 @behavior(
     DATA,
     "a tf.data.Dataset of single examples",

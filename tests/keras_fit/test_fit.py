@@ -22,7 +22,9 @@ from keras_fit.test_behaviors import differences
 
 import tfdist
 from tfdist.checkpoint import policy
+from tfdist.errors import EXIT_NOT_SAVED, UserError
 from tfdist.training.loop.callback_model import COMPILED
+from tfdist.training.run.model_files import load_weights
 from tfdist.training.step.layers.layer_state import ThreadLosses
 from tfdist.training.step.optimizer import REDUCTION
 
@@ -102,6 +104,38 @@ def test_a_finished_run_says_that_nothing_is_trained(tmp_path: pathlib.Path, cap
         fit(classifier(), epochs=1, run_dir=str(tmp_path / "run"))
         lines = "".join(capfd.readouterr())
         assert said in lines and len(lines.splitlines()) == bool(said)
+
+
+def test_mistakes_are_told_in_words_of_fit() -> None:
+    unlabelled, monitored = classifier(), classifier()
+    with pytest.raises(ValueError, match=r"the data gives no y\. Give y\.$"):
+        tfdist.fit(unlabelled, X, verbose=0)
+    with pytest.raises(ValueError, match="Write validation_data, or"):
+        tfdist.fit(monitored, X, Y, verbose=0, callbacks=keras.callbacks.EarlyStopping("val_acc"))
+    with pytest.raises(ValueError, match=r"Did you mean 'epochs'\?$"):
+        tfdist.fit(monitored, X, Y, verbose=0, epoch=2)
+
+
+def test_weights_of_another_shape_are_refused_by_the_shapes_and_not_their_values(tmp_path: pathlib.Path) -> None:
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)]).save_weights(tmp_path / "w.weights.h5")
+    with pytest.raises(UserError, match=r"\(2, 4\).*\(3, 4\)") as refused:
+        load_weights(keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)]), str(tmp_path / "w.weights.h5"))
+    assert "value=" not in str(refused.value) and "[[" not in str(refused.value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_has_to_leave_and_cannot_save_exits_with_the_status_that_says_so(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], number: int
+) -> None:
+    class Leaves(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            os.kill(os.getpid(), number)
+
+    (tmp_path / "checkpoints").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
+    with pytest.raises(SystemExit) as ended:
+        fit(classifier(), epochs=4, callbacks=Leaves(), run_dir=str(tmp_path))
+    assert ended.value.code == EXIT_NOT_SAVED
+    assert "could not save" in "".join(capfd.readouterr())
 
 
 @pytest.mark.slow

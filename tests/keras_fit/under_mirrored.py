@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_fit.behaviors import Numbered, Subclassed, X, Y, batches, classifier, compiled_as, dataset, seen
 from keras_fit.test_behaviors import differences
 from keras_fit.test_fit import check_that_fit_leaves_objects_as_they_were, counting
+from training.test_metrics import Largest
 
 import tfdist
 from tfdist.strategies.mirrored import Mirrored
@@ -70,6 +71,13 @@ def main() -> None:
         different.append("a metric of one number for a batch was not refused")
     except ValueError as error:
         different += [] if "Return a value for each example" in str(error) else [str(error)]
+    with ours.scope():
+        model = classifier(metrics=[Largest()])
+    try:
+        tfdist.fit(model, X, Y, verbose=0)
+        different.append("a metric that is no sum was not refused")
+    except ValueError as error:
+        different += [] if "'largest' is not made of sums" in str(error) else [str(error)]
     print("\n".join(different) or "all the same")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.tasks.losses import as_loss, unreduced
 from tfdist.tasks.supervised import Supervised
 
 
@@ -51,3 +54,34 @@ def test_the_output_with_the_wrong_label_is_named() -> None:
     targets = {"left": np.array([0, 1]), "right": np.array([0, 2])}
     with pytest.raises(UserError, match="Example 1 of the evaluation data, output 'right', has the label 2"):
         Supervised(loss=losses).check_examples(keras.Model(inputs, outputs), (np.zeros([2, 4]), targets), "evaluation")
+
+
+SPARSE = ["sparse_categorical_crossentropy", keras.losses.sparse_categorical_crossentropy]
+ONE_HOT = ["categorical_crossentropy", keras.losses.categorical_crossentropy, keras.losses.CategoricalCrossentropy()]
+
+
+@pytest.mark.parametrize("loss", SPARSE)
+def test_a_loss_by_its_name_or_as_a_function_has_its_labels_looked_at_too(loss: Any) -> None:
+    with pytest.raises(UserError, match=r"Example 1 of the training data has the label 3, .*0 … 2"):
+        Supervised(loss=loss).check_examples(model(3), (np.zeros([3, 4]), np.array([1, 3, 2])), "training")
+
+
+def losses_of(loss: Any, targets: list[int], outputs: list[int]) -> list[int | None]:
+    values, _ = unreduced(as_loss(loss, "the model"), tf.zeros(targets), tf.ones(outputs), None)
+    return list(values.shape)
+
+
+@pytest.mark.parametrize("loss", [*SPARSE, keras.losses.SparseCategoricalCrossentropy()])
+def test_one_hot_targets_of_a_loss_of_class_numbers_name_the_loss_for_them(loss: Any) -> None:
+    with pytest.raises(UserError, match=r"one-hot, 3 numbers an example.*Write 'categorical_crossentropy'"):
+        losses_of(loss, [5, 3], [5, 3])
+    for targets, outputs in (([5], [5, 3]), ([5, 1], [5, 3]), ([5, 4], [5, 4, 3])):
+        assert losses_of(loss, targets, outputs) == outputs[:-1]
+
+
+@pytest.mark.parametrize("loss", ONE_HOT)
+def test_class_numbers_of_a_loss_of_one_hot_targets_name_the_loss_for_them(loss: Any) -> None:
+    for targets in ([5], [5, 1]):
+        with pytest.raises(UserError, match=r"class numbers.*Write 'sparse_categorical_crossentropy'"):
+            losses_of(loss, targets, [5, 3])
+    assert losses_of(loss, [5, 3], [5, 3]) == [5]

@@ -231,6 +231,11 @@ def test_an_epochs_line_leaves_out_what_tells_least_and_cuts_no_number(width: in
     assert width is None or width < 11 or len(line) <= width
 
 
+def test_an_epoch_without_a_rate_shows_none() -> None:
+    summary = EpochSummary(step=23, epoch=1, metrics={"loss": 0.5}, seconds=0.1, examples_per_second=None)
+    assert epoch_line(Plan(total_epochs=3, total_steps=69), summary) == "epoch 1/3  step 23  loss 0.5000 | 0.1 s"
+
+
 def test_lines_that_a_launcher_shows_on_a_terminal_have_room_there() -> None:
     variables = worker_environment({}, columns=80)
     assert variables["COLUMNS"] == str(80 - len("[worker 0] "))

@@ -155,6 +155,9 @@ def test_the_kept_average_is_what_is_exported_and_evaluated(tmp_path: pathlib.Pa
     trained = run(tmp_path, optimizer=ema_sgd, epochs=2)
     assert trained.result.eval_metrics == pytest.approx(evaluated_again(trained), abs=1e-6)
     assert trained.points("eval")[-1]["loss"] != pytest.approx(trained.result.eval_metrics["loss"], abs=1e-3)
+    (final,) = trained.points("final")
+    assert (final["step"], final["epoch"]) == (2 * STEPS_PER_EPOCH, 2)
+    assert trained.result.eval_metrics.items() <= final.items()
 
 
 class WithUnused(keras.Model):

@@ -9,13 +9,15 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from training.checks import MANY_METRICS
 from training.trainings import one_hot_digits, run
 
 from tfdist.errors import UserError
+from tfdist.strategies.base import Topology
 from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run.checking.checks import metrics_without_sum
+from tfdist.training.run.checking.metric_sums import check_metric_sums, metrics_without_sum
 from tfdist.training.step.metrics import MetricGroup
 
 pytestmark = pytest.mark.slow
@@ -82,3 +84,37 @@ def test_a_metric_that_is_no_sum_is_named_by_the_check_of_a_batch() -> None:
     task, x = Supervised(loss="mse", metrics=[*sums, Largest]), np.linspace(0.01, 1, 9, dtype=np.float32)[:, np.newaxis]
     metrics = MetricGroup(task.metric_specs())
     assert metrics_without_sum(model, task, metrics, (x, np.float32(x > 0.5))) == ["largest"]
+
+
+class OwnMean(keras.metrics.Mean):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(keras.ops.abs(y_true - y_pred), sample_weight)
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_a_run_on_several_replicas_refuses_a_metric_of_ones_own_that_is_no_sum(texts: bool) -> None:
+    class Draws(keras.layers.Layer):
+        """Counts and draws at each call, which the check must not show."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds, self.calls = keras.random.SeedGenerator(1), self.add_weight(shape=(), trainable=False)
+
+        def call(self, x: Any) -> Any:
+            self.calls.assign_add(1.0)
+            return x + keras.random.uniform(keras.ops.shape(x), seed=self.seeds)
+
+    inputs = keras.Input((2,), dtype="string" if texts else "float32")
+    x = keras.layers.Hashing(5, output_mode="one_hot")(inputs) if texts else inputs
+    model = keras.Model(inputs, keras.layers.Dense(1)(Draws()(x)))
+    structure = (tf.TensorSpec([None, 2], tf.string if texts else tf.float32), tf.TensorSpec([None, 1], tf.float32))
+    several, before = Topology(0, 1, 2), [np.array(v) for v in model.variables]
+
+    def check(metric: Any, topology: Topology = several) -> None:
+        check_metric_sums(model, Supervised(loss="mse", metrics=["mae", metric]), structure, topology)
+
+    check(OwnMean)
+    check(Largest, Topology(0, 1, 1))
+    with pytest.raises(UserError, match="'largest' is not made of sums over examples, so 2 replicas"):
+        check(Largest)
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))

@@ -471,3 +471,53 @@ def test_wrong_names_are_one_message(
     with pytest.raises(UserError) as caught:
         raise run(tmp_path / "run", may_fail=True, **NAMED | given).error or AssertionError
     assert words in str(caught.value)
+
+
+class SetsUp(keras.callbacks.Callback):
+    """Reads the rate in its first hooks, sets rate and weights there, draws a number, and goes on from these."""
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        self.base = float(model.optimizer.learning_rate)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.again, self.drawn = float(self.model.optimizer.learning_rate), np.random.rand()
+        self.model.optimizer.learning_rate = self.base / 2
+        self.model.layers[-1].bias.assign(np.full(10, 3.0 + self.drawn))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        assert self.base == self.again
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.5 + self.base / 100
+
+
+@pytest.mark.parametrize("ending", [fail, send(signal.SIGTERM)], ids=["killed", "preempted"])
+def test_what_the_first_hooks_read_and_assign_is_as_in_a_run_that_never_stopped(
+    tmp_path: pathlib.Path, ending: Callable[[], None]
+) -> None:
+    changes = BASE | {"checkpoint": CheckpointPolicy(every_steps=3), "deterministic": True}
+    whole = run(tmp_path / "whole", **changes | {"callbacks": [SetsUp()]})
+    for number in (5, 16):
+        ends = Once("on_train_batch_end", number, ending)
+        assert run(tmp_path / "run", may_fail=True, **changes | {"callbacks": [SetsUp(), ends]}).error is not None
+    resumed = run(tmp_path / "run", **changes | {"callbacks": [SetsUp()]})
+    assert resumed.result.resumed_from_step
+    assert resumed.bits() == whole.bits()
+    assert float(resumed.optimizer.learning_rate) == float(whole.optimizer.learning_rate)
+
+
+def test_an_epoch_whose_steps_were_all_done_before_has_no_rate(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = BASE | {"checkpoint": CheckpointPolicy(every_steps=1000)}
+    run(
+        tmp_path,
+        may_fail=True,
+        callbacks=[Once("on_train_batch_end", STEPS_PER_EPOCH, send(signal.SIGTERM))],
+        **changes,
+    )
+    capsys.readouterr()
+    resumed = run(tmp_path, **changes)
+    assert resumed.result.resumed_from_step == STEPS_PER_EPOCH
+    first, *others = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert first.startswith("epoch 1/") and "examples/s" not in first
+    assert others and all("examples/s" in line for line in others)

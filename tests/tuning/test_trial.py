@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
+from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places.machine import OUT_OF_MEMORY, shares
 from tfdist.tuning.schedule.interruptions import Interruptions
@@ -42,6 +43,9 @@ def result(accuracy: Any) -> dict[str, Any]:
         (1, "Traceback …\nKeyError: 'x'\n", "failed", "KeyError: 'x'"),
         (2, "epoch 1\nerror: the batch cannot be split.\n    more\n", "failed", "the batch cannot be split.\n    more"),
         (2, "", "failed", "it said nothing"),
+        (1, "retry: CUDA out of memory\nTraceback …\nKeyError: 'x'\n", "failed", "KeyError: 'x'"),
+        (2, "MemoryError: smaller now\nerror: no such file\n", "failed", "no such file"),
+        (2, "epoch 1\nerror: OOM when allocating a table\n", "infeasible", "OOM when allocating"),
     ],
 )
 def test_an_end_without_an_objective_has_its_reason(
@@ -118,6 +122,31 @@ def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) 
     assert list(run.new_reports(OBJECTIVE)) == []
     (tmp_path / "metrics.jsonl").write_text("".join(point(1 + index, 0.1 * index) for index in range(5)))
     assert [(report.epoch, report.step) for report in run.new_reports(OBJECTIVE)] == [(4, 40), (5, 50)]
+
+
+def test_a_metrics_file_that_grows_is_not_read_again_from_its_beginning(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    for name in ("read", "read_range"):
+        whole = getattr(files, name)
+
+        def counted(*args: Any, whole: Any = whole) -> bytes:
+            data = whole(*args)
+            sizes.append(len(data))
+            return data
+
+        monkeypatch.setattr(files, name, counted)
+    run, path = seed_run(tmp_path), tmp_path / "metrics.jsonl"
+    for index in range(100):
+        with path.open("a") as metrics:
+            metrics.write(point(1 + index, 0.1))
+        assert [report.epoch for report in run.new_reports(OBJECTIVE)] == [1 + index]
+    assert sum(sizes) < 3 * path.stat().st_size
+    with path.open("a") as metrics:
+        metrics.write("{\n")
+    with pytest.raises(UserError, match="line 101 is not a point"):
+        list(run.new_reports(OBJECTIVE))
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from tuning.sweeps import arguments
 
 from tfdist import main as command
-from tfdist.errors import EXIT_IN_USE
+from tfdist.errors import EXIT_IN_USE, UserError
 from tfdist.storage import lease
+from tfdist.tuning.schedule import sweep
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,12 @@ def answer(
     os.environ.update(environment)
     sys.path[:] = path
     sys.modules.pop("tiny", None)
+
+
+def test_a_sweep_elsewhere_than_on_linux_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UserError, match="--mode=tune starts trials on Linux only; this is 'darwin'"):
+        sweep.tune(None, None, None)
 
 
 def test_a_sweep_that_is_right_is_valid_and_trains_nothing(

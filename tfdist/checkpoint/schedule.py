@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 
-FIRST_SECONDS = 30.0  # until the first checkpoint of the auto interval, at most, as its cost is not known yet
+FIRST_SECONDS = 5.0  # until the first checkpoint of the auto interval, at most, as its cost is not known yet
 FIRST_COST = 0.125  # seconds, as which it is taken
 LARGEST_SHARE = 0.01  # of the time for which training waits for checkpoints of the auto interval
 REMEMBERED_COSTS = 5  # the first checkpoint may wait for its memory, and its cost should not count forever

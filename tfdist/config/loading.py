@@ -48,6 +48,7 @@ from tfdist.errors import UserError, suggest
 #   _CONFIG, _OPERATIVE_CONFIG, _SINGLETONS, _CONFIG_IS_LOCKED: what a call of a configurable function reads and writes;
 #   _REGISTRY, _INVERSE_REGISTRY, _CONSTANTS, _PARSE_CONTEXTS, _make_configurable: what a name means.
 MAX_SETTINGS_SHOWN = 6
+MAX_SHOWN_PARAMETERS = 20  # of a function, behind the name that was meant
 _ROOT = ("a root", "")  # stands where dynamic registration keeps the import that a function came by
 
 
@@ -326,10 +327,11 @@ class _Loader:
             if content.parameter is None or content.parameter in function.parameters or function.takes_any:
                 return configurable.selector
             known = list(function.parameters)
-            raise UserError(
-                f"{content.function} has no parameter {content.parameter!r}.{suggest(content.parameter, known)} "
-                + (f"Its parameters: {', '.join(known)}." if known else "It has no parameters.")
-            )
+            near = suggest(content.parameter, known)
+            others = f" Its parameters: {', '.join(known)}." if known else " It has no parameters."
+            if near and len(known) > MAX_SHOWN_PARAMETERS:
+                others = ""
+            raise UserError(f"{content.function} has no parameter {content.parameter!r}.{near}{others}")
 
     def _find(self, selector: str, file: int) -> gin_config.Configurable:
         configurable = self._contexts[file].find(selector)

@@ -21,7 +21,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.dataset_parts import parts_of
-from tfdist.data.sources.given_batches import GivenBatches
+from tfdist.data.sources.given_batches import GivenBatches, without_value
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
@@ -101,6 +101,7 @@ def to_train(
     if isinstance(x, Source):
         _check_alone(x, y=y, sample_weight=sample_weight, class_weight=class_weight)
         return Examples(x, batch_size or DEFAULT_BATCH_SIZE, steps_per_epoch)
+    _check_values(x, "x")
     given = python_kind(x, seed=seed, drain=steps_per_epoch is None)
     if class_weight is not None and isinstance(given, tf.data.Dataset):
         given, class_weight = _weighted(given, class_weight), None
@@ -142,6 +143,7 @@ def to_evaluate(data: Any, *, batch_size: int | None, steps: int | None) -> Exam
         raise UserError(f"validation_data: {error}") from error
     if isinstance(x, Source):
         return Examples(x, batch_size or DEFAULT_BATCH_SIZE)
+    _check_values(x, "The x of validation_data")
     given = python_kind(x, seed=None, drain=steps is None)
     adapter = _adapter(given, y, sample_weight, None)
     if isinstance(adapter, ArrayDataAdapter):
@@ -278,6 +280,12 @@ def _arrays(nest: Any) -> Any:
     if len({len(leaf) for leaf in leaves}) > 1:
         raise UserError(f"The arrays hold {sorted({len(leaf) for leaf in leaves})} examples; give as many in each.")
     return keras.tree.map_structure(lambda a: a if a is None or isinstance(a, np.ndarray) else np.asarray(a), nest)
+
+
+def _check_values(x: Any, name: str) -> None:
+    """Raises UserError where one of several inputs is None."""
+    if x is not None and any(leaf is None for leaf in keras.tree.flatten(x)):
+        raise without_value(name)
 
 
 def _check_counts(**counts: Any) -> None:

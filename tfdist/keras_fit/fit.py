@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import random
 import re
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import keras
 
 from tfdist import experiment
-from tfdist.errors import EXIT_INTERRUPTED, PreemptedError, UserError, suggest
+from tfdist.errors import EXIT_INTERRUPTED, NotSavedError, PreemptedError, UserError, suggest
 from tfdist.keras_fit import examples
 from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of, scope_of
 from tfdist.keras_fit.consoles import console_for, flat_callbacks, history_among
@@ -96,7 +97,8 @@ def fit(
     Raises:
       FitError: something given is wrong; a ValueError.
       DivergedError: the loss or a gradient was not finite.
-      KeyboardInterrupt: of Ctrl-C; with a run_dir the run is saved before. SystemExit: the same of SIGTERM.
+      KeyboardInterrupt: of Ctrl-C; with a run_dir the run is saved before. SystemExit: the same of SIGTERM, and of both
+        with status 5 where it could not be saved.
     """
     with _raising_as_fit(), contextlib.ExitStack() as reporting:
         check_compiled(model)
@@ -190,6 +192,9 @@ def _raising_as_fit() -> Iterator[None]:
         raise (error.__cause__ or error) from None
     except UserError as error:
         raise FitError(_in_words_of_fit(str(error))) from error
+    except NotSavedError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_status) from error
     except PreemptedError as error:
         if error.exit_status == EXIT_INTERRUPTED:
             raise KeyboardInterrupt(str(error)) from error
@@ -198,6 +203,8 @@ def _raising_as_fit() -> Iterator[None]:
 
 def _in_words_of_fit(message: str) -> str:
     """A message about a setting of an experiment, about the argument that it is here."""
+    message = message.replace(", or write train.task.", ".")  # which fit does not take
+    message = message.replace("train.eval_data", "validation_data").replace("train.train_data", "x")
     return re.sub(r"\b(?:train|fit)\.([a-z_]+)", r"\1", message)
 
 

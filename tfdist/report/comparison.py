@@ -91,9 +91,11 @@ def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
         for values, group in groups.items()
     ]
     short = short_names(differ)
-    text = "No setting differs, but for the seed." if not differ else f"Settings that differ: {len(differ)}."
+    has_seeds = len({run.settings.get(SEED) for run in runs}) > 1
+    no_other = "No setting differs, but for the seed." if has_seeds else "No setting differs."
+    text = no_other if not differ else f"Settings that differ: {len(differ)}."
     if len(groups) < len(runs):
-        text += " Runs that differ in the seed alone are one row: mean ± standard deviation."
+        text += " Runs that differ in the seed at most are one row: mean ± standard deviation."
     if any(not run.result for run in runs):
         text += " Of runs that are not done the newest metrics count."
     table = Table(title="Ablation", names=(*(short[name] for name in differ), "runs", *metrics), rows=rows)

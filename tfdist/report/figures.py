@@ -144,7 +144,7 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]
     made = _new_figure(y_range=names[::-1], x_range=x_range, height=70 + 26 * len(names), tools="save")
     made.ygrid.visible = False
     made.xaxis.axis_label = "seconds"
-    made.xaxis.formatter = NumeralTickFormatter(format="0,0")
+    made.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]")  # of a short run ticks are fractions
     shares = [share for share in colors if any(parts.get(share) for parts in rows.values())]
     columns = {share: [rows[name].get(share, 0.0) for name in names] for share in shares}
     source = ColumnDataSource({"name": names, **columns})

@@ -15,6 +15,7 @@ from tfdist.errors import UserError
 from tfdist.tasks.base import REDUCTIONS
 from tfdist.tasks.names import loss_of_name
 
+SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
 Loss: TypeAlias = "keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
 
 
@@ -84,6 +85,7 @@ def unreduced(
             f"The labels are text (string), and {loss.name} takes numbers. Give the number of the class, 0, 1, 2, …, "
             "in the data function."
         )
+    _check_form(loss, y_true, y_pred)
     y_true, y_pred = tf.nest.map_structure(
         lambda t: t if t.dtype == tf.string else tf.cast(t, loss.dtype), (y_true, y_pred)
     )
@@ -95,6 +97,39 @@ def unreduced(
     if given is not None and own is not None:
         return values, tf.cast(given, tf.bool) & tf.cast(own, tf.bool)
     return values, own if given is None else given
+
+
+def takes_class_numbers(loss: keras.losses.Loss) -> bool:
+    """Whether it is Keras's sparse categorical crossentropy: an object, the name, or the function."""
+    return _function_of(loss) is keras.losses.sparse_categorical_crossentropy
+
+
+def _function_of(loss: keras.losses.Loss) -> Any:
+    return getattr(loss, "fn", getattr(loss, "function", None))
+
+
+def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
+    """Raises UserError where classes come as numbers and the loss takes them one-hot, or the other way round."""
+    if tf.nest.is_nested(y_true) or tf.nest.is_nested(y_pred):
+        return
+    shapes = [tf.TensorShape(each.shape) for each in (y_true, y_pred)]
+    if any(shape.rank is None for shape in shapes):
+        return
+    targets, outputs = (shape.as_list() for shape in shapes)
+    num_classes = outputs[-1] if outputs else None
+    if num_classes in (None, 1):
+        return
+    if takes_class_numbers(loss) and len(targets) == len(outputs) and targets[-1] == num_classes:
+        raise UserError(
+            f"The targets are one-hot, {num_classes} numbers an example, and {SPARSE} takes the number of the class. "
+            f"Write {ONE_HOT!r} as the loss, or give np.argmax(y, axis=-1)."
+        )
+    is_one_hot = _function_of(loss) is keras.losses.categorical_crossentropy
+    if is_one_hot and (len(targets) == len(outputs) - 1 or targets[-1:] == [1]):
+        raise UserError(
+            f"The targets are class numbers, and {ONE_HOT} takes one-hot ones, {num_classes} numbers an example. Write "
+            f"{SPARSE!r} as the loss, or give keras.utils.to_categorical(y, {num_classes})."
+        )
 
 
 def keras_mask(tensor: Any) -> tf.Tensor | None:

@@ -14,7 +14,15 @@ import tensorflow as tf
 from tfdist.errors import UserError, suggest
 from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, symbolic_outputs, with_trailing_axes
 from tfdist.tasks.class_weight import check_one_class, checked_class_weight, weights_of
-from tfdist.tasks.losses import Loss, as_given, as_loss, keras_mask, needs_whole_batch, unreduced
+from tfdist.tasks.losses import (
+    Loss,
+    as_given,
+    as_loss,
+    keras_mask,
+    needs_whole_batch,
+    takes_class_numbers,
+    unreduced,
+)
 from tfdist.tasks.names import check_metric_name, named_loss, named_metric, outputs_by_name
 from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods
 
@@ -181,7 +189,7 @@ class Supervised(Task):
         outputs = self._named(given, "The model's outputs", model)
         targets = self._targets(examples)
         for name, loss in self._losses.items():
-            if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+            if takes_class_numbers(loss):
                 ignored = getattr(loss, "ignore_class", None)
                 where = f"{split} data" if self._single else f"{split} data, output {name!r},"
                 _check_labels(np.asarray(targets[name]), outputs[name].shape[-1], ignored, where)
@@ -278,7 +286,7 @@ class Supervised(Task):
 
 def _parts(examples: Any) -> tuple[Any, Any, Any]:
     if not isinstance(examples, (tuple, list)) or not 2 <= len(examples) <= 3:
-        held = f"{len(examples)} parts" if isinstance(examples, (tuple, list)) else type(examples).__name__
+        held = f"{len(examples)} parts" if isinstance(examples, (tuple, list)) else "x alone"
         raise UserError(f"Supervised learning takes (x, y) or (x, y, sample_weight); the data gives {held}.")
     x, y, *rest = examples
     return x, y, rest[0] if rest else None

@@ -77,7 +77,7 @@ class Reporter:
         train: Mapping[str, Any],
         evaluation: Mapping[str, Any],
         seconds: float,
-        rate: float,
+        rate: float | None,
     ) -> None:
         self._console.end_epoch(
             EpochSummary(
@@ -86,7 +86,7 @@ class Reporter:
                 metrics=train,
                 eval_metrics=evaluation,
                 seconds=seconds,
-                examples_per_second=rate * self._examples_per_step,
+                examples_per_second=None if rate is None else rate * self._examples_per_step,
             )
         )
 

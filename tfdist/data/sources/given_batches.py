@@ -98,7 +98,17 @@ def _as_tuple(*batch: Any) -> tuple[Any, ...]:
     return batch
 
 
+def without_value(data: str) -> UserError:
+    """The error for data that leaves an input out, which `keras.Input(optional=True)` allows."""
+    return UserError(
+        f"{data} has None for an input of the model. Every input needs a value, optional ones too: give an array, or "
+        "train a model that is made without that input."
+    )
+
+
 def _batch_spec(spec: Any) -> tf.TensorSpec:
+    if type(spec).__name__ in ("OptionalSpec", "NoneTensorSpec"):  # the latter is private to TensorFlow
+        raise without_value("The data")
     if not isinstance(spec, tf.TensorSpec):
         raise UserError(f"The data gives {spec}; it has to give dense tensors. Pad ragged and densify sparse ones.")
     if spec.shape.rank is None or spec.shape.rank < 1:

@@ -12,11 +12,14 @@ import dataclasses
 import functools
 import inspect
 import logging
+import random
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources.dataset_parts import Parts, parts_of
@@ -264,14 +267,41 @@ class _Epochs:
 
 
 @contextlib.contextmanager
-def _global_seed(seed: int) -> Iterator[None]:
-    """TensorFlow with another global seed; the one before then begins anew."""
-    before, _ = tf.compat.v1.get_seed(None)
-    tf.random.set_seed(seed)
+def _global_seed(seed: int | None) -> Iterator[None]:
+    """Another global seed of TensorFlow, in this thread alone: other threads draw and trace meanwhile."""
+    before = getattr(_THREAD, "seeds", None)
+    _THREAD.seeds = _Seeds(seed, random.Random(None if seed is None else int(seed)))
+    context.context().clear_kernel_cache()  # as `tf.random.set_seed` does, for operations that have a seed of their own
     try:
         yield
     finally:
-        tf.random.set_seed(before)
+        _THREAD.seeds = before
+
+
+class _Seeds(NamedTuple):
+    """A global seed, and what the seeds of operations that have none are drawn from."""
+
+    seed: int | None
+    generator: random.Random
+
+
+def _read_seeds_by_thread() -> None:
+    """Has TensorFlow look for a thread's own seeds first, in the two functions that all its operations ask."""
+    global_seed, operation_seed = context.global_seed, context.internal_operation_seed
+
+    def own_global_seed() -> int | None:
+        seeds = getattr(_THREAD, "seeds", None)
+        return global_seed() if seeds is None else seeds.seed
+
+    def own_operation_seed() -> int:
+        seeds = getattr(_THREAD, "seeds", None)
+        return operation_seed() if seeds is None else seeds.generator.randint(0, 2**31 - 1)
+
+    context.global_seed, context.internal_operation_seed = own_global_seed, own_operation_seed
+
+
+_THREAD = threading.local()
+_read_seeds_by_thread()
 
 
 def _one(batch: tuple[Any, ...]) -> Any:

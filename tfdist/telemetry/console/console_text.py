@@ -37,13 +37,16 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochSummary:
-    """How an epoch ended; `eval_metrics` is empty where nothing was evaluated, `seconds` are the epoch's."""
+    """How an epoch ended; `eval_metrics` is empty where nothing was evaluated, `seconds` are the epoch's.
+
+    `examples_per_second` is None where this process made no step of it: it resumed at its end.
+    """
 
     step: int
     epoch: int
     metrics: Mapping[str, Any]
     seconds: float
-    examples_per_second: float
+    examples_per_second: float | None
     eval_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -102,6 +105,7 @@ def epoch_line(plan: Plan, summary: EpochSummary, *, width: int | None = None) -
         evaluation[0] = f"eval {evaluation[0]}"
     count = max(len(train), len(evaluation))
     # An evaluation's metric is left out after the training's at its place, but before the training's first.
+    rate = summary.examples_per_second
     groups: list[list[tuple[float, str]]] = [
         [
             (ALWAYS, epoch_text(plan, summary.epoch)),
@@ -109,7 +113,7 @@ def epoch_line(plan: Plan, summary: EpochSummary, *, width: int | None = None) -
             *((2 * (count - place) + 1 if place == 0 else 2 * (count - place) - 1, t) for place, t in enumerate(train)),
         ],
         [(2 * (count - place), text) for place, text in enumerate(evaluation)],
-        [(-1, f"{summary.seconds:.1f} s"), (-2, rate_text(summary.examples_per_second, None))],
+        [(-1, f"{summary.seconds:.1f} s"), *([] if rate is None else [(-2, rate_text(rate, None))])],
     ]
     return _fit(groups, width)
 

@@ -19,6 +19,8 @@ from tfdist.telemetry.logs.summaries import Summaries
 from tfdist.telemetry.records import Warn, keep_damaged, parse_line
 from tfdist.telemetry.run_directory import RunDirectory
 
+FINAL = "final"  # the split of the evaluation of what a run leaves, where no other was of these weights
+
 
 class Metrics:
     """Takes the figures of a run. This one, of a worker that is not the chief, keeps nothing."""
@@ -26,12 +28,13 @@ class Metrics:
     def log(
         self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
     ) -> None:
-        """One point, `split` being "train", "eval" or the like. Metrics are numbers or arrays of them."""
+        """One point, `split` being "train", "eval" or FINAL. Metrics are numbers or arrays of them."""
 
     def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         """Takes back the points behind `step`, where a resumed run starts again; the last one's step, if any is known.
 
-        Call it before the first `log`. A warning says where the points up to the step `logged_until` are not all there.
+        A final point goes in any case, as the run will end again. Call it before the first `log`. A warning says where
+        the points up to the step `logged_until` are not all there.
         """
         return None
 
@@ -94,7 +97,11 @@ class MetricsLog(Metrics):
         if torn and as_point(parse_line(torn)) is not None:  # whole, but for its line break
             lines, torn = [*lines, torn], b""
         points = [as_point(parse_line(line)) for line in lines]
-        kept = {line: point for line, point in zip(lines, points, strict=True) if point and point.step <= step}
+        kept = {
+            line: point
+            for line, point in zip(lines, points, strict=True)
+            if point and point.step <= step and point.split != FINAL
+        }
         num_damaged = points.count(None)
         last = max((point.step for point in kept.values()), default=0)
         problems = []

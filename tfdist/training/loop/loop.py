@@ -83,7 +83,7 @@ class Loop:
         self._learner = training.learner
         self._rate_factor = training.rate_factor
         self._boundaries = training.boundaries
-        self._recovery, self._start = opened.recovery, opened.start
+        self._recovery, self._start, self._checkpoint = opened.recovery, opened.start, opened.checkpoint
         self._saves_at_begin = settings.goes_back
         self._step = step
         self._xla_trial = xla_trial(training, step)
@@ -108,7 +108,7 @@ class Loop:
         self._gradient_norm: dict[str, float] = {}  # empty where it is not logged
         self._input_wait = InputWait(strategy, reporter, hint=source.input_hint)
         self._stragglers = Stragglers(strategy, reporter)
-        self._epoch_started = time.perf_counter()
+        self._epoch_started, self._timed_from = time.perf_counter(), 0
         self._evaluation_seconds = 0.0
 
     def run(self) -> Outcome:
@@ -117,6 +117,8 @@ class Loop:
         if self._recovery is not None:
             self._recovery.begin()
         self._callbacks.train_begin(None if self._start is None else self._next_epoch_end(self._start))
+        if self._checkpoint is not None:
+            self._checkpoint.restore()
         if self._start is not None:
             self._continue_from(self._start)
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
@@ -161,7 +163,7 @@ class Loop:
     def _continue_from(self, start: Position) -> None:
         """Puts the loop where `_save` found it; the variables are there already."""
         values = dict(start.values)
-        self._outcome.step = start.step
+        self._outcome.step = self._timed_from = start.step
         if values:
             try:
                 saved = as_type(_Saved, values)
@@ -260,7 +262,7 @@ class Loop:
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
         self._agree_on_stop()
         self._stops_after_batch = self._wanted.stop
-        self._epoch_started = time.perf_counter()
+        self._epoch_started, self._timed_from = time.perf_counter(), self._outcome.step
 
     def _next_stop(self, boundary: int) -> int:
         if self._stops_after_batch:
@@ -404,6 +406,7 @@ class Loop:
     def _end_epoch(self) -> None:
         outcome = self._outcome
         seconds = time.perf_counter() - self._epoch_started
+        steps = outcome.step - self._timed_from  # of this process, which may have begun within the epoch
         self._point("train", outcome.train_metrics | self._gradient_norm)
         self._reporter.epoch_end(
             step=outcome.step,
@@ -411,7 +414,7 @@ class Loop:
             train=outcome.train_metrics,
             evaluation=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
             seconds=seconds,
-            rate=self._steps_in_epoch / max(1e-9, seconds - self._evaluation_seconds),
+            rate=steps / max(1e-9, seconds - self._evaluation_seconds) if steps else None,
         )
         heartbeat.beat(heartbeat.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)

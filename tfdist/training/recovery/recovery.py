@@ -183,20 +183,44 @@ class Recovery:
         )
 
 
+class Checkpoint:
+    """A checkpoint that fits and whose variables are not in place yet; holds them in memory until they are.
+
+    Attributes:
+      position: where it leaves the run.
+
+    Args:
+      position: the same.
+      assign: puts the variables and the generators' states in place. A collective.
+    """
+
+    def __init__(self, position: Position, assign: Callable[[], None]) -> None:
+        self.position = position
+        self._assign: Callable[[], None] | None = assign
+
+    def restore(self, *, again: bool = False) -> None:
+        """Puts the state in place, `again` if it will be called once more; later calls do nothing. A collective."""
+        if self._assign is not None:
+            self._assign()
+            self._assign = self._assign if again else None
+
+
 class Opened(NamedTuple):
     """How a start survives and where it resumes.
 
     Attributes:
       recovery: of the run; None saves nothing.
-      start: where it resumes, with the variables in place; None begins it.
+      start: where it resumes; None begins it.
       lost_steps: how many steps after that are known to have been done before, on the chief.
       state: of the run.
+      checkpoint: of `start`, to restore once the callbacks have seen what the run began with; None where there is none.
     """
 
     recovery: Recovery | None
     start: Position | None
     lost_steps: int
     state: TrainingState
+    checkpoint: Checkpoint | None
 
 
 def restored(
@@ -208,7 +232,24 @@ def restored(
     tell: EventSink,
     only_model: bool = False,
 ) -> Position | None:
-    """Puts a checkpoint's variables in place on every worker; where it leaves the run, None without a checkpoint.
+    """Does what `load_checkpoint` does, and puts the state in place; where it leaves the run. A collective."""
+    checkpoint = load_checkpoint(strategy, state, read, partial=partial, tell=tell, only_model=only_model)
+    if checkpoint is None:
+        return None
+    checkpoint.restore()
+    return checkpoint.position
+
+
+def load_checkpoint(
+    strategy: Strategy,
+    state: TrainingState | ModelState,
+    read: Callable[[], State | None],
+    *,
+    partial: bool,
+    tell: EventSink,
+    only_model: bool = False,
+) -> Checkpoint | None:
+    """Reads a checkpoint for every worker; None where there is none.
 
     A collective. The chief reads, the others get it from there.
 
@@ -234,14 +275,17 @@ def restored(
         header, arrays = _shared(strategy, *(chosen or ({}, {})))
     if not header:
         return None
-    state.assign(arrays)
     others = {name: array for name, array in arrays.items() if not name.startswith(OWN_PREFIXES)}
-    if RANDOM in header["values"]:
-        try:
-            set_generators(header["values"][RANDOM], others)
-        except (KeyError, TypeError, ValueError) as error:
-            raise other_version(header["step"], error) from error
-    return Position(header["step"], header["values"], others)
+
+    def assign() -> None:
+        state.assign(arrays)
+        if RANDOM in header["values"]:
+            try:
+                set_generators(header["values"][RANDOM], others)
+            except (KeyError, TypeError, ValueError) as error:
+                raise other_version(header["step"], error) from error
+
+    return Checkpoint(Position(header["step"], header["values"], others), assign)
 
 
 def other_version(step: int, error: Exception) -> UserError:

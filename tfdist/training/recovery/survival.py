@@ -1,4 +1,4 @@
-"""Opens what lets a run survive: the newest checkpoint restored, the manager of the next ones, signals noted.
+"""Opens what lets a run survive: the newest checkpoint read, the manager of the next ones, signals noted.
 
 Invariant: whatever ends the training, what was saved before is stored before the process leaves.
 """
@@ -32,7 +32,15 @@ from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.facts import now
-from tfdist.training.recovery.recovery import Opened, Position, Recovery, restored, tell_left_out
+from tfdist.training.recovery.recovery import (
+    Checkpoint,
+    Opened,
+    Position,
+    Recovery,
+    load_checkpoint,
+    restored,
+    tell_left_out,
+)
 from tfdist.training.recovery.weights import FILES, find_checkpoint, load_fitting, places_of_checkpoints, renamed
 from tfdist.training.run import model_files
 from tfdist.training.run.assembly import Training
@@ -74,7 +82,7 @@ def check_start_from(path: str | None, names: Mapping[str, str] | None = None) -
 
 @contextlib.contextmanager
 def open_recovery(training: Training) -> Iterator[Opened]:
-    """The recovery of a training that has not begun, and where it resumes.
+    """The recovery of a training that has not begun, and where it resumes, from a checkpoint that is yet to restore.
 
     Raises:
       UserError: the checkpoint does not fit, or cannot be read.
@@ -84,7 +92,8 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     steps_per_epoch = training.boundaries.steps_per_epoch
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
-    start, lost = _resumed(training, state) if policy is not None else (None, 0)
+    checkpoint, lost = _resumed(training, state) if policy is not None else (None, 0)
+    start = None if checkpoint is None else checkpoint.position
     if start is None:
         if policy is not None:
             run.strategy.on_chief(lambda: _check_none_is_damaged(run), "The checkpoints cannot be read")
@@ -98,7 +107,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     if start is None and settings.initial_epoch:
         start = Position(settings.initial_epoch * steps_per_epoch, {}, {})
     if policy is None:
-        yield Opened(None, start, lost, state)
+        yield Opened(None, start, lost, state, None)
         return
     policy = as_it_fails(run, policy)
     with contextlib.ExitStack() as stack:
@@ -130,14 +139,15 @@ def open_recovery(training: Training) -> Iterator[Opened]:
             all_write=part is not None,
         )
         recovery.prepare()
-        yield Opened(recovery, start, lost, state)
+        yield Opened(recovery, start, lost, state, checkpoint)
 
 
 def as_it_fails(run: Run, policy: CheckpointPolicy) -> CheckpointPolicy:
-    """The policy for a run that was started so often: failures may be more frequent than it says. A collective."""
+    """The policy for a run that failed so often: failures may be more frequent than it says. A collective."""
     seconds = policy.mean_seconds_between_failures
-    if run.earlier_starts:
-        seconds = (now() - run.earlier_starts[0].time).total_seconds() / len(run.earlier_starts)
+    num_failures = sum(start.end is None for start in run.earlier_starts)
+    if num_failures:
+        seconds = (now() - run.earlier_starts[0].time).total_seconds() / num_failures
     (seconds,) = run.strategy.from_chief([max(1.0, min(seconds, policy.mean_seconds_between_failures))]).tolist()
     return dataclasses.replace(policy, mean_seconds_between_failures=seconds)
 
@@ -179,8 +189,8 @@ def _identity(run: Run) -> dict[str, object]:
     )
 
 
-def _resumed(training: Training, state: TrainingState) -> tuple[Position | None, int]:
-    """Where the run continues, if it does, and, on the chief, the steps lost."""
+def _resumed(training: Training, state: TrainingState) -> tuple[Checkpoint | None, int]:
+    """The checkpoint that the run continues from, if it does, and, on the chief, the steps lost."""
     run, settings, optimizer = training.run, training.settings, training.learner.optimizer
     lost, directory = 0, run.directory.checkpoints
     changes: list[str] = []
@@ -191,13 +201,12 @@ def _resumed(training: Training, state: TrainingState) -> tuple[Position | None,
             changes.extend(differing_settings(found.manifest.identity.get("settings", {}), run.request.settings()))
         return found
 
-    rates = constant_rates(optimizer)
-    start = restored(run.strategy, state, read, partial=settings.partial_restore, tell=run.events)
-    if start is not None:
+    checkpoint = load_checkpoint(run.strategy, state, read, partial=settings.partial_restore, tell=run.events)
+    if checkpoint is not None:
+        start = checkpoint.position
         # The checkpoint's rate counts, which a callback may have changed, unless another one was set and accepted.
         if run.strategy.any_worker(any(map(concerns_optimizer, changes))):
-            for each, rate in rates:
-                each.learning_rate = rate
+            checkpoint = Checkpoint(start, functools.partial(_restore_but_rates, checkpoint, optimizer))
         if run.topology.is_chief and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         logged = start.step - 1 if start.values.get("boundary_is_due") else start.step
@@ -210,7 +219,14 @@ def _resumed(training: Training, state: TrainingState) -> tuple[Position | None,
             message=f"Resuming at step {start.step:,}, from the checkpoint in {directory}.{again}",
             lost_steps=lost,
         )
-    return start, lost
+    return checkpoint, lost
+
+
+def _restore_but_rates(checkpoint: Checkpoint, optimizer: keras.optimizers.Optimizer) -> None:
+    rates = constant_rates(optimizer)
+    checkpoint.restore(again=True)
+    for each, rate in rates:
+        each.learning_rate = rate
 
 
 def _check_none_is_damaged(run: Run) -> None:

@@ -30,6 +30,7 @@ from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divi
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.canonical import check_canonical, sums_as_written
 from tfdist.training.run.checking.examples import check_held
+from tfdist.training.run.checking.metric_sums import check_metric_sums
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.run import Run
 from tfdist.training.run.same_batches import check_same_batches
@@ -98,6 +99,8 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
         tensor_parallel=(settings.tensor_parallel or ()) if run.topology.num_replicas > 1 else (),
     )
     check_reported(settings, learner.eval_metrics, task, learner.optimizer)
+    if learner.shards is None:
+        check_metric_sums(learner.model, task, source.structure, run.topology)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables)
     if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)

@@ -78,7 +78,9 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     if compiled is None and not overrides(model, "compute_loss"):
         raise UserError("The model is compiled without a loss. Give compile() one, or write train.task.")
     if not isinstance(structure, tuple | list) or len(structure) < 2:
-        raise UserError("The model is compiled to learn from (x, y), and the data gives no y. Write train.task.")
+        raise UserError(
+            "The model is compiled to learn from (x, y), and the data gives no y. Give y, or write train.task."
+        )
     targets = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure[1])
     if not model.built:
         model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure[0]))
@@ -100,7 +102,9 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
         )
         return Supervised(loss=given_loss, metrics=builders)
     if compiled is None:
-        raise UserError("The model has several outputs and is compiled without a loss. Write train.task.")
+        raise UserError(
+            "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task."
+        )
     losses = _by_output(compiled._user_loss, outputs, "loss", every=True)
     named_targets = _by_output(targets, outputs, "y")
     weights = _by_output(compiled._user_loss_weights, outputs, "loss_weights")

@@ -95,4 +95,5 @@ def load_weights(model: keras.Model, path: str) -> None:
             with kept_adapters(model):
                 model.load_weights(copy)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
-            raise UserError(f"The weights in {path} do not load into this model: {said(error)}") from error
+            told = said(error).partition(" Target variable: ")[0]  # of which Keras shows the values
+            raise UserError(f"The weights in {path} do not load into this model: {told}") from error

@@ -34,12 +34,12 @@ from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics
-from tfdist.telemetry.result import Start, versions
+from tfdist.telemetry.result import END_PREEMPTED, TRAIN, Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
 from tfdist.telemetry.stream import Stream
 from tfdist.training.run.directory.claim import Claim, Place, take_place
-from tfdist.training.run.directory.starts import find_checkpoint_dir
+from tfdist.training.run.directory.starts import find_checkpoint_dir, note_end
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 
@@ -131,6 +131,11 @@ class Run:
             self.damaged.append(message)
             self.events.warning("file_damaged", message=message)
 
+    def note_end(self, end: str) -> None:
+        """Adds to run.json, on the chief, how this start ended, which was planned."""
+        if self.topology.is_chief and self.facts.mode == TRAIN:
+            note_end(self.directory, end, self.warn_of_file)
+
     def write_config(self, found: Mapping[str, object] | None = None) -> None:
         """Writes config.gin, on the chief; `found` are the values that the run took where 'auto' stands."""
         if self.topology.is_chief:
@@ -200,6 +205,7 @@ def open_run(
         except PreemptedError as error:
             heartbeat.tell(left_after_saving=True)
             stream.status = PREEMPTED
+            run.note_end(END_PREEMPTED)
             events.warning("preempted", reason=str(error))
             raise
         except NotSavedError as error:

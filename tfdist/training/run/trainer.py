@@ -13,8 +13,9 @@ import tensorflow as tf
 from tfdist.data.pipeline.pipeline import dispose
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import Plan
+from tfdist.telemetry.logs.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
-from tfdist.telemetry.result import RunResult, versions, write_result
+from tfdist.telemetry.result import END_DONE, END_PAUSED, RunResult, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop import batch_statistics
 from tfdist.training.loop.callback_model import CallbackModel
@@ -61,6 +62,8 @@ class Trainer:
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
             rollbacks.check_start(opened.start)
+            if rollbacks.has_gone_back and opened.checkpoint is not None:
+                opened.checkpoint.restore(again=True)  # the weights are those that failed
             first_step = opened.start.step if opened.start else 0
             if run.request.profile is not None:
                 run.request.profile.check(boundaries.total_steps)
@@ -70,7 +73,7 @@ class Trainer:
             iterator = assembly.stream(run, training.source, plan, first_step=first_step)
             if not rollbacks.has_gone_back:
                 run.request.wait()
-            callbacks = self._build_callbacks()
+            callbacks = self._build_callbacks(None if opened.checkpoint is None else first_step)
             if run.topology.is_chief and not rollbacks.has_gone_back:
                 settings, lost = run.request.settings(), opened.lost_steps
                 note_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
@@ -99,7 +102,7 @@ class Trainer:
             if not outcome.paused:
                 self._note_weightless(outcome)
                 self._renew_statistics(outcome)
-                _evaluate_at_last(evaluator, outcome, opened)
+                self._evaluate_at_last(evaluator, outcome, opened)
                 if learner.shards is not None:
                     learner.shards.make_whole(keep=run.topology.is_chief)
                 model_files.export_model(run, learner.model)
@@ -107,13 +110,14 @@ class Trainer:
             evaluator.close()
         if outcome.paused:
             run.stream.status = PAUSED
+            run.note_end(END_PAUSED)
             message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
             run.events.info("run_paused", step=outcome.step, message=message)
             return None
         return self._conclude(opened, outcome, ending, seconds)
 
-    def _build_callbacks(self) -> Callbacks:
-        """The training's callbacks; says where they make calls short."""
+    def _build_callbacks(self, resumed_from_step: int | None) -> Callbacks:
+        """The training's callbacks, told of the step that it resumes from; says where they make calls short."""
         training, run, given = self._training, self._training.run, self._training.settings.callbacks
         callbacks = Callbacks(
             given,
@@ -121,7 +125,8 @@ class Trainer:
             optimizer=training.learner.optimizer,
             strategy=run.strategy,
             compiled=CallbackModel(training.learner, training.task).in_place if given else contextlib.nullcontext,
-            params={"epochs": self._num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0},
+            params={"epochs": self._num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0}
+            | ({} if resumed_from_step is None else {"resumed_from_step": resumed_from_step}),
         )
         names = callbacks.act_on_batches
         if names:
@@ -169,6 +174,22 @@ class Trainer:
         dispose(iterator)
         outcome.evaluated_at = -1
 
+    def _evaluate_at_last(self, evaluator: Evaluator | None, outcome: Outcome, opened: Opened) -> None:
+        """Evaluates what is kept, where its weights are not those of the last evaluation, and logs that as FINAL.
+
+        Raises:
+          PreemptedError, NotSavedError: the process was told to leave. The loop has saved all that this is made of.
+        """
+        recovery, training = opened.recovery, self._training
+        if evaluator is not None and outcome.evaluated_at != outcome.step:
+            results = evaluator.evaluate(no_votes if recovery is None else lambda: recovery.votes(outcome.step))
+            if results is None:
+                assert recovery is not None
+                recovery.leave(outcome.step)
+            outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
+            epoch = -(-outcome.step // training.boundaries.steps_per_epoch)
+            training.run.metrics.log(step=outcome.step, epoch=epoch, split=FINAL, metrics=results)
+
     def _conclude(self, opened: Opened, outcome: Outcome, ending: Ending, seconds: float) -> RunResult:
         """Writes what a good end leaves behind; result.json last."""
         training, run, plan = self._training, self._training.run, self._training.plan
@@ -188,6 +209,7 @@ class Trainer:
                 "More epochs, should they be asked for, would begin from there.",
             )
         examples = plan.num_examples_until(outcome.step)
+        run.note_end(END_DONE)
         starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
         result = RunResult(
             status="done",
@@ -227,21 +249,6 @@ class Trainer:
         if run.topology.is_chief:
             write_result(run.directory, result)
         return result
-
-
-def _evaluate_at_last(evaluator: Evaluator | None, outcome: Outcome, opened: Opened) -> None:
-    """Evaluates what is kept, where its weights are not those of the last evaluation.
-
-    Raises:
-      PreemptedError, NotSavedError: the process was told to leave. The loop has saved all that this is made of.
-    """
-    recovery = opened.recovery
-    if evaluator is not None and outcome.evaluated_at != outcome.step:
-        results = evaluator.evaluate(no_votes if recovery is None else lambda: recovery.votes(outcome.step))
-        if results is None:
-            assert recovery is not None
-            recovery.leave(outcome.step)
-        outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
 
 
 def format_metrics(metrics: dict[str, Any]) -> str:

@@ -92,6 +92,8 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
       TfdistError: too many trials failed.
       PreemptedError: the process was told to leave; the running trials have saved.
     """
+    if sys.platform != "linux":
+        raise UserError(f"--mode=tune starts trials on Linux only; this is {sys.platform!r}.")
     prepared = _prepared(settings, request, experiment)
     plan = prepared.plan
     console = open_console(is_chief=True)

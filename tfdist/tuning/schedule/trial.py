@@ -82,6 +82,8 @@ class SeedRun:
     deaths: int = 0
     stop_asked: bool = False
     _seen: FileVersion | None = None
+    _num_bytes: int = 0  # of metrics.jsonl that were read, and their lines
+    _num_lines: int = 0
 
     def new_reports(self, objective: Objective, *, anew: bool = False) -> Iterator[Report]:
         """The evaluations since, each step once, whatever a resumed run does again.
@@ -97,7 +99,7 @@ class SeedRun:
             version = files.stat(self.directory.metrics)
             if version == self._seen and not anew:
                 return
-            lines = files.read(self.directory.metrics).decode(errors="replace").split("\n")[:-1]
+            lines = self._new_lines(version.num_bytes, anew=anew)
         except FileNotFoundError:
             return
         self._seen = version
@@ -112,9 +114,22 @@ class SeedRun:
             self.deaths = 0
             yield report
 
+    def _new_lines(self, num_bytes: int, *, anew: bool) -> list[str]:
+        """The whole lines since, or all where the file was cut, written again, or is to be read `anew`."""
+        path, first = self.directory.metrics, self._num_bytes
+        data = b"" if anew or not 0 < first <= num_bytes else files.read_range(path, first - 1, num_bytes - first + 1)
+        if data.startswith(b"\n"):
+            data = data[1:]
+        else:
+            data, first, self._num_lines = files.read(path), 0, 0
+        whole = data[: data.rfind(b"\n") + 1]
+        self._num_bytes = first + len(whole)
+        return whole.decode(errors="replace").split("\n")[:-1]
+
     def _points(self, lines: Sequence[str]) -> Iterator[Point]:
-        """The points of a metrics.jsonl; raises UserError for a line that is none."""
-        for number, line in enumerate(lines, 1):
+        """The points of new lines of metrics.jsonl; raises UserError for a line that is none."""
+        before, self._num_lines = self._num_lines, self._num_lines + len(lines)
+        for number, line in enumerate(lines, before + 1):
             point = as_point(parse_line(line))
             if point is None:
                 raise UserError(
@@ -146,7 +161,7 @@ class SeedRun:
         if status == EXIT_DONE and (is_done or is_paused):
             self.status = DONE if is_done else PAUSED
             self._score(self._final(objective), objective)
-        elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(log)):
+        elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(_error_in(log))):
             self.status, self.message = INFEASIBLE, last_words(log)
         elif status == EXIT_IN_USE:
             self.message = "a process of a worker that was lost still trains it"
@@ -282,6 +297,12 @@ def last_words(log: str) -> str:
     if starts:
         return "\n".join(lines[starts[-1] :]).removeprefix("error: ")
     return lines[-1] if lines else "it said nothing"
+
+
+def _error_in(log: str) -> str:
+    """From where a log tells what ended its process: not what was printed before."""
+    starts = [log.rfind(words) for words in ("\nerror: ", "\nTraceback ")]
+    return log[max(0, *starts) :]
 
 
 def read_log(path: str) -> str:

@@ -27,17 +27,17 @@ from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisi
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.checking.examples import check_first_batch, named_arrays
+from tfdist.training.run.checking.metric_sums import metrics_without_sum
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
-from tfdist.training.step.gradients import explained, forward
+from tfdist.training.step.gradients import explained
 from tfdist.training.step.layers.normalization import microbatch_note
-from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
+from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
 from tfdist.training.step.precision import set_precision, traced
 
 Tell = Callable[[str], None]
 CURVE_COLUMNS = 72
-MOST_METRIC_ROWS = 32
 
 
 def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> None:
@@ -215,34 +215,3 @@ def _names(layers: Sequence[keras.layers.Layer]) -> list[str]:
 
 def _size(variable: Any) -> int:
     return int(tf.TensorShape(variable.shape).num_elements() or 0)
-
-
-def metrics_without_sum(model: keras.Model, task: Task, metrics: MetricGroup, examples: Any) -> list[str]:
-    """The names of the metrics whose result is another one where the two halves of a batch are counted apart.
-
-    Such a metric is no sum over examples, and gives another result on several replicas than on one device.
-    """
-    count = min(MOST_METRIC_ROWS, len(tf.nest.flatten(examples)[0]))
-
-    def states(first: int, last: int) -> list[np.ndarray]:
-        part = tf.nest.map_structure(lambda array: tf.convert_to_tensor(array)[first:last], examples)
-        metrics.reset()
-        outputs = forward(model, task, {"examples": part}, training=False).outputs
-        task.update_metrics(metrics.metrics, part, outputs, None)
-        return [np.array(variable.value) for variable in metrics.variables]
-
-    whole, *halves = states(0, count), states(0, count // 2), states(count // 2, count)
-    metrics.reset()
-    names, at = [], 0
-    for name, metric in zip(metrics.names, metrics.metrics, strict=True):
-        places = range(at, at := at + len(metric.variables))
-        added = [
-            halves[0][i] + halves[1][i] if variable.aggregation == ADDED else whole[i]
-            for i, variable in zip(places, metric.variables, strict=True)
-        ]
-        alike = [whole[i] for i in places]
-        results = [result_of(metric, [tf.constant(each) for each in some]) for some in (alike, added)]
-        one, other = (np.concatenate([np.ravel(each) for each in tf.nest.flatten(result)]) for result in results)
-        if not np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True):
-            names.append(name)
-    return names
