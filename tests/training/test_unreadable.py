@@ -98,7 +98,7 @@ def test_replicas_leave_it_out_also_where_they_are_killed_after_it(tmp_path: pat
         "--backoff_seconds=0.1",
     ]
     launch += ["--launcher=horovod"] if strategy == "horovod" else []
-    path = unreadable.write_digits(tmp_path / "corrupt", corrupt=[220])  # in the third of seven batches
+    path = unreadable.write_digits(tmp_path / "corrupt", corrupt=[100])  # in the second of seven batches
     program = [*launch, "--module=training.unreadable", "--", tmp_path / "run", strategy, path, "kills"]
     support.run_python(program, env=support.TESTS_PATH, timeout=400).check()
     assert len(left_out(tmp_path / "run")) == 1 and (tmp_path / "run" / "killed").exists()
