@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from tfdist.checkpoint.format.entries import Entry
 from tfdist.checkpoint.policy import CheckpointPolicy
 
+KEEP_LAST = 2  # where neither the policy nor a BackupAndRestore says how many
+
 
 def expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry) -> list[Entry]:
     """Those of `entries` that the policy does not keep.
@@ -26,7 +28,7 @@ def expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry
     judged = [entry for entry in known if entry.path != newest.path]
     older = [entry for entry in judged if entry.manifest is not None and entry.step < newest.step]
     candidates = [newest, *sorted(older, key=lambda entry: entry.age_order, reverse=True)]
-    kept = {entry.path for entry in candidates[: policy.keep_last]}
+    kept = {entry.path for entry in candidates[: policy.keep_last or KEEP_LAST]}
     if policy.keep_every_steps:
         kept |= {entry.path for entry in candidates if entry.step % policy.keep_every_steps == 0}
     kept_for_value = best(candidates, policy)
