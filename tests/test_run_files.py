@@ -36,7 +36,9 @@ from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files, lease
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.telemetry.records import RUN_FILES, Policy, as_type
+from tfdist.telemetry.logs.records import read_events
+from tfdist.telemetry.records import RUN_FILES, Policy, Unreadable, as_type
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.recovery.rollback import Failure
 from tfdist.training.run.run import Request
@@ -219,15 +221,14 @@ def assert_kept(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None
     assert {name: before[name] for name in before if name not in GROW}.items() <= after.items()
 
 
+def told(directory: pathlib.Path, event: str | None, level: str = "info") -> list[str]:
+    """The messages of an event's name, or of all, at a level."""
+    events = read_events(RunDirectory(str(directory)), Unreadable())
+    return [each.message or "" for each in events if event in (each.name, None) and each.level == level]
+
+
 def warnings(directory: pathlib.Path) -> list[str]:
-    found = []
-    for path in directory.glob("events*.jsonl"):
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict) and event.get("level") == "warning":
-                    found.append(event["details"]["message"])
-    return found
+    return told(directory, None, "warning")
 
 
 def attempt(act: Callable[..., Any], *args: Any, **changes: Any) -> tuple[str, Any]:
@@ -417,12 +418,20 @@ def test_a_start_sweeps_what_a_killed_writer_left_and_nothing_of_another_mode(
     assert [name for name in live if (directory / name).exists()] == live[1:]
 
 
+def test_a_run_that_has_more_steps_than_are_asked_for_says_so(runs: Runs, tmp_path: pathlib.Path) -> None:
+    directory = runs.copy("killed", tmp_path / "run")
+    assert run(directory, epochs=1) is not None
+    (resumed,) = told(directory, "resumed")
+    assert "That is more than the 3 steps that are asked for. Nothing is left to train." in resumed
+    result = json.loads((directory / "result.json").read_text())
+    assert (result["steps"], result["epochs"]) == (2 * STEPS_PER_EPOCH, 2)
+
+
 def test_a_finished_run_misses_its_model(runs: Runs, tmp_path: pathlib.Path) -> None:
     directory = runs.copy("finished", tmp_path / "run")
     (directory / "export" / "model.keras").unlink()
     assert run(directory) is None
-    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    assert "model.keras is missing; remove" in events[-1]["details"]["message"]
+    assert "model.keras is missing; remove" in told(directory, "already_finished")[-1]
     (directory / "result.json").unlink()  # as the message says
     assert_weights(run(directory), runs.weights)
     assert (directory / "export" / "model.keras").exists()

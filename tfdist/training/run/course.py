@@ -42,7 +42,8 @@ def run_loop(
     """Trains to the end, from the checkpoint if there is one, once it may; the outcome, and the seconds it took."""
     run, learner, plan, boundaries = training.run, training.learner, training.plan, training.boundaries
     first_step = opened.start.step if opened.start else 0
-    num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
+    total_steps = max(boundaries.total_steps, first_step)
+    num_epochs = -(-total_steps // boundaries.steps_per_epoch)
     examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
     if run.request.profile is not None:
         run.request.profile.check(boundaries.total_steps)
@@ -83,7 +84,7 @@ def run_loop(
         profiler=profiler,
     )
     run.console.start(
-        Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=boundaries.total_steps)
+        Plan(total_epochs=num_epochs, steps_per_epoch=boundaries.steps_per_epoch, total_steps=total_steps)
     )
     started = time.perf_counter()
     try:
