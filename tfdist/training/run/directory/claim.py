@@ -19,6 +19,7 @@ from tfdist.training.loop.backup import KERAS_FILE
 from tfdist.training.loop.backup import NAME as BACKUP
 from tfdist.training.loop.boundaries import Length
 from tfdist.training.run.directory.identity import check_same_experiment
+from tfdist.training.run.directory.run_id import drop_copied_id
 from tfdist.training.run.directory.starts import read_starts
 from tfdist.training.run.settings import TrainSettings
 
@@ -33,6 +34,7 @@ class Place:
       said: on the chief, a sentence about that result.
       starts: of the run, by processes before this one; on the chief.
       warnings: of damaged files, on the chief.
+      copied_from: the run directory of which this is a copy, found at the copy's first training; on the chief.
       held: the leases, on the chief: of the directory, and of a training's checkpoints where they are elsewhere.
     """
 
@@ -41,6 +43,7 @@ class Place:
     said: str = ""
     starts: Sequence[Start] = ()
     warnings: Sequence[str] = ()
+    copied_from: str | None = None
     held: tuple[lease.Lease, ...] = ()
 
     def check(self) -> None:
@@ -129,7 +132,10 @@ def take_place(
                     files.remove_tree(path) if files.is_dir(path) else files.remove(path)
             warnings: list[str] = []
             starts = read_starts(directory, warnings.append)
-            place = Place() if claim is None else _claimed(directory, claim, starts)
+            place = Place()
+            if claim is not None:
+                place = _claimed(directory, claim, starts)
+                place = dataclasses.replace(place, copied_from=drop_copied_id(directory, starts.directory))
             return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=tuple(held))
         except BaseException:
             Place(held=tuple(held)).release()

@@ -5,6 +5,7 @@ Invariant: written by the chief alone, once a start, when that has put in place 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from tfdist.storage import files
@@ -34,5 +35,6 @@ def note_start(
 ) -> None:
     """Adds a start to the `earlier` ones."""
     starts = [*earlier, Start(now(), step, lost_steps)]
-    content = Starts(settings=dict(settings), starts=starts, checkpoint_dir=directory.checkpoint_dir)
+    path = directory.path if files.is_remote(directory.path) else os.path.abspath(directory.path)
+    content = Starts(settings=dict(settings), starts=starts, checkpoint_dir=directory.checkpoint_dir, directory=path)
     files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")
