@@ -9,12 +9,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import datetime
+import io
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest.mock import ANY
 
 import keras
 import numpy as np
@@ -22,30 +25,33 @@ import pytest
 from gcs.server import GcsServer
 from support import REPOSITORY
 from sweep_journals import Journal as WrittenJournal
+from tuning.sweeps import Sweep, running, write_experiment
+from tuning.sweeps import arguments as sweep_arguments
 
-from tfdist import xla_cache
+from tfdist import main, xla_cache
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.data.sources.preprocessing import read_kept
+from tfdist.commands import report as report_command
+from tfdist.data.text.text import TextLines
 from tfdist.errors import EXIT_IN_USE, InUseError, UserError
 from tfdist.experiment import evaluate, train
-from tfdist.planning import measured
-from tfdist.report import listing, run_data, run_page
+from tfdist.report import run_data
+from tfdist.serving import exporting, run_export
 from tfdist.serving.predicting import predict
 from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files, lease
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.telemetry.records import RUN_FILES, Policy, as_type
+from tfdist.telemetry.logs.records import read_events
+from tfdist.telemetry.records import RUN_FILES, Policy, Unreadable, as_type
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.recovery.rollback import Failure
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
-from tfdist.training.run.tuned import stored_xla
 from tfdist.tuning.find_rate import FindRateSettings, find_rate
 from tfdist.tuning.schedule.history import read_sweep
 from tfdist.tuning.schedule.journal import Journal
-from tfdist.tuning.search import hypermodel
 
 pytestmark = pytest.mark.slow
 
@@ -212,6 +218,8 @@ def tree(directory: pathlib.Path) -> dict[str, bytes]:
 
 # What a start writes before it knows all: it adds to these files.
 GROW = ("events.jsonl", "telemetry/worker-0.jsonl", "run.json", "config.gin")
+GROW += ("events-evaluate.jsonl", "events-predict.jsonl", "events-export.jsonl")
+GROW += ("telemetry/run_id",)  # of a copy
 
 
 def assert_kept(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
@@ -219,15 +227,14 @@ def assert_kept(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None
     assert {name: before[name] for name in before if name not in GROW}.items() <= after.items()
 
 
+def told(directory: pathlib.Path, event: str | None, level: str = "info") -> list[str]:
+    """The messages of an event's name, or of all, at a level."""
+    events = read_events(RunDirectory(str(directory)), Unreadable())
+    return [each.message or "" for each in events if event in (each.name, None) and each.level == level]
+
+
 def warnings(directory: pathlib.Path) -> list[str]:
-    found = []
-    for path in directory.glob("events*.jsonl"):
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict) and event.get("level") == "warning":
-                    found.append(event["details"]["message"])
-    return found
+    return told(directory, None, "warning")
 
 
 def attempt(act: Callable[..., Any], *args: Any, **changes: Any) -> tuple[str, Any]:
@@ -417,12 +424,38 @@ def test_a_start_sweeps_what_a_killed_writer_left_and_nothing_of_another_mode(
     assert [name for name in live if (directory / name).exists()] == live[1:]
 
 
+def test_a_run_that_has_more_steps_than_are_asked_for_says_so(runs: Runs, tmp_path: pathlib.Path) -> None:
+    directory = runs.copy("killed", tmp_path / "run")
+    assert run(directory, epochs=1) is not None
+    (resumed,) = told(directory, "resumed")
+    assert "That is more than the 3 steps that are asked for. Nothing is left to train." in resumed
+    result = json.loads((directory / "result.json").read_text())
+    assert (result["steps"], result["epochs"]) == (2 * STEPS_PER_EPOCH, 2)
+
+
+def test_a_copy_is_a_run_of_its_own_and_what_was_moved_the_same_run(runs: Runs, tmp_path: pathlib.Path) -> None:
+    copies = [runs.copy("killed", tmp_path / name) for name in ("one", "two")]
+    for copy in copies:
+        assert_weights(run(copy), runs.weights)
+    finished = runs.copy("finished", tmp_path / "finished")
+    assert run(finished) is None
+    for copy, original in zip([*copies, finished], [runs.killed, runs.killed, runs.finished], strict=True):
+        (said,) = told(copy, "run_copied")
+        assert said.startswith(f"{copy} is a copy of {original}.")
+    assert len({(each / "telemetry" / "run_id").read_text() for each in (runs.killed, *copies)}) == 3
+    moved, link = copies[0].rename(tmp_path / "moved"), tmp_path / "link"
+    link.symlink_to(copies[1])
+    for directory in (moved, link):
+        before = (directory / "telemetry" / "run_id").read_text()
+        run(directory, epochs=4)
+        assert (directory / "telemetry" / "run_id").read_text() == before and len(told(directory, "run_copied")) == 1
+
+
 def test_a_finished_run_misses_its_model(runs: Runs, tmp_path: pathlib.Path) -> None:
     directory = runs.copy("finished", tmp_path / "run")
     (directory / "export" / "model.keras").unlink()
     assert run(directory) is None
-    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    assert "model.keras is missing; remove" in events[-1]["details"]["message"]
+    assert "model.keras is missing; remove" in told(directory, "already_finished")[-1]
     (directory / "result.json").unlink()  # as the message says
     assert_weights(run(directory), runs.weights)
     assert (directory / "export" / "model.keras").exists()
@@ -482,83 +515,246 @@ def test_predictions_of_other_examples_of_that_name_and_number_are_made_again(
     assert part.stat().st_mtime_ns == first
 
 
-def _plan(directory: pathlib.Path) -> Any:
-    return measured.read(str(directory)).write_seconds
+# As they are typed
+
+EXPERIMENT = {
+    "typed.py": """
+import os
+import signal
+import time
+
+import keras
+import numpy as np
 
 
-def _report(directory: pathlib.Path) -> Any:
-    found = run_data.read_run(str(directory))
-    now = datetime.datetime.now(datetime.UTC)
-    if (directory / "run.json").exists():
-        listing.list_runs(str(directory.parent), now)
-    return [run_page.summarize_run(found, found.status(now)), run_page.list_notes(found), found.goodput] and True
+def build(hp):
+    inputs = keras.Input((2,))
+    return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(hp.Int("units", 2, 8, default=4))(inputs)))
 
 
-@pytest.mark.parametrize("read", [_plan, _report])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "result.json",
-        "run.json",
-        "evaluation.json",
-        "events.jsonl",
-        "metrics.jsonl",
-        "telemetry/worker-0.jsonl",
-        "config.gin",
-    ],
-)
-def test_readers_say_what_they_found_or_name_the_file(
-    runs: Runs, tmp_path: pathlib.Path, read: Callable[[pathlib.Path], Any], name: str
-) -> None:
-    """B5, B7, B11."""
-    for damage in OF_BYTES if name == "config.gin" else DAMAGES:
-        directory = runs.copy("finished", tmp_path / damage / "run")
-        (directory / "evaluation.json").write_text('{"loss": 0.5}')
-        put(directory / name, damage)
+def rows(gate=None, kill=None):
+    if kill:
+        kill_at(*kill)
+    return Rows(gate)
+
+
+class Rows:
+    \"\"\"24 examples, the later ones of which come only when the file `gate` is there.\"\"\"
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, number):
+        while number > 11 and self.gate and not os.path.exists(self.gate):
+            open(f"{self.gate}.reached", "w").close()
+            time.sleep(0.01)
+        return np.full(2, number, np.float32), number % 2
+
+
+def kill_at(call, name):
+    \"\"\"Has this process kill itself when it asks the system for a call about a file of this name.\"\"\"
+    from tfdist.serving import exporting, run_export
+    from tfdist.storage import local
+
+    def killing(*arguments):
+        if any(name in str(each) for each in arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done(*arguments)
+
+    done = getattr(local.Syscalls, call)
+    setattr(local.Syscalls, call, killing)
+    exporting._run_apart = lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs)
+""",
+    "small.gin": """
+from __gin__ import dynamic_registration
+import keras
+import typed
+from tfdist.checkpoint import policy
+from tfdist.data.sources import columns
+from tfdist.data.tables import tables
+from tfdist.strategies import one_device
+from tfdist.tasks import supervised
+
+train.model = @typed.build
+train.hyperparameters = {'units': 3}
+train.task = @supervised.Supervised()
+train.optimizer = @keras.optimizers.Adam
+train.train_data = @tables.Table
+train.eval_data = @tables.Table
+train.strategy = @one_device.OneDevice()
+train.global_batch_size = 8
+train.epochs = 3
+train.seed = 3
+train.checkpoint = @policy.CheckpointPolicy()
+policy.CheckpointPolicy.every_epochs = 1
+supervised.Supervised.loss = @keras.losses.SparseCategoricalCrossentropy()
+keras.losses.SparseCategoricalCrossentropy.from_logits = True
+keras.optimizers.Adam.learning_rate = 0.01
+tables.Table.files = 'FOLDER/rows.csv'
+tables.Table.fitted_on = 'FOLDER/rows.csv'
+tables.Table.columns = @columns.Columns()
+tables.Table.standardize = True
+tables.Table.stack_inputs = True
+columns.Columns.inputs = ['a', 'b']
+columns.Columns.targets = 'kind'
+predict.data = @tables.Table
+export.data = @tables.Table
+""",
+    "rows.csv": "a,b,kind\n" + "".join(f"{a:.3f},{b:.3f},{'xy'[int(a > b)]}\n" for a, b in IMAGES[:, :2]),
+}
+
+
+@dataclasses.dataclass
+class Typed:
+    """Types commands about runs of the experiment in `folder`, which holds a finished and an unfinished one."""
+
+    folder: pathlib.Path
+
+    def __call__(self, mode: str, directory: str | pathlib.Path, *more: str) -> tuple[int, str]:
+        """The exit status, and what is printed."""
+        printed = io.StringIO()
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+            pytest.MonkeyPatch.context() as p,
+        ):
+            p.syspath_prepend(str(self.folder))
+            p.setattr(exporting, "_run_apart", lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs))
+            if mode in ("report", "list"):
+                of = [str(directory)] if mode == "report" else ["--list", str(pathlib.Path(directory).parent)]
+                return report_command.main(of), printed.getvalue()
+            return main.main(self.arguments(mode, directory, *more)), printed.getvalue()
+
+    def arguments(self, mode: str, directory: str | pathlib.Path, *more: str) -> list[str]:
+        """After `python -m tfdist.main`; what uses a trained model has its configuration from the run."""
+        arguments = [f"--mode={mode}", f"--run_dir={directory}", *more]
+        if more or mode not in ("evaluate", "predict", "export"):
+            arguments.append(f"--gin_file={self.folder}/small.gin")
+        return [*arguments, f"--from_run={directory}", "--devices=l4:1"] if mode == "plan" else arguments
+
+    def answer(self, mode: str, directory: str | pathlib.Path) -> Any:
+        """What a command found."""
+
+        def read(name: str) -> Any:
+            return json.loads(files.read(files.join(directory, name)))
+
+        match mode:
+            case "train":
+                return read("result.json")["eval_metrics"]
+            case "evaluate":
+                return read("evaluation.json")
+            case "predict":
+                parts = sorted(n for n in files.list_names(files.join(directory, "predictions")) if "part" in n)
+                return [files.read(files.join(directory, "predictions", name)) for name in parts]
+            case "export":
+                return read("export/report.json")["exports"]["saved_model"]["largest_difference"]
+            case "plan":
+                return read("plan.json")["performance_targets"]
+            case "find_rate":
+                return read("find_rate.json")
+        return files.exists(files.join(directory, "report/index.html"))
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Typed:
+    folder = tmp_path_factory.mktemp("typed")
+    for name, text in EXPERIMENT.items():
+        (folder / name).write_text(text.replace("FOLDER", str(folder)))
+    typed = Typed(folder)
+    assert typed("train", folder / "finished")[0] == 0
+    assert typed("train", folder / "unfinished", "--gin_param=train.stop_after_epochs = 2")[0] == 0
+    for mode in ("evaluate", "predict", "export"):
+        assert typed(mode, folder / "finished")[0] == 0, mode
+    for run in (folder / "finished", folder / "unfinished"):
+        (run / "tuned.json").write_text('{"xla": "off", "seconds_per_step": {"off": 1.0}}')
+        (run / "rollbacks.json").write_text(json.dumps([dataclasses.asdict(NO_FAILURE)]))
+    return typed
+
+
+def file_of(directory: pathlib.Path, name: str) -> pathlib.Path:
+    return next((directory / "fitted").iterdir()) if name == "fitted/" else directory / name
+
+
+OLDER = set(DAMAGES) - {"newer"}
+TRAINED: dict[str, set[str]] = {
+    "fitted/": {"more"},
+    "hyperparameters.json": {"more"},
+    "run.json": OLDER,
+    "config.gin": set(),
+    "export/model.keras": set(),
+}
+# By command: the files that it reads, and with which damages it goes on; others end it.
+READ_BY_COMMANDS: dict[str, dict[str, set[str]]] = {
+    "train": {"fitted/": {"more"}, "rollbacks.json": {"absent", "more", "array"}, "tuned.json": OLDER},
+    "evaluate": TRAINED,
+    "predict": TRAINED | {"predictions/predictions.json": OLDER},
+    "export": TRAINED,
+    "plan": {"result.json": {"more", "fewer"}},
+    "report": {"result.json": OLDER, "run.json": OLDER},
+    "list": {"result.json": {*DAMAGES}, "run.json": set(DAMAGES) - {"absent"}},
+}
+KNOWN = {
+    *("fitted/", "hyperparameters.json", "tuned.json", "rollbacks.json", "result.json", "run.json", "evaluation.json"),
+    *("metrics.jsonl", "events.jsonl", "telemetry/worker-0.jsonl", "telemetry/run_id"),
+}
+
+
+def damages_of(name: str) -> Sequence[str]:
+    """Those with which a whole command is tried; without a file of fitted values they are fitted anew."""
+    if name == "config.gin":
+        return "absent", "empty", "binary"
+    return (
+        OF_BYTES if name.endswith((".keras", "run_id")) else [each for each in DAMAGES if (name, each) != FITTED_ANEW]
+    )
+
+
+FITTED_ANEW = ("fitted/", "absent")
+
+
+@pytest.mark.parametrize("mode", READ_BY_COMMANDS)
+def test_a_command_finds_the_same_or_names_the_file(typed: Typed, tmp_path: pathlib.Path, mode: str) -> None:
+    run, directory = typed.folder / ("unfinished" if mode == "train" else "finished"), tmp_path / "runs" / "run"
+    read = READ_BY_COMMANDS[mode]
+    unread = sorted(KNOWN - read.keys() - ({"result.json", "run.json"} if mode == "train" else set()))
+
+    def find(names: Sequence[str], damage: str) -> tuple[int, str, Any]:
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(run, directory)
+        for path in (file_of(directory, name) for name in names if damage in damages_of(name)):
+            if path.exists():
+                put(path, damage)
         before = tree(directory)
-        refused = refusal(read, directory)
-        assert tree(directory) == before
-        assert not refused or str(directory / name) in refused, refused
-        if damage == "more" or name not in ("result.json", "run.json", "evaluation.json"):
-            assert not refused, (damage, refused)
+        status, printed = typed(mode, directory)
+        if status:
+            assert_kept(before, tree(directory))
+        return status, printed, typed.answer(mode, directory) if not status else None
+
+    status, printed, whole = find([], "")
+    assert status == 0, printed
+    for damage in ("binary", "absent", "newer"):
+        assert find(unread, damage) == (0, ANY, whole), damage
+    for name, goes_on in read.items():
+        for damage in damages_of(name):
+            status, printed, found = find([name], damage)
+            assert status == (0 if damage in goes_on else 2), (name, damage, printed)
+            assert found == whole if not status else file_of(run, name).name in printed, (name, damage, printed)
 
 
 # Others
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_auto_came_to_is_chosen_again(tmp_path: pathlib.Path, damage: str) -> None:
-    """B2."""
-    path = tmp_path / "tuned.json"
-    path.write_text('{"xla": "pass", "seconds_per_step": {"off": 1.0, "pass": 0.5}}')
+def test_lines_are_fitted_again_only_where_nothing_was_fitted(tmp_path: pathlib.Path, damage: str) -> None:
+    (tmp_path / "lines.tsv").write_text("a\tone\nb\ttwo\n")
+    lines = str(tmp_path / "lines.tsv")
+    TextLines(files=lines, fitted_on=lines).prepare(str(tmp_path / "fitted"))
+    (path,) = (tmp_path / "fitted").iterdir()
     put(path, damage)
-    told: list[str] = []
-    strategy = OneDevice()
-    strategy.connect(notify=lambda message: None)
-    refused, chosen = attempt(stored_xla, strategy, str(path), ["pass"], told.append)
-    assert bool(refused) == (damage == "newer") and (not refused or str(path) in refused)
-    if damage == "more":
-        assert chosen == "pass" and not told
-    elif not refused:
-        assert chosen is None and [str(path) in each for each in told] == [True] * (damage != "absent")
-
-
-@pytest.mark.parametrize("damage", [each for each in DAMAGES if each != "absent"])
-def test_what_was_fitted_is_not_fitted_again_by_itself(tmp_path: pathlib.Path, damage: str) -> None:
-    (tmp_path / "fitted").mkdir()
-    path = tmp_path / "fitted" / "text.json"
-    path.write_text('{"vocabulary": ["a"], "labels": null}')
-    put(path, damage)
-    refused = refusal(read_kept, str(path), lambda kept: (kept["vocabulary"], kept["labels"]))
-    assert bool(refused) == (damage != "more") and (not refused or str(path) in refused)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_hyperparameters_are_read_or_refused(tmp_path: pathlib.Path, damage: str) -> None:
-    path = tmp_path / hypermodel.NAME
-    path.write_text('{"space": [], "values": {"units": 8}}')
-    put(path, damage)
-    refused = refusal(hypermodel.read, str(tmp_path))
+    source = TextLines(files=lines, fitted_on=lines)
+    refused = refusal(source.prepare, str(tmp_path / "fitted"))
     assert bool(refused) == (damage not in ("absent", "more")) and (not refused or str(path) in refused)
 
 
@@ -605,6 +801,127 @@ def test_a_damaged_entry_of_the_cache_of_xla_goes(tmp_path: pathlib.Path) -> Non
         (folder / f"{name}.pb").write_bytes(content)
     assert sorted(path.stem for path in xla_cache.remove_damaged(str(tmp_path))) == sorted(set(contents) - {"whole"})
     assert [path.name for path in folder.iterdir()] == ["whole.pb"]
+
+
+# Two processes
+
+GATED = {
+    "train": ("train.train_data = @typed.rows", "train.xla = 'off'"),
+    "predict": ("predict.data = @typed.rows", "predict.global_batch_size = 8", "predict.examples_per_file = 8"),
+    "export": ("export.data = @typed.rows", "export.num_examples = 20"),
+    "find_rate": ("train.train_data = @typed.rows", "train.xla = 'off'", "find_rate.steps = 10"),
+}
+
+
+def processes_of(typed: Typed, mode: str, directory: pathlib.Path) -> tuple[list[str], pathlib.Path]:
+    """The parameters of a command whose data come up to the middle until there is a file, and that file."""
+    gate = directory.with_name("gate")
+    return [f"--gin_param={each}" for each in (*GATED[mode], f"typed.rows.gate = '{gate}'")], gate
+
+
+@pytest.mark.parametrize("mode", ["predict", "export", "find_rate"])
+def test_a_second_process_names_the_first_and_what_a_kill_leaves_is_not_taken_for_whole(
+    typed: Typed, tmp_path: pathlib.Path, mode: str
+) -> None:
+    directory, whole = tmp_path / "run", tmp_path / "whole"
+    parameters, gate = processes_of(typed, mode, directory)
+    for each in (directory, whole):
+        shutil.copytree(typed.folder / "finished", each)
+    with running(typed.arguments(mode, directory, *parameters), tmp_path / "log") as first:
+        first.until(gate.with_name("gate.reached").exists)
+        status, printed = typed(mode, directory, *parameters)
+        owner = "a training" if mode == "find_rate" else f"--mode={mode}"
+        assert status == EXIT_IN_USE, printed
+        assert f"is in use by {owner} (host {socket.gethostname()}, process {first.pid}, " in printed
+        first.signal(signal.SIGKILL)
+        first.end()
+    gate.touch()
+    for each in (directory, whole):
+        assert typed(mode, each, *parameters) == (0, ANY)
+    assert typed.answer(mode, directory) == typed.answer(mode, whole)
+    assert not list(directory.rglob("*tfdist-tmp*")) and not (directory / "find_rate").exists()
+
+
+def test_other_modes_run_beside_a_training_and_a_second_one_is_refused(typed: Typed, tmp_path: pathlib.Path) -> None:
+    directory, whole = tmp_path / "run", tmp_path / "whole"
+    parameters, gate = processes_of(typed, "train", directory)
+    gate.touch()
+    assert typed("train", whole, *parameters)[0] == 0
+    assert typed("train", directory, *parameters, "--gin_param=train.stop_after_epochs = 1")[0] == 0
+    gate.unlink()
+    with running(typed.arguments("train", directory, *parameters), tmp_path / "log") as first:
+        first.until(gate.with_name("gate.reached").exists)
+        before = tree(directory)
+        status, printed = typed("train", directory, *parameters)
+        assert status == EXIT_IN_USE and f"a training (host {socket.gethostname()}, process {first.pid}, " in printed
+        for mode in ("evaluate", "predict", "export", "report"):
+            assert typed(mode, directory, f"--gin_param={mode}.weights = 'last'") == (0, ANY)
+        after = tree(directory)
+        assert [name for name in before if after.get(name) != before[name]] in ([], ["telemetry/worker-0.jsonl"])
+        gate.touch()
+        assert first.end() == 0, first.output
+    assert typed.answer("train", directory) == typed.answer("train", whole)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("write", ""),
+        ("replace", "saved_model.pb"),
+        ("exchange", "saved_model"),
+        ("rmdir", ""),
+        ("replace", "report.json"),
+    ],
+)
+def test_an_export_that_is_killed_leaves_a_whole_one(
+    typed: Typed, tmp_path: pathlib.Path, call: str, name: str
+) -> None:
+    """A9: whatever it does when it is killed, the earlier export or the new one is there."""
+    directory = tmp_path / "run"
+    shutil.copytree(typed.folder / "finished", directory)
+    inputs = {"inputs": IMAGES[:, :2]}
+    (whole,) = run_export.by_saved_model(str(directory / "export" / "saved_model"), inputs).values()
+    killed = ["--gin_param=export.data = @typed.rows", f"--gin_param=typed.rows.kill = {(call, name)!r}"]
+    with running(typed.arguments("export", directory, *killed), tmp_path / "log") as process:
+        assert process.end() == -signal.SIGKILL, process.output
+    (found,) = run_export.by_saved_model(str(directory / "export" / "saved_model"), inputs).values()
+    np.testing.assert_array_equal(found, whole)
+    assert typed("export", directory) == (0, ANY)
+    assert not list(directory.rglob("*tfdist-tmp*"))
+
+
+@pytest.mark.parametrize("damage", ["absent", "empty", "half", "more", "newer", "binary", "object"])
+def test_a_sweep_finds_the_same_or_names_its_journal(swept: pathlib.Path, tmp_path: pathlib.Path, damage: str) -> None:
+    directory = tmp_path / "sweep"
+    shutil.copytree(swept, directory)
+    (directory / "result.json").unlink()
+    put(directory / "sweep.jsonl", damage)
+    assert report_command.main([str(directory)]) in (0, 2)
+    before = tree(directory)
+    with running(sweep_arguments(swept.parent / "tiny.gin", directory, *GRID), tmp_path / "log") as chief:
+        status = chief.end()
+    assert status == (2 if damage in ("newer", "binary", "object") else 0), chief.output
+    if status:
+        assert str(directory / "sweep.jsonl") in chief.output and before.items() <= tree(directory).items()
+    else:
+        assert [each[:3] for each in Sweep(directory).outcomes.values()] == [
+            each[:3] for each in Sweep(swept).outcomes.values()
+        ]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A finished sweep of two trials."""
+    folder = tmp_path_factory.mktemp("swept")
+    with running(sweep_arguments(write_experiment(folder), folder / "sweep", *GRID), folder / "log") as chief:
+        assert chief.end() == 0, chief.output
+    return folder / "sweep"
+
+
+GRID = (
+    "tune.search = @search.Grid()",
+    "tune.space = {'keras.optimizers.SGD.learning_rate': @space.choice(values=[0.1, 0.2])}",
+)
 
 
 # Scratch and leases
@@ -659,22 +976,46 @@ def test_each_mode_has_a_lease_of_its_own_and_names_who_has_it(runs: Runs, tmp_p
 # On gs://
 
 
-@pytest.fixture
-def in_bucket(runs: Runs, gcs: GcsServer) -> Callable[[str], str]:
-    """Puts a copy of the killed run into the bucket."""
-
-    def put_there(name: str) -> str:
-        for each, content in tree(runs.killed).items():
-            files.write_atomic(f"gs://bucket/{name}/{each}", content)
-        return f"gs://bucket/{name}"
-
-    return put_there
+def in_bucket(directory: pathlib.Path, name: str) -> str:
+    """Puts a copy of a directory into the bucket."""
+    for each, content in tree(directory).items():
+        files.write_atomic(f"gs://bucket/{name}/{each}", content)
+    return f"gs://bucket/{name}"
 
 
-def test_in_a_bucket_it_is_the_same(runs: Runs, in_bucket: Callable[[str], str]) -> None:
+@pytest.mark.parametrize(
+    ("mode", "name", "damage", "goes_on"),
+    [
+        ("train", "tuned.json", "half", True),
+        ("evaluate", "fitted/", "object", False),
+        ("predict", "predictions/predictions.json", "half", True),
+        ("predict", "hyperparameters.json", "absent", False),
+        ("plan", "result.json", "newer", False),
+        ("report", "run.json", "null", True),
+    ],
+)
+def test_commands_do_in_a_bucket_as_on_a_disk(
+    typed: Typed, gcs: GcsServer, mode: str, name: str, damage: str, goes_on: bool
+) -> None:
+    run = typed.folder / ("unfinished" if mode == "train" else "finished")
+    whole, directory = in_bucket(run, "whole"), in_bucket(run, "run")
+    assert typed(mode, whole) == (0, ANY)
+    path = files.join(directory, str(file_of(run, name).relative_to(run)))
+    content = changed(files.read(path), damage)
+    files.remove(path) if content is None else files.write_atomic(path, content)
+    before = files.list_tree(directory)
+    status, printed = typed(mode, directory)
+    assert status == (0 if goes_on else 2), printed
+    if goes_on:
+        assert typed.answer(mode, directory) == typed.answer(mode, whole)
+    else:
+        assert path in printed and set(before) <= set(files.list_tree(directory))
+
+
+def test_in_a_bucket_it_is_the_same(runs: Runs, gcs: GcsServer) -> None:
     cases = [("run.json", "half"), ("run.json", "newer"), ("metrics.jsonl", "half"), ("rollbacks.json", "binary")]
     for name, damage in [*cases, ("manifests", "half"), ("manifests", "newer")]:
-        directory = in_bucket(f"{name}-{damage}")
+        directory = in_bucket(runs.killed, f"{name}-{damage}")
         tried = [name] if name != "manifests" else [n for n in files.list_tree(directory) if n.endswith(manifests.NAME)]
         for each in tried:
             path = files.join(directory, each)
@@ -759,8 +1100,9 @@ def test_nobody_else_parses_json() -> None:
 
 def test_the_page_shows_the_table() -> None:
     rows = [f"| `{file.name}` | {file.content} | {file.policy.value} | {file.advice} |" for file in RUN_FILES]
-    missing = [row for row in rows if row not in (REPOSITORY / "docs" / "checkpoint.md").read_text()]
-    assert not missing, "docs/checkpoint.md lacks:\n" + "\n".join(missing)
+    page = (REPOSITORY / "docs" / "checkpoint.md").read_text()
+    section = page.partition("## Damaged and newer files")[2].partition("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith("| `")] == rows
 
 
 def test_values_are_of_their_types_or_refused() -> None:

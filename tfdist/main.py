@@ -190,6 +190,7 @@ def profiled_steps(given: flags.FlagValues) -> ProfiledSteps | None:
 
 def config_of(run_dir: str) -> str:
     """The configuration that a run was trained with; raises UserError where there is none."""
+    from tfdist.telemetry.records import damaged
     from tfdist.telemetry.run_directory import RunDirectory
 
     path = RunDirectory(run_dir).config
@@ -197,6 +198,8 @@ def config_of(run_dir: str) -> str:
         raise UserError(
             f"{run_dir!r} holds no run: there is no {path}. Write the --run_dir of a training, or --gin_file=FILE."
         )
+    if "://" not in path and not os.path.getsize(path):
+        raise damaged(path, "it is empty")
     return path
 
 

@@ -11,8 +11,7 @@ from tfdist.errors import UserError
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep_last": 0}, "policy.CheckpointPolicy.keep_last is 0; write a whole number of at least 1."),
-        ({"keep_last": None}, "keep_last is None; write a whole number of at least 1."),
+        ({"keep_last": 0}, "policy.CheckpointPolicy.keep_last is 0; write a whole number of at least 1, or None."),
         ({"every_steps": 2.5}, "every_steps is 2.5; write a whole number of at least 1, or None."),
         ({"every_steps": True}, "every_steps is True"),
         ({"every_epochs": -1}, "every_epochs is -1"),

@@ -189,6 +189,10 @@ class Running:
             time.sleep(0.01)
         return found
 
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
     def signal(self, number: int) -> None:
         os.kill(self._popen.pid, number)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tfdist.checkpoint.policy import CheckpointPolicy
 
 _NAME = re.compile(r"step-(\d+)-[0-9a-z]+")
+KEEP_LAST = 2  # where neither the policy nor a BackupAndRestore says how many
 NO_MANIFEST = f"no {manifests.NAME}: it was never finished"
 
 
@@ -140,7 +141,7 @@ def expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry
     judged = [entry for entry in known if entry.path != newest.path]
     older = [entry for entry in judged if entry.manifest is not None and entry.step < newest.step]
     candidates = [newest, *sorted(older, key=lambda entry: entry.age_order, reverse=True)]
-    kept = {entry.path for entry in candidates[: policy.keep_last]}
+    kept = {entry.path for entry in candidates[: policy.keep_last or KEEP_LAST]}
     if policy.keep_every_steps:
         kept |= {entry.path for entry in candidates if entry.step % policy.keep_every_steps == 0}
     kept_for_value = best(candidates, policy)

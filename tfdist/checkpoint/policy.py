@@ -38,7 +38,9 @@ class CheckpointPolicy(Settings):
     mean_seconds_between_failures: float = setting(
         "for the interval where none of the three is given", SECONDS, 3600.0, unit="seconds"
     )
-    keep_last: int = setting("how many of the newest checkpoints stay", COUNT, 2)
+    keep_last: int | None = setting(
+        "how many of the newest checkpoints stay; None: 2, or as many as a BackupAndRestore says", or_none(COUNT), None
+    )
     keep_every_steps: int | None = setting(
         "checkpoints whose step is a multiple of this stay for good", or_none(COUNT), None
     )

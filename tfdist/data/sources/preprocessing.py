@@ -1,16 +1,13 @@
-"""What a source does to raw inputs before a model sees them, for exports; and what it has fitted, read back."""
+"""What a source does to raw inputs before a model sees them, for exports."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-from tfdist.storage import files
-from tfdist.telemetry.records import damaged, parse_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,21 +25,3 @@ class Preprocessing:
     function: Callable[[Mapping[str, tf.Tensor]], Any]
     kept: tf.Module
     first: Callable[[int], Mapping[str, np.ndarray]]
-
-
-_T = TypeVar("_T")
-
-
-def read_kept(path: str, understand: Callable[[dict[str, Any]], _T]) -> _T:
-    """What `understand` makes of the JSON object in a file.
-
-    Args:
-      understand: raises KeyError, TypeError or ValueError for what is not as a source leaves it.
-
-    Raises:
-      UserError: it cannot be understood.
-    """
-    try:
-        return understand(parse_record(path, files.read(path), dict[str, Any]))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise damaged(path, str(error)) from error

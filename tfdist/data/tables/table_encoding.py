@@ -78,6 +78,11 @@ class Fitted:
     means: Mapping[str, float] = dataclasses.field(default_factory=dict)
     deviations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
+    def has_all_of(self, rule: Rule) -> bool:
+        """Whether it says all that a column's rule needs."""
+        moments = rule.name in self.means and rule.name in self.deviations
+        return (moments or not rule.needs_moments) and (rule.name in self.vocabularies or not rule.needs_vocabulary)
+
 
 def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> Fitted:
     """Takes vocabularies, and means and standard deviations in float64, from the rows.

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.preprocessing import Preprocessing, read_kept
+from tfdist.data.sources.preprocessing import Preprocessing
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.data.tables.table_encoding import (
     Encoder,
@@ -34,6 +34,7 @@ from tfdist.data.tables.table_files import NULL_VALUES, TableFile, check_arrow, 
 from tfdist.data.tables.table_rules import Settings, build_rules
 from tfdist.errors import UserError
 from tfdist.storage import files as storage
+from tfdist.telemetry.records import damaged, load_record
 
 if TYPE_CHECKING:
     import pyarrow
@@ -142,8 +143,11 @@ class Table(RandomAccessSource):
         wanted = [FIT_VERSION, self._fitted_on, [dataclasses.astuple(rule) for rule in self._rules_to_fit]]
         digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
         path = storage.join(directory, f"table-{digest}.json")
-        if storage.exists(path):
-            self._fitted, self._arrays = read_kept(path, _understood), None
+        kept = load_record(path, Fitted)
+        if kept is not None:
+            if lacking := [rule.name for rule in self._rules_to_fit if not kept.has_all_of(rule)]:
+                raise damaged(path, f"it lacks what was fitted to {lacking}")
+            self._fitted, self._arrays = kept, None
             return
         storage.make_dirs(directory)
         storage.write_atomic(path, json.dumps(dataclasses.asdict(self.fitted), ensure_ascii=False, indent=1) + "\n")
@@ -240,14 +244,3 @@ def _find_kinds(fitted: Sequence[TableFile], tables: Sequence[TableFile], names:
                 f"files, {fitted[0].path} and so on. Write the same type in all."
             )
     return counted
-
-
-def _understood(kept: dict[str, Any]) -> Fitted:
-    """What was fitted, as it was left; raises TypeError or ValueError for anything else."""
-    fitted = Fitted(**kept)
-    if not all(isinstance(each, list) for each in fitted.vocabularies.values()):
-        raise ValueError("a vocabulary is no list")
-    numbers = [*fitted.means.values(), *fitted.deviations.values()]
-    if not all(isinstance(each, int | float) for each in numbers):
-        raise ValueError("a mean or deviation is no number")
-    return fitted

@@ -6,6 +6,7 @@ the same ids as one device would. Id 0 is padding, 1 a word that is not in the v
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -18,17 +19,26 @@ import tensorflow as tf
 
 from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.sources.failures import noted
-from tfdist.data.sources.preprocessing import Preprocessing, read_kept
+from tfdist.data.sources.preprocessing import Preprocessing
 from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.data.text.text_files import SPLITS, TextFile, read_lines
 from tfdist.errors import UserError, suggest
 from tfdist.settings.checks import one_of, or_none, whole_number
 from tfdist.storage import files as storage
+from tfdist.telemetry.records import load_record
 
 TextPatterns = Patterns | Mapping[str, Patterns]
 STANDARDS = ("lower", "strip_punctuation", "lower_and_strip_punctuation")
 FIT_VERSION = 1
 FIT_LINES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fitted:
+    """What a run keeps of its lines."""
+
+    labels: list[str] | None
+    vocabulary: list[str]
 
 
 class TextLines(Source):
@@ -109,18 +119,18 @@ class TextLines(Source):
         """Takes the vocabulary from `directory`, where the first who comes leaves it."""
         wanted = json.dumps([FIT_VERSION, self._fitted_on, self._settings])
         path = storage.join(directory, f"text-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.json")
-        if not storage.exists(path):
-            kept = {"labels": self.labels, "vocabulary": self.vocabulary}
+        kept = load_record(path, _Fitted)
+        if kept is None:
+            kept = _Fitted(self.labels, self.vocabulary)
             storage.make_dirs(directory)
-            storage.write_atomic(path, json.dumps(kept, ensure_ascii=False, indent=0) + "\n")
+            storage.write_atomic(path, json.dumps(dataclasses.asdict(kept), ensure_ascii=False, indent=0) + "\n")
             return
-        labels, vocabulary = read_kept(path, _understood)
-        if labels != self.labels:
+        if kept.labels != self.labels:
             raise UserError(
-                f"The run was begun with the labels {labels} ({path}), but the files now give {self.labels}. "
+                f"The run was begun with the labels {kept.labels} ({path}), but the files now give {self.labels}. "
                 "Write TextLines.labels in the run's order, or take another --run_dir."
             )
-        self._vocabulary, self._fit_lines = vocabulary, []
+        self._vocabulary, self._fit_lines = kept.vocabulary, []
 
     def reader(self, order: Order) -> Reader:
         @functools.lru_cache(maxsize=2)
@@ -251,12 +261,6 @@ def _check(
         raise UserError(
             f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
         )
-
-
-def _understood(kept: dict[str, Any]) -> tuple[list[str] | None, list[str]]:
-    """Labels and vocabulary as they were left; raises KeyError or ValueError for anything else."""
-    for name in ("labels", "vocabulary"):
-        texts = kept[name] if name == "vocabulary" else kept[name] or []
-        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-            raise ValueError(f"its {name} are no list of texts")
-    return kept["labels"], kept["vocabulary"]
+    for name, choice, known in (("standardize", standardize, STANDARDS), ("split", split, SPLITS)):
+        if choice not in known:
+            raise UserError(f"TextLines.{name} is {choice!r}; write one of {list(known)}.")

@@ -213,6 +213,9 @@ def _resumed(training: Training, state: TrainingState) -> tuple[Checkpoint | Non
         epochs_until = logged - logged % training.boundaries.steps_per_epoch if run.request.keeps else 0
         lost = max(0, (run.metrics.discard_after(logged, logged_until=epochs_until) or 0) - start.step)
         again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
+        asked = training.boundaries.total_steps
+        if start.step > asked:
+            again += f" That is more than the {asked:,} steps that are asked for. Nothing is left to train."
         run.events.info(
             "resumed",
             step=start.step,

@@ -290,6 +290,11 @@ def _kept(run: Run) -> str:
 
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
+    if run.place.copied_from is not None:
+        message = (
+            f"{run.directory.path} is a copy of {run.place.copied_from}: trackers see a run of its own from here on."
+        )
+        run.events.info("run_copied", message=message)
     if run.place.is_finished and run.request.repeats_end:
         run.events.warning("nothing_trained", message=f"{run.place.said} The model gets the weights of its end.")
     elif run.place.is_finished:

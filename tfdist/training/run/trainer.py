@@ -84,9 +84,9 @@ class Trainer:
             loop = Loop(training, opened, step, evaluator, iterator, callbacks, reporter, profiler)
             run.console.start(
                 Plan(
-                    total_epochs=self._num_epochs,
+                    total_epochs=max(self._num_epochs, -(-first_step // boundaries.steps_per_epoch)),
                     steps_per_epoch=boundaries.steps_per_epoch,
-                    total_steps=boundaries.total_steps,
+                    total_steps=max(boundaries.total_steps, first_step),
                 )
             )
             started = time.perf_counter()

@@ -163,7 +163,7 @@ class Chief:
                 trial = self._trials[name]
                 trial.status, trial.objective = event["status"], event["objective"]
                 trial.is_open = trial.is_told = False
-                self._plan.space.news({"space": event.get("found", [])})
+                self._plan.space.news(event.get("found", []))
                 trial.values |= event.get("values", {})
                 self._tell_end(trial, event["message"], event.get("found", []))
         self._asking.settle()
@@ -391,10 +391,10 @@ class Chief:
         told = hypermodel.read(trial.runs[0].directory.path) if self._plan.space.may_grow else None
         if told is None:
             return [], {}
-        found = self._plan.space.news(told)
-        if told["values"].keys() <= trial.values.keys():
+        found = self._plan.space.news(told.space)
+        if told.values.keys() <= trial.values.keys():
             return found, {"found": found} if found else {}
-        trial.values |= told["values"]
+        trial.values |= told.values
         return found, {"values": trial.values} | ({"found": found} if found else {})
 
     def _write_end(self, trial: Trial, status: str, objective: float | None, message: str, **more: Any) -> None:

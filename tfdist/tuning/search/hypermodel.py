@@ -21,6 +21,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.settings import TrainedSettings, TrainSettings
 from tfdist.tuning.search.space import SETTING
 
@@ -165,12 +166,21 @@ def builder_of_trained(settings: TrainedSettings, run_dir: str, strategy: Strate
     Raises:
       UserError: as `builder_of`.
     """
-    if takes_hyperparameters(settings.model):
-        failed = "The model's hyperparameters cannot be read"
-        told = read(run_dir) if strategy is None else strategy.read_on_chief(lambda: read(run_dir), failed)
-        return _wrapped(settings.model, (told or {}).get("values") or {})
-    FUNCTION(f"{settings.NAME}.model", settings.model)
-    return settings.model
+    if not takes_hyperparameters(settings.model):
+        FUNCTION(f"{settings.NAME}.model", settings.model)
+        return settings.model
+
+    def values() -> Mapping[str, Any]:
+        found = read(run_dir)
+        if found is None and files.exists(RunDirectory(run_dir).starts):
+            raise UserError(
+                f"{files.join(run_dir, NAME)} is missing: it holds what build(hp) was called with in this training. "
+                "Restore it from a copy of the run, or train again."
+            )
+        return {} if found is None else found.values
+
+    failed = "The model's hyperparameters cannot be read"
+    return _wrapped(settings.model, values() if strategy is None else strategy.read_on_chief(values, failed))
 
 
 def _wrapped(model: Any, values: Mapping[str, Any]) -> HyperModel:
@@ -205,13 +215,14 @@ def write(model: Any, run_dir: str) -> None:
         files.write_atomic(files.join(run_dir, NAME), model.text())
 
 
-def read(run_dir: str) -> dict[str, Any] | None:
-    """What `write` left: "space" and "values"; None where it left nothing. Raises UserError for what it did not."""
-    found = load_record(files.join(run_dir, NAME), _Hyperparameters)
-    return None if found is None else {"space": found.space, "values": found.values}
-
-
 @dataclasses.dataclass(frozen=True)
-class _Hyperparameters:
+class Hyperparameters:
+    """What a model asked of `hp`, and what it got."""
+
     space: Sequence[Any]
     values: Mapping[str, Any]
+
+
+def read(run_dir: str) -> Hyperparameters | None:
+    """What `write` left; None where it left nothing. Raises UserError for what it did not."""
+    return load_record(files.join(run_dir, NAME), Hyperparameters)

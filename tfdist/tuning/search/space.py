@@ -321,11 +321,11 @@ class Space:
         own = {path: parameter.describe() for path, parameter in self._parameters.items()}
         return own | {each.name: _described_by_keras_tuner(each) for each in self._found}
 
-    def news(self, told: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """What of a trial's hyperparameters.json has not been known so far; from now on it is."""
-        if not self.may_grow or told is None:
+    def news(self, told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What a trial's model asked for and was not known so far; from now on it is."""
+        if not self.may_grow:
             return []
-        new = [entry for entry in told["space"] if _key(entry) not in self._known]
+        new = [entry for entry in told if _key(entry) not in self._known]
         new = [entry for entry in new if entry["config"]["name"] not in self._given]
         self._known.update(map(_key, new))
         return new

@@ -7,14 +7,16 @@ saved and told may change from one start to the next. `open_run` calls this.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from tfdist.checkpoint.catalog import list_paths, newest_first
-from tfdist.errors import UserError
+from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.records import remove_stale
@@ -44,6 +46,7 @@ class Place:
       said: on the chief, a sentence about that result.
       starts: of the run, by processes before this one; on the chief.
       warnings: of damaged files, on the chief.
+      copied_from: the run directory of which this is a copy, found at the copy's first training; on the chief.
       held: the leases, on the chief: of the directory, and of a training's checkpoints where they are elsewhere.
     """
 
@@ -52,6 +55,7 @@ class Place:
     said: str = ""
     starts: Sequence[Start] = ()
     warnings: Sequence[str] = ()
+    copied_from: str | None = None
     held: tuple[lease.Lease, ...] = ()
 
     def check(self) -> None:
@@ -140,7 +144,10 @@ def take_place(
                     files.remove_tree(path) if files.is_dir(path) else files.remove(path)
             warnings: list[str] = []
             starts = read_starts(directory, warnings.append)
-            place = Place() if claim is None else _claimed(directory, claim, starts)
+            place = Place()
+            if claim is not None:
+                place = _claimed(directory, claim, starts)
+                place = dataclasses.replace(place, copied_from=drop_copied_id(directory, starts.directory))
             return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=tuple(held))
         except BaseException:
             Place(held=tuple(held)).release()
@@ -153,6 +160,25 @@ def take_place(
     return dataclasses.replace(
         place, is_finished=strategy.any_worker(place.is_finished), extends=strategy.any_worker(place.extends)
     )
+
+
+def drop_copied_id(directory: RunDirectory, last: str | None) -> str | None:
+    """Removes the ID of a copy, whose next start makes its own; the original's path, None where there is none.
+
+    A run that was moved keeps its ID. So does a copy between a disk and a bucket: its original may be out of reach.
+
+    Args:
+      directory: of the run.
+      last: where the run's last start was, as run.json says.
+    """
+    if last is None or files.is_remote(last) != files.is_remote(directory.path):
+        return None
+    with contextlib.suppress(OSError, TfdistError):  # of an original that is not there any more, or is out of reach
+        is_here = last == directory.path if files.is_remote(last) else os.path.samefile(last, directory.path)
+        if not is_here and files.read(RunDirectory(last).run_id) == files.read(directory.run_id):
+            files.remove(directory.run_id)
+            return last
+    return None
 
 
 def _claimed(directory: RunDirectory, claim: Claim, last: Starts) -> Place:
