@@ -89,6 +89,21 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(x))
 
 
+@keras.saving.register_keras_serializable("behaviors")
+class Around(keras.Model):
+    """Calls another model."""
+
+    def __init__(self, inner: keras.Model, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inner = inner
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"inner": keras.saving.serialize_keras_object(self.inner)}
+
+
 def two_inputs(names: bool = False) -> keras.Model:
     keras.utils.set_random_seed(1)
     inputs = [keras.Input((2,), name="left"), keras.Input((2,), name="right")]
@@ -233,6 +248,21 @@ def _(fit: Fit) -> Seen:
 def _(fit: Fit) -> Seen:
     model = two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]})
     return simply(fit, X, {"kind": Y, "size": X[:, :1]}, model=model, batch_size=10)
+
+
+@behavior(DATA, "one output in a dict, with its loss, loss weight and metrics by name")
+def _(fit: Fit) -> Seen:
+    found = []
+    for is_dict in (True, False):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        kind = keras.layers.Dense(3, activation="softmax", name="kind")(inputs)
+        model = keras.Model(inputs, {"kind": kind} if is_dict else kind)
+        by_name = {"loss": {"kind": "sparse_categorical_crossentropy"}, "loss_weights": {"kind": 0.5}}
+        compiled_as(model, metrics={"kind": ["accuracy"]}, **by_name)
+        weights = {"kind": WEIGHTS} if is_dict else WEIGHTS
+        found.append(simply(fit, X, {"kind": Y} if is_dict else Y, sample_weight=weights, model=model))
+    return found
 
 
 @behavior(
@@ -394,6 +424,12 @@ def _(fit: Fit) -> Seen:
 @behavior(WEIGHING, "sample_weight with weighted_metrics")
 def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, sample_weight=WEIGHTS, model=classifier(metrics=None, weighted_metrics=["accuracy"]))
+
+
+@behavior(WEIGHING, "one metric in metrics and in weighted_metrics, and a metric twice")
+def _(fit: Fit) -> Seen:
+    model = classifier(metrics=["accuracy"] * 2, weighted_metrics=["accuracy"])
+    return simply(fit, X, Y, sample_weight=WEIGHTS, model=model, validation_data=(X, Y, WEIGHTS))
 
 
 @behavior(WEIGHING, "sample_weight, a list with one for each output")
@@ -738,6 +774,27 @@ def _(fit: Fit) -> Seen:
 def _(fit: Fit) -> Seen:
     keras.utils.set_random_seed(3)
     return simply(fit, X, Y, epochs=2, model=compiled_as(Subclassed()), validation_data=(X, Y))
+
+
+@behavior(MODEL, "a subclassed model of several outputs, as a dict by name")
+def _(fit: Fit) -> Seen:
+    losses = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
+    model = Around(two_outputs(names=True))
+    model.compile("sgd", losses, metrics={"kind": ["accuracy"], "size": ["mae"]})
+    return simply(fit, X, {"kind": Y, "size": X[:, :1]}, model=model, batch_size=10)
+
+
+@behavior(
+    MODEL,
+    "a subclassed model of several outputs, as a list",
+    holds=REFUSED,
+    note="they have no names: return a dict",
+    refusal="outputs without names. Return a dict",
+)
+def _(fit: Fit) -> Seen:
+    model = Around(two_outputs())
+    model.compile("sgd", ["sparse_categorical_crossentropy", "mse"])
+    return simply(fit, X, [Y, X[:, :1]], model=model, batch_size=10)
 
 
 @behavior(MODEL, "a Sequential model that is not built")

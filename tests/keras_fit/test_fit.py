@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import forks
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import support
 import tensorflow as tf
+from fuzz.fit_parts import Batches
 from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
 
@@ -432,6 +434,20 @@ def test_fit_leaves_no_patch_on_the_model_and_its_optimizer() -> None:
     check_that_fit_leaves_objects_as_they_were(model)
     check_that_fit_leaves_objects_as_they_were(model)
     assert model.optimizer.loss_scale_factor == 8.0 and float(model.layers[0].count) == 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails_at", [0, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_the_data_raises_comes_out_as_it_is(fails_at: int, workers: int) -> None:
+    for data in (Batches((X, Y), 13, fails_at=fails_at, workers=workers), _failing(fails_at)):
+        with pytest.raises(LookupError, match="the file of a batch is gone"):
+            tfdist.fit(classifier(), data, steps_per_epoch=3, shuffle=False, verbose=0)
+
+
+def _failing(fails_at: int) -> Iterator[Any]:
+    data = Batches((X, Y), 13, fails_at=fails_at)
+    yield from (data[index] for index in range(4))
 
 
 @pytest.mark.slow

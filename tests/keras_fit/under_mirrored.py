@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from fuzz.fit_parts import Batches
 from keras_fit.behaviors import Numbered, Subclassed, X, Y, batches, classifier, compiled_as, dataset, seen
 from keras_fit.test_behaviors import differences
 from keras_fit.test_fit import check_that_fit_leaves_objects_as_they_were, counting
@@ -78,6 +79,16 @@ def main() -> None:
         different.append("a metric that is no sum was not refused")
     except ValueError as error:
         different += [] if "'largest' is not made of sums" in str(error) else [str(error)]
+    for fails_at in (0, 2):
+        with ours.scope():
+            model = classifier()
+        try:
+            tfdist.fit(model, Batches((X, Y), 13, fails_at=fails_at), verbose=0)
+            different.append("what the data raises was lost")
+        except LookupError:
+            pass
+        except tf.errors.OpError as error:
+            different.append(f"not what the data raises: {error}")
     print("\n".join(different) or "all the same")
 
 

@@ -61,8 +61,10 @@ def test_names_do_not_depend_on_what_the_process_built_before() -> None:
     ]
     expected = ["auc", "auc_1", "own_7", "odd_auc", "odd_mean_squared_error"]
     assert [MetricGroup(specs).names for _ in range(3)] == [expected] * 3
-    with pytest.raises(UserError, match="called 'own'"):
-        MetricGroup([MetricSpec(lambda: keras.metrics.AUC(name="own"))] * 2)
+    own = [MetricSpec(lambda: keras.metrics.AUC(name="own"), repeat_prefix=prefix) for prefix in ("", "", "weighted_")]
+    assert MetricGroup(own).names == ["own", "own_1", "weighted_own"]
+    with pytest.raises(UserError, match="called 'loss'"):
+        MetricGroup([MetricSpec(lambda: keras.metrics.AUC(name="loss"))])
 
 
 class Largest(keras.metrics.Metric):

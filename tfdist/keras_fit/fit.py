@@ -24,6 +24,7 @@ from tfdist.keras_fit import examples
 from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of, scope_of
 from tfdist.keras_fit.consoles import console_for, flat_callbacks, history_among
 from tfdist.keras_fit.identity import identity_of, note_end
+from tfdist.keras_fit.python_batches import BatchError
 from tfdist.settings.checks import COUNT, MOST_SEED
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
@@ -185,11 +186,13 @@ OWN = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters
 
 @contextlib.contextmanager
 def _raising_as_fit() -> Iterator[None]:
-    """What a training raises, as fit would raise it: a callback's own exception, a ValueError, KeyboardInterrupt."""
+    """What a training raises, as fit would: what a callback or the data raised, a ValueError, KeyboardInterrupt."""
     try:
         yield
     except CallbackError as error:
         raise (error.__cause__ or error) from None
+    except BatchError as error:
+        raise error.raised from None
     except UserError as error:
         raise FitError(_in_words_of_fit(str(error))) from error
     except NotSavedError as error:

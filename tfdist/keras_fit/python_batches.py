@@ -17,8 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import user_code
 from tfdist.data.sources.failures import noted
-from tfdist.errors import UserError
+from tfdist.errors import TfdistError, UserError
 
 MOST_HELD_BYTES = 1 << 30  # of a generator that says nothing of its length
 _LOG = logging.getLogger(__name__)
@@ -30,6 +31,14 @@ class Once:
 
     generator: Iterator[Any]
     batch_size: int | None
+
+
+class BatchError(UserError):
+    """What the user's data raised instead of a batch, in one message; `raised` is the exception itself."""
+
+    def __init__(self, raised: Exception) -> None:
+        super().__init__(str(user_code.failed("The data", raised)))
+        self.raised = raised
 
 
 class Ordered(keras.utils.PyDataset):
@@ -144,7 +153,9 @@ class PythonBatches:
     def stream(self, first: int) -> tf.data.Dataset:
         """The batches from a step on, without end."""
         batches = self._read_once if isinstance(self._given, Once) else self._read_again
-        return tf.data.Dataset.from_generator(lambda: batches(first), output_signature=self.element_spec)
+        return tf.data.Dataset.from_generator(
+            lambda: _noting_errors(batches(first)), output_signature=self.element_spec
+        )
 
     def close(self) -> None:
         """Ends the threads or processes that read ahead."""
@@ -194,6 +205,20 @@ class PythonBatches:
         else:
             noted(_ran_out)(count, self._total)
         yield from itertools.repeat(batch)  # read ahead by the pipeline, and never trained on
+
+
+def _noting_errors(batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches; TensorFlow would turn what the user's code raises into errors of its own."""
+    try:
+        yield from batches
+    except TfdistError:
+        raise
+    except Exception as error:
+        noted(_fail)(error)
+
+
+def _fail(raised: Exception) -> None:
+    raise BatchError(raised) from raised
 
 
 def _shrank(first: int, now: int) -> None:

@@ -68,10 +68,17 @@ def scaled(term: Term | WholeTerm, factor: Any) -> Term | WholeTerm:
 
 @dataclasses.dataclass(frozen=True)
 class MetricSpec:
-    """A metric to build, and how it is called in what is logged."""
+    """A metric to build, and how it is called in what is logged.
+
+    Attributes:
+      build: makes it.
+      output: of the model, of several, that it belongs to.
+      repeat_prefix: goes before a name that another metric of the output has; without one, a number follows.
+    """
 
     build: Callable[[], keras.metrics.Metric]
     output: str | None = None
+    repeat_prefix: str = ""
 
 
 class Task(abc.ABC):
@@ -214,11 +221,12 @@ def reduce_terms(
 
 
 def symbolic_outputs(model: keras.Model) -> Any:
-    """A model's symbolic outputs; None of a subclassed model, which has none until it is called."""
+    """A model's symbolic outputs; None of a subclassed model that was not called, or has several in a nest."""
     try:  # Keras's Sequential has no `output` before it is called
-        return model.outputs[0] if isinstance(model, keras.Sequential) else model.output
+        outputs = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
     except (AttributeError, ValueError):
         return None
+    return None if isinstance(outputs, list) and not hasattr(model, "outputs") else outputs  # Keras flattens these
 
 
 def symbolic_inputs(model: keras.Model) -> Any:

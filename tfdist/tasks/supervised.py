@@ -38,13 +38,17 @@ class Prediction(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Unweighted:
-    """Builds a metric that counts every example once, whatever it weighs: what `compile(metrics=…)` means."""
+class Weighted:
+    """Builds a metric that is weighted as the loss is: what `compile(weighted_metrics=…)` means."""
 
     build: Callable[[], keras.metrics.Metric]
 
     def __call__(self) -> keras.metrics.Metric:
         return self.build()
+
+
+class Unweighted(Weighted):
+    """Builds a metric that counts every example once, whatever it weighs: what `compile(metrics=…)` means."""
 
 
 class Supervised(Task):
@@ -184,7 +188,7 @@ class Supervised(Task):
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
         given = symbolic_outputs(model)
-        if given is None:
+        if given is None or (not self._single and isinstance(given, keras.KerasTensor)):
             return
         outputs = self._named(given, "The model's outputs", model)
         targets = self._targets(examples)
@@ -198,7 +202,10 @@ class Supervised(Task):
         return () if len(self._losses) == 1 else tuple(self._losses)
 
     def metric_specs(self) -> Sequence[MetricSpec]:
-        return [MetricSpec(build, None if self._single else output) for output, build in self._metrics]
+        return [
+            MetricSpec(build, None if self._single else output, "weighted_" if type(build) is Weighted else "")
+            for output, build in self._metrics
+        ]
 
     def compile_arguments(self, metrics: Sequence[keras.metrics.Metric]) -> dict[str, Any]:
         given = [(metric, output, build) for metric, (output, build) in zip(metrics, self._metrics, strict=False)]
@@ -212,7 +219,7 @@ class Supervised(Task):
         losses = {name: as_given(loss) for name, loss in self._losses.items()}
         return {
             "loss": losses.get(ONLY_OUTPUT) if self._single else losses,
-            "loss_weights": {name: self._coefficient(name) for name in losses} if self._loss_weights else None,
+            "loss_weights": self._compiled_weights(),
             "metrics": by_output(unweighted=True),
             "weighted_metrics": by_output(unweighted=False),
         }
@@ -240,6 +247,8 @@ class Supervised(Task):
 
     def _weights(self, examples: Any) -> Mapping[str, tf.Tensor | None]:
         given = _parts(examples)[2]
+        if self._single:
+            given = _only(given)
         if isinstance(given, Mapping):
             unknown = [name for name in given if name not in (*self._losses, *self._names_of(len(given)))]
             if unknown:
@@ -256,6 +265,12 @@ class Supervised(Task):
             return {name: by_name.get(name) for name in self._names}
         return dict.fromkeys(self._names, None if given is None else _column(given))
 
+    def _compiled_weights(self) -> Any:
+        if not self._loss_weights:
+            return None
+        by_name = {name: float(self._coefficient(name)) for name in self._losses}
+        return by_name.get(ONLY_OUTPUT) if self._single else by_name
+
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)
 
@@ -267,9 +282,9 @@ class Supervised(Task):
     def _named(self, value: Any, what: str, model: keras.Model | None = None) -> Mapping[str, Any]:
         """`value` by output name."""
         if self._single:
-            if isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and len(value) != 1):
+            if keras.tree.is_nested(value := _only(value)):
                 raise UserError(f"{what} are several; give Supervised.loss as a dict by output name.")
-            return {ONLY_OUTPUT: value[0] if isinstance(value, (list, tuple)) else value}
+            return {ONLY_OUTPUT: value}
         if isinstance(value, (list, tuple)):
             names = getattr(model, "output_names", None) or self._names_of(len(value))
             if len(names) != len(value):
@@ -282,6 +297,13 @@ class Supervised(Task):
             held = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise UserError(f"{what} are {held}, but there are losses for {sorted(self._losses)}. Use the same names.")
         return value
+
+
+def _only(nest: Any) -> Any:
+    """What a nest holds that has one part at most on each level; a larger one as it is."""
+    while isinstance(nest, list | tuple | Mapping) and len(nest) == 1:
+        (nest,) = nest.values() if isinstance(nest, Mapping) else nest
+    return nest
 
 
 def _parts(examples: Any) -> tuple[Any, Any, Any]:

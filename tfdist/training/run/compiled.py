@@ -19,7 +19,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.tasks.names import outputs_by_name
 from tfdist.tasks.own_methods import overrides
-from tfdist.tasks.supervised import Supervised, Unweighted
+from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 
 
@@ -85,22 +85,10 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     if not model.built:
         model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure[0]))
     given = model._compile_metrics
-    own = (
-        []
-        if given is None
-        else [(Unweighted, given._user_metrics), (lambda build: build, given._user_weighted_metrics)]
-    )
+    own = [] if given is None else [(Unweighted, given._user_metrics), (Weighted, given._user_weighted_metrics)]
     outputs = _outputs(model, structure[0])
     if not isinstance(outputs, Mapping):
-        builders = [
-            kind(functools.partial(_metric, one, targets, outputs))
-            for kind, metrics in own
-            for one in _flat(list(metrics.values()) if isinstance(metrics, Mapping) else metrics)
-        ]
-        given_loss = (
-            None if compiled is None else compile_utils.get_loss(_single(compiled._user_loss), targets, outputs)
-        )
-        return Supervised(loss=given_loss, metrics=builders)
+        return _task_of_one(compiled, own, keras.tree.flatten(targets)[0], outputs)
     if compiled is None:
         raise UserError(
             "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task."
@@ -122,13 +110,39 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     )
 
 
+def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervised:
+    """The task of a single output, however loss, weight and metrics are nested."""
+    (loss, *_), (weight, *_) = (
+        (None,) if compiled is None else keras.tree.flatten(getattr(compiled, name))
+        for name in ("_user_loss", "_user_loss_weights")
+    )
+    return Supervised(
+        loss=compile_utils.get_loss(loss, target, output),
+        loss_weights=None if weight is None else {ONLY_OUTPUT: weight},
+        metrics=[
+            kind(functools.partial(_metric, one, target, output))
+            for kind, metrics in own
+            for one in keras.tree.flatten(metrics)
+            if one is not None
+        ],
+    )
+
+
 def _outputs(model: keras.Model, inputs: Any) -> Any:
-    """A symbolic tensor, or several by name."""
+    """The symbolic tensor of the only output, or several by name."""
     symbols = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs)
     outputs = model(symbols)
-    if isinstance(outputs, list | tuple):
-        outputs = outputs_by_name(model.output_names, outputs) if len(outputs) > 1 else outputs[0]
-    return outputs
+    if len(flat := keras.tree.flatten(outputs)) == 1:
+        return flat[0]
+    if isinstance(outputs, Mapping):
+        return outputs
+    names = getattr(model, "output_names", None)
+    if names is None:
+        raise UserError(
+            f"{type(model).__name__}.call returns {len(flat)} outputs without names. Return a dict by output name, and "
+            "give compile() losses and metrics by the same names."
+        )
+    return outputs_by_name(names, outputs)
 
 
 def _by_output(given: Any, outputs: Mapping[str, Any], what: str, *, every: bool = False) -> dict[str, Any]:
@@ -156,9 +170,3 @@ def _flat(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, list | tuple) else [given]
-
-
-def _single(given: Any) -> Any:
-    while isinstance(given, list | tuple | Mapping) and len(given) == 1:
-        given = next(iter(given.values())) if isinstance(given, Mapping) else given[0]
-    return given

@@ -32,18 +32,17 @@ class MetricGroup:
       names: what to call them in what is logged; None takes Keras's names, of which repeats are numbered (auc, auc_1).
 
     Raises:
-      UserError: one builds no metric, or two have the same name.
+      UserError: one builds no metric, or is called "loss".
     """
 
     def __init__(self, specs: Sequence[MetricSpec], names: Sequence[str] | None = None) -> None:
         self.metrics = [_built(spec) for spec in specs]
         self.names = list(names) if names else _names(specs, self.metrics)
-        for name in self.names:
-            if self.names.count(name) > 1 or name == "loss":
-                raise UserError(
-                    f"A metric is called {name!r}, as another one or the loss is. Give it a name of its own: write a "
-                    "function that returns keras.metrics.…(name='another_name')."
-                )
+        if "loss" in self.names:
+            raise UserError(
+                "A metric is called 'loss', as the loss is. Give it a name of its own: write a function that returns "
+                "keras.metrics.…(name='another_name')."
+            )
 
     def reported_names(self) -> dict[str, int] | None:
         """What `read` will call its results, and of how many numbers each is.
@@ -139,11 +138,11 @@ def _names(specs: Sequence[MetricSpec], metrics: Sequence[keras.metrics.Metric])
     for spec, metric in zip(specs, metrics, strict=True):
         prefix = f"{spec.output}_" if spec.output else ""
         plain = re.sub(r"_\d+$", "", metric.name)
-        if plain == metric.name or spec.build().name == metric.name:  # the name is its class's, or the user's
-            names.append(prefix + metric.name)
-            continue
-        numbered = (f"{prefix}{plain}_{i}" for i in itertools.count(1))
-        names.append(next(name for name in itertools.chain([prefix + plain], numbered) if name not in names))
+        is_named = plain == metric.name or spec.build().name == metric.name  # by its class, or the user
+        name = metric.name if is_named else plain
+        again = f"{prefix}{spec.repeat_prefix}{name}"
+        numbered = (f"{again}_{i}" for i in itertools.count(1))
+        names.append(next(each for each in itertools.chain([prefix + name, again], numbered) if each not in names))
     return names
 
 
