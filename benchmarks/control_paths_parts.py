@@ -300,10 +300,9 @@ def hold_leases(directory: str, count: int) -> None:
 def sweep(members: str, rounds: str) -> list[Figure]:
     from tfdist.tuning.schedule.chief import Chief, Plan
     from tfdist.tuning.schedule.journal import STARTED, Journal
-    from tfdist.tuning.schedule.signals import open_waking
     from tfdist.tuning.search import search
-    from tfdist.tuning.search.asking import Asking
     from tfdist.tuning.search.objective import Objective
+    from tfdist.tuning.search.oracle_client import OracleClient
     from tfdist.tuning.search.space import Space, uniform
     from tfdist.tuning.search.terms import Terms
 
@@ -318,12 +317,9 @@ def sweep(members: str, rounds: str) -> list[Figure]:
             past = journal.read()
             if not past:
                 journal.write(STARTED)
-            woken, wake = open_waking(leaving)
             oracle = chosen.build(Terms(space.hyperparameters(), objective, count, 1, 0))
-            asking = Asking(oracle, objective.name, wake)
-            leaving.callback(asking.close)
-            executor: Any = Places(count, leaving)
-            Chief(made, asking, journal, executor, woken).run(past)
+            executor: Any = Places(count)
+            Chief(made, OracleClient(oracle, objective.name), journal, executor).run(past)
 
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         run(scratch, 1)  # which imports what the first one needs
@@ -342,17 +338,15 @@ def sweep(members: str, rounds: str) -> list[Figure]:
 class Places:
     """So many places; the trials in them report, wait until all run, and end."""
 
-    def __init__(self, count: int, leaving: contextlib.ExitStack) -> None:
-        from tfdist.tuning.places.places import Place
-        from tfdist.tuning.schedule.signals import open_waking
+    def __init__(self, count: int) -> None:
+        from tfdist.tuning.places.trials import Slot
 
         self.num_free = self._count = count
-        self.next_free = Place(0)
+        self.next_free = Slot(0)
         self._running: list[str] = []
-        self._woken, self._wake = open_waking(leaving)
 
-    def fileno(self) -> int:
-        return self._woken
+    def wait(self, seconds: float) -> None:
+        pass
 
     def start(self, directory: RunDirectory, parameters: object) -> None:
         os.makedirs(directory.path)
@@ -361,14 +355,9 @@ class Places:
         Path(directory.result).write_text(json.dumps({"steps": 1, "epochs": 1, "eval_metrics": {"accuracy": 0.5}}))
         self._running.append(os.path.basename(directory.path))
         self.num_free -= 1
-        if not self.num_free:
-            self._wake()
 
-    def build(self, upcoming: object) -> None:
-        pass
-
-    def ended(self) -> Iterator[Any]:
-        from tfdist.tuning.places.places import Ended
+    def collect(self) -> Iterator[Any]:
+        from tfdist.tuning.places.trials import TrialExit
 
         while not self.num_free and self._running:
-            yield Ended(self._running.pop(), 0, "", 1.0)
+            yield TrialExit(self._running.pop(), 0, "", 1.0)

@@ -143,7 +143,7 @@ def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
             outside[who].append(statistics.median(besides))
             whole[who].append(statistics.median(lasted))
     return [
-        ratio("time added per trial ÷ KerasTuner's", *outside, 0.5, unit="s", at_most=True),
+        ratio("time added per trial ÷ KerasTuner's", *outside, 1.0, unit="s", at_most=True),
         ratio(f"time of a trial of {epochs} epochs ÷ KerasTuner's", *whole, None, unit="s"),
     ]
 
@@ -173,7 +173,7 @@ def ray(*, rounds: int, num_trials: int, epochs: int, busy_trials: int) -> list[
                 ends = [event["at"] for event in sweep.of("trial_ended")]
                 outside[who].append((2 * (ends[-1] - ends[1]) - sum(training[who][2:])) / (num_trials - 2))
     name = "on Ray, time added per trial ÷ Ray Tune's, 2 workers"
-    return [*found, ratio(name, *outside, 0.5, unit="s", at_most=True)]
+    return [*found, ratio(name, *outside, 1.0, unit="s", at_most=True)]
 
 
 def ray_asha(*, rounds: int, num_trials: int) -> list[Figure]:

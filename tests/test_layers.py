@@ -90,7 +90,7 @@ ONLY_IMPORTERS = {
     "gin": {"config"},
     "horovod": {"strategies.horovod", "launch.horovod"},
     "keras_tuner": {"tuning"},
-    "ray": {"launch.ray", "tuning.places.ray_place"},
+    "ray": {"launch.ray"},
     "jax": {"tpu_compiler.compile_program"},
 }
 # strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.

@@ -39,7 +39,7 @@ def run_loop(
     *,
     rollbacks: Rollbacks,
 ) -> tuple[Outcome, float]:
-    """Trains to the end, from the checkpoint if there is one, once it may; the outcome, and the seconds it took."""
+    """Trains to the end, from the checkpoint if there is one; the outcome, and the seconds it took."""
     run, learner, plan, boundaries = training.run, training.learner, training.plan, training.boundaries
     first_step = opened.start.step if opened.start else 0
     num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
@@ -48,8 +48,6 @@ def run_loop(
         run.request.profile.check(boundaries.total_steps)
     profiler = Profiler(run.directory, run.topology, run.events, asked=run.request.profile, hears=run.request.keeps)
     iterator = assembly.stream(run, training.source, plan, first_step=first_step, left_out=rollbacks.skipped)
-    if not rollbacks.has_gone_back:
-        run.request.wait()
     hooks = _hooks(training, num_epochs)
     if run.topology.is_chief and not rollbacks.has_gone_back:
         settings, lost = run.request.settings(), opened.lost_steps
