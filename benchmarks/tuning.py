@@ -131,7 +131,7 @@ def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
             outside[who].append(statistics.median(besides))
             whole[who].append(statistics.median(lasted))
     return [
-        ratio("time added per trial ÷ KerasTuner's", *outside, 0.5, unit="s", at_most=True),
+        ratio("time added per trial ÷ KerasTuner's", *outside, 1.0, unit="s", at_most=True),
         ratio(f"time of a trial of {epochs} epochs ÷ KerasTuner's", *whole, None, unit="s"),
     ]
 

@@ -1069,12 +1069,7 @@ PARSERS = {
         "between workers of one start",
     ),
     **dict.fromkeys(
-        [
-            "tpu_compiler.toolchain",
-            "tpu_compiler.compile_program",
-            "tuning.places.fork_server",
-            "tuning.places.standby",
-        ],
+        ["tpu_compiler.toolchain", "tpu_compiler.compile_program"],
         "between a process and its child",
     ),
     "telemetry.heartbeat": "of a launcher's temporary folder",

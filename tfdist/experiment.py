@@ -51,8 +51,6 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         _check_fast(settings, request)
         return None
     model, strategy = hypermodel.builder_of(settings), settings.strategy
-    if strategy.claims_devices():
-        request.wait()
     claim = Claim.of(settings, request.settings, begins_empty=request.begins_empty)
     check = functools.partial(check_start_from, settings.start_from, settings.start_from_names)
     opening = open_run(request, strategy, mode="train", claim=claim, check=check, to_tell=settings)

@@ -8,13 +8,11 @@ without it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib.util
 import os
 import pathlib
 import signal
-import socket
 import sys
 import threading
 import traceback
@@ -113,16 +111,16 @@ INHERITED = {
 DRAWN_FROM_SECONDS = 60.0  # a report takes some two
 
 
-def main(arguments: Sequence[str] | None = None, wait: Callable[[], object] = lambda: None) -> int:
-    """Runs the command; returns its exit status. A training is built, and takes its first step once `wait` returns."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return exit_status_of(lambda: start(given, wait))
+        return exit_status_of(lambda: start(given))
     finally:
         _tell_end()
 
 
-def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
+def start(arguments: Sequence[str]) -> int | None:
     """Runs the mode that is asked for."""
     given = parse(arguments)
     ignore_profile_signal()
@@ -131,7 +129,7 @@ def start(arguments: Sequence[str], wait: Callable[[], object]) -> int | None:
             "An elastic horovodrun started this process, and tfdist does not follow it. Write: python -m tfdist.launch "
             "--launcher=horovod --hosts_command=./hosts.sh --max_restarts=10 -- --gin_file=…"
         )
-    run(given, wait)
+    run(given)
     return None
 
 
@@ -212,7 +210,7 @@ def _why_no_flag(others: Sequence[str]) -> str:
     )
 
 
-def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> None:
+def run(given: flags.FlagValues) -> None:
     """Loads the configuration and calls the mode's function.
 
     Raises:
@@ -230,32 +228,28 @@ def run(given: flags.FlagValues, wait: Callable[[], object] = lambda: None) -> N
     keep_compiled(given)
     if given.mode == "plan":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the step is traced on the CPU
-    fork_servers: list[Any] = []
 
     def load(parameters: Sequence[str] = ()) -> Any:
         return loading.load(
             gin_files=given.gin_file,
             gin_params=[*given.gin_param, *parameters],
-            roots=lambda: load_roots(given.verbose, fork_servers if given.mode == "tune" else None),
+            roots=lambda: load_roots(given.verbose, starts_trials=given.mode == "tune"),
             inherited=INHERITED.get(given.mode, {}),
         )
 
     try:
         loaded = load()
         try:
-            run_mode(given, loaded, load, fork_servers, wait)
+            run_mode(given, loaded, load)
         except xla_cache.UnreadableCacheError as error:
             if "TF_CONFIG" in os.environ or "HOROVOD_RANK" in os.environ:  # the other workers have lost this one
                 raise
             print(f"warning: {error}", file=sys.stderr)
-            run_mode(given, load(), load, fork_servers, wait)
+            run_mode(given, load(), load)
     except TfdistError as error:
         if given.verbose:
             traceback.print_exception(error)
         raise
-    finally:
-        for fork_server in fork_servers:
-            fork_server.close()
 
 
 def end_at_once() -> NoReturn:
@@ -264,16 +258,6 @@ def end_at_once() -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(2, show_cursor + b"interrupted again: ended at once, without saving\n")
     os._exit(EXIT_INTERRUPTED)
-
-
-def prepare(arguments: Sequence[str]) -> None:
-    """Imports what the command will need for such arguments: TensorFlow, tfdist and what the configuration names."""
-    from tfdist.config import loading
-
-    given = parse(arguments)
-    keep_compiled(given)
-    roots = functools.partial(load_roots, given.verbose)
-    loading.load(gin_files=given.gin_file, gin_params=given.gin_param, roots=roots)
 
 
 def run_dir_of(given: flags.FlagValues) -> str:
@@ -294,18 +278,11 @@ def keep_compiled(given: flags.FlagValues) -> None:
                 print(f"warning: {error}. XLA compiles again.", file=sys.stderr)
 
 
-def run_mode(
-    given: flags.FlagValues,
-    loaded: Any,
-    load: Callable[[Sequence[str]], Any],
-    fork_servers: Sequence[Any],
-    wait: Callable[[], object],
-) -> None:
+def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]], Any]) -> None:
     """Calls the mode's function with the configuration that was loaded."""
     from tfdist import experiment
     from tfdist.serving import exporting, predicting
     from tfdist.storage import troubles
-    from tfdist.telemetry.account import time_account
     from tfdist.telemetry.console import json_log
     from tfdist.telemetry.console.console import open_console
     from tfdist.training.run.run import Request
@@ -319,13 +296,11 @@ def run_mode(
         arguments=[*arguments, *(["--verbose"] if given.verbose else [])],
         load=load,
         validate=experiment.validate,
-        fork_server=fork_servers[0] if fork_servers else None,
     )
     request = Request(
         run_dir=run_dir,
         config_text=loaded.operative_text,
         settings=loaded.settings,
-        wait=functools.partial(time_account.leave_out, wait),
         abort=end_at_once,
         console=json_log.JsonLog if given.log == "json" else open_console,
         profile=profiled_steps(given),
@@ -412,47 +387,32 @@ def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: 
     print("\nvalid", flush=True)
 
 
-def load_roots(verbose: bool, fork_servers: list[Any] | None = None) -> Mapping[str, Callable[..., Any]]:
-    """The gin roots by name; imports TensorFlow, and then opens the first of `fork_servers`, if they are wanted."""
+def load_roots(verbose: bool, *, starts_trials: bool = False) -> Mapping[str, Callable[..., Any]]:
+    """The gin roots by name; imports TensorFlow, as the process from which trials are forked does at the same time."""
+    if starts_trials:
+        from tfdist.telemetry.console.quiet import quiet_tensorflow
+        from tfdist.tuning.places import trial_process
+
+        if not verbose:
+            quiet_tensorflow(os.environ)
+        trial_process.start_fork_server()
     import_tensorflow(verbose)
     from tfdist.serving.settings import ExportSettings, PredictSettings
     from tfdist.training.run.settings import EvaluateSettings, TrainSettings
     from tfdist.tuning.find_rate import FindRateSettings
     from tfdist.tuning.settings import TuneSettings
 
-    if fork_servers is not None and not fork_servers:
-        fork_servers.append(open_fork_server())
     trained = (EvaluateSettings, PredictSettings, ExportSettings)
     return {each.NAME: each for each in (TrainSettings, *trained, FindRateSettings, TuneSettings)}
 
 
-def open_fork_server() -> Any:
-    """The process that starts the trials of a sweep."""
-    from tensorflow.python.eager import context
+def import_for_training() -> None:
+    """Imports what every training needs, in the process from which trials are forked."""
+    load_roots(verbose=True)
+    from tfdist import experiment  # noqa: F401
 
-    from tfdist.tuning.places import fork_server
-
-    if context.context()._context_handle is not None:  # this process has computed, as a notebook may have
-        return fork_server.start_fork_server(
-            "from tfdist.main import serve_sweep; serve_sweep(*map(int, sys.argv[1:3]))"
-        )
-    import_summaries()
-    return fork_server.open_fork_server(main, prepare)
-
-
-def serve_sweep(descriptor: int, chief: int) -> NoReturn:
-    """Is the fork server of a process that could not fork it, at the other end of a socket."""
-    from tfdist.tuning.places import fork_server
-
-    load_roots(verbose=False)
-    import_summaries()
-    fork_server.serve(socket.socket(fileno=descriptor), chief, main, prepare)
-
-
-def import_summaries() -> None:
-    """Imports what every trial would import when it writes its first summary."""
     with contextlib.suppress(ImportError):
-        import tensorboard.plugins.scalar.summary_v2  # noqa: F401
+        import tensorboard.plugins.scalar.summary_v2  # noqa: F401 - when the first summary is written
 
 
 def import_tensorflow(verbose: bool) -> None:

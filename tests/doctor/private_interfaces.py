@@ -47,7 +47,6 @@ OF_MODULES = {
 # Attributes by the object that has them.
 OF_OBJECTS = {
     "context": {
-        "_context_handle": "whether TensorFlow has computed, after which a process cannot be forked",
         "configure_coordination_service": "a heartbeat timeout for MultiWorkerMirroredStrategy",
         "check_collective_ops_peer_health": "whether the process of a worker is gone",
         "abort_collective_ops": "an end to collectives that wait for it",

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfdist import main
-from tfdist.tuning.places.forks import die_with
+from tfdist.tuning.places.trial_process import die_with_parent
 
 POLL_SECONDS = 0.01
 
@@ -94,7 +94,6 @@ def _outputs(command: Command) -> list[pathlib.Path]:
 
 
 def _fork(command: Command) -> int:
-    parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -102,7 +101,7 @@ def _fork(command: Command) -> int:
         return pid
     status = 1
     try:
-        die_with(parent)
+        die_with_parent()
         for descriptor, path in zip((1, 2), _outputs(command), strict=True):
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(opened, descriptor)

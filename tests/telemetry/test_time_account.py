@@ -41,13 +41,6 @@ def test_a_call_is_divided_by_what_it_waited_and_never_below_nothing() -> None:
     assert 1.5 <= seconds["import"] <= time.monotonic() - begun - 0.5
 
 
-def test_waiting_for_a_turn_counts_for_nothing() -> None:
-    begun = time.monotonic()
-    account = TimeAccount()
-    account.leave_out(lambda: time.sleep(0.2))
-    assert sum(account.seconds().values()) <= time.monotonic() - begun - 0.2
-
-
 def test_a_fork_begins_its_own() -> None:
     time_account.begin(time.monotonic() - 100.0)
     read, write = os.pipe()

@@ -17,8 +17,7 @@ from tuning.sweeps import Running, Sweep, arguments, held, running, write_experi
 
 from tfdist.errors import UserError
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import executor
-from tfdist.tuning.places.ray_place import RayPlace
+from tfdist.tuning.places import executor, ray_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -207,7 +206,7 @@ def test_a_directory_that_a_node_does_not_share_is_refused(tmp_path: pathlib.Pat
     directory = RunDirectory(str(tmp_path / "sweep"))
     pathlib.Path(directory.sweep_mark).write_text("another")
     with pytest.raises(UserError, match="does not have the sweep's run directory"):
-        RayPlace.join(object.__new__(RayPlace), directory.path, "this one")
+        ray_tasks.check_shared(directory.path, "this one")
 
 
 @pytest.mark.parametrize(

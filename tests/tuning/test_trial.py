@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
+from tfdist.launch.processes import deal
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.machine import OUT_OF_MEMORY, shares
+from tfdist.tuning.places.machine import OUT_OF_MEMORY
 from tfdist.tuning.schedule.interruptions import Interruptions
 from tfdist.tuning.schedule.trial import SeedRun, Trial
 from tfdist.tuning.search.objective import Objective
@@ -163,9 +164,9 @@ def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathl
 
 
 def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few() -> None:
-    assert shares(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
-    assert shares(["5", "7", "9"], 2) == [["5"], ["7"]]
-    assert shares(["0"], 2) == [["0"], ["0"]]
+    assert deal(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
+    assert deal(["5", "7", "9"], 2) == [["5"], ["7"]]
+    assert deal(["0"], 2) == [["0"], ["0"]]
 
 
 def test_a_run_that_was_told_to_end_early_counts_with_what_it_had(tmp_path: pathlib.Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.launch.plan import Plan
-from tfdist.launch.processes import Process, Worker
+from tfdist.launch.processes import GPU_VARIABLE, Process, Worker, deal
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
 from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
@@ -26,11 +26,16 @@ _DRAIN_SECONDS = 5.0
 
 @contextlib.contextmanager
 def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
-    """Starts the workers; none is left when the context ends, whatever ends it."""
+    """Starts the workers, each with its part of the GPUs that CUDA_VISIBLE_DEVICES names.
+
+    None is left when the context ends, whatever ends it.
+    """
     with contextlib.ExitStack() as at_end:
         ports = [at_end.enter_context(reserve_port()) for _ in plan.places]
         addresses = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
-        own = {index: {"TF_CONFIG": tf_config(addresses, index)} for index in range(len(addresses))}
+        named = [name for name in plan.environment.get(GPU_VARIABLE, "").split(",") if name]
+        gpus = [{GPU_VARIABLE: ",".join(part)} for part in deal(named, len(ports))] if named else [{}] * len(ports)
+        own = {index: {"TF_CONFIG": tf_config(addresses, index), **gpus[index]} for index in range(len(addresses))}
         yield at_end.enter_context(start_each(plan, output, own))
 
 

@@ -15,9 +15,11 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
 CHILD = Path(__file__).with_name("child.py")
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_Device = TypeVar("_Device")
 
 
 class Worker(Protocol):
@@ -123,10 +125,14 @@ def shell_status(returncode: int) -> int:
     return 128 - returncode if returncode < 0 else returncode
 
 
+def deal(devices: Sequence[_Device], count: int) -> list[list[_Device]]:
+    """Deals devices to `count` processes in equal parts; one is shared only if there are too few."""
+    if count > len(devices):
+        return [[devices[index % len(devices)]] for index in range(count)]
+    size = len(devices) // count
+    return [list(devices[index * size : (index + 1) * size]) for index in range(count)]
+
+
 def cpu_shares(num_workers: int) -> list[list[int]]:
     """The CPUs of this process, dealt to the workers in equal parts; a CPU is shared only if there are too few."""
-    cpus = sorted(os.sched_getaffinity(0))
-    if num_workers > len(cpus):
-        return [[cpus[index % len(cpus)]] for index in range(num_workers)]
-    share = len(cpus) // num_workers
-    return [cpus[index * share : (index + 1) * share] for index in range(num_workers)]
+    return deal(sorted(os.sched_getaffinity(0)), num_workers)

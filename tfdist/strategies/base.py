@@ -106,10 +106,6 @@ class Strategy(abc.ABC):
     def check_alone(self) -> None:
         """Raises UserError where a strategy of one process stands in one of several, which would all train alone."""
 
-    def claims_devices(self) -> bool:
-        """Whether `connect`, or building a model after it, takes what another run on this machine may be using."""
-        return True
-
     def connect(self, notify: Notify = lambda message: None) -> Topology:
         """Joins the run; once a process, a second call finds everything done.
 

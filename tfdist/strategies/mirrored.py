@@ -41,9 +41,6 @@ class Mirrored(Strategy):
     def check_alone(self) -> None:
         refuse_others(self.name, environment.current())
 
-    def claims_devices(self) -> bool:
-        return not self.num_cpu_devices
-
     def _gpus(self) -> list[tf.config.PhysicalDevice]:
         gpus = tf.config.list_physical_devices("GPU")
         wanted = len(gpus) if self.num_gpus is None else self.num_gpus

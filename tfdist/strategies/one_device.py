@@ -34,9 +34,6 @@ class OneDevice(Strategy):
     def check_alone(self) -> None:
         refuse_others(self.name, environment.current())
 
-    def claims_devices(self) -> bool:
-        return not self.device.upper().startswith("CPU") and bool(tf.config.list_physical_devices("GPU"))
-
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         use_only(self.device)
         # TensorFlow's default strategy: placement by device visibility, no wrapping of what is run.

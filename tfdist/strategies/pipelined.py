@@ -48,9 +48,6 @@ class Pipelined(Strategy):
     def check_alone(self) -> None:
         refuse_others(self.name, environment.current())
 
-    def claims_devices(self) -> bool:
-        return not self.num_cpu_devices
-
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         wanted = len(self.stages) + 1
         kind = "logical CPU devices" if self.num_cpu_devices else "GPUs"

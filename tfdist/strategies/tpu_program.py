@@ -31,9 +31,6 @@ class TpuProgram(Strategy):
     def expected_replicas(self) -> int:
         return self._num_replicas
 
-    def claims_devices(self) -> bool:
-        return False
-
     def distribute(self, make: MakeDataset) -> Iterator[Any]:
         return iter(make(self.topology))
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from tfdist.settings.checks import COUNT, SECONDS, SEED, SWITCH, checked_later, made, or_none
+from tfdist.settings.checks import COUNT, SECONDS, SEED, checked_later, made, or_none
 from tfdist.settings.declaration import Settings, setting
 from tfdist.tuning.places.executor import EXECUTORS, Local, Ray
 from tfdist.tuning.search.search import SEARCHES, Search
@@ -61,12 +61,6 @@ class TuneSettings(Settings):
     workers_per_trial: int = setting("of each trial", COUNT, 1, unit="processes")
     seeds_per_trial: int = setting(
         "trainings of each set of values, with `train.seed` and the numbers after it; the mean counts", COUNT, 1
-    )
-    build_ahead: bool = setting(
-        "while trials train, lets the process of the next one read its data and build its model, if its values are "
-        "known, it trains on the CPU, and memory is not short",
-        SWITCH,
-        True,
     )
     seed: int = setting("of the search", SEED, 0)
     max_failures: int = setting("so many trials in a row that fail by a bug of tfdist end the sweep", COUNT, 3)

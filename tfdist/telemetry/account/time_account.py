@@ -107,14 +107,6 @@ class TimeAccount:
             self._count()
             return dict(self._seconds)
 
-    def leave_out(self, waits: Callable[[], object]) -> None:
-        """Calls it, and counts its time for nothing."""
-        with self._lock:
-            self._count()
-        waits()
-        with self._lock:
-            self._since = time.monotonic()
-
     def _count(self) -> None:
         now = time.monotonic()
         self._seconds[self._share] += now - self._since
@@ -129,11 +121,6 @@ _is_fresh = False  # begun for a run that has not begun
 def current() -> TimeAccount:
     """This process's."""
     return _account
-
-
-def leave_out(waits: Callable[[], object]) -> None:
-    """Calls it, and counts its time for nothing."""
-    _account.leave_out(waits)
 
 
 def begin(since: float | None = None) -> None:

@@ -70,7 +70,6 @@ class Request:
       run_dir: where the run is kept, local or gs://.
       config_text: the text of config.gin, asked for when a run begins and again when it has ended well.
       settings: what is configured, by name.
-      wait: returns when the run may compute: a sweep has its next trial built while another trains.
       abort: ends the process at a second Ctrl-C, from a thread of its own; None raises KeyboardInterrupt.
       console: makes what tells the person at the terminal, for the chief or for another worker.
       keeps: whether the run directory outlives the run; if not, nothing is exported and no summaries are written.
@@ -83,7 +82,6 @@ class Request:
     run_dir: str
     config_text: Callable[[], str] = lambda: ""
     settings: Callable[[], Mapping[str, str]] = dict
-    wait: Callable[[], object] = lambda: None
     abort: Callable[[], NoReturn] | None = None
     console: Callable[[bool], Console] = open_console
     keeps: bool = True

@@ -71,8 +71,6 @@ class Trainer:
                 run.directory, run.topology, run.events, asked=run.request.profile, hears=run.request.keeps
             )
             iterator = assembly.stream(run, training.source, plan, first_step=first_step)
-            if not rollbacks.has_gone_back:
-                run.request.wait()
             callbacks = self._build_callbacks(None if opened.checkpoint is None else first_step)
             if run.topology.is_chief and not rollbacks.has_gone_back:
                 settings, lost = run.request.settings(), opened.lost_steps

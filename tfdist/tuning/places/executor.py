@@ -1,6 +1,6 @@
 """Where the trials of a sweep run, as a gin file names it: `tune.executor = @executor.Ray(cpus=2)`.
 
-Invariant: an executor that exists is sound. Ray is imported when its places are opened, and only then.
+Invariant: an executor that exists is sound. Ray is imported when its slots are opened, and only then.
 """
 
 from __future__ import annotations
@@ -8,14 +8,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from tfdist.errors import UserError
 from tfdist.launch.ray.cluster import Resources
-from tfdist.tuning.places.places import Executor, Setting
-
-if TYPE_CHECKING:
-    from tfdist.tuning.places.fork_server import ForkServer
+from tfdist.tuning.places.trials import Executor, TrialCommand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,18 +20,20 @@ class Local:
 
     def open(
         self,
-        setting: Setting,
+        command: TrialCommand,
+        count: int,
         *,
-        fork_server: ForkServer,
-        gpus: Sequence[str],
+        gpus: Callable[[], Sequence[str]],
         run_dir: str,
         tell: Callable[[str], None],
     ) -> Executor:
-        """The places. `gpus` are those of this machine; `fork_server` starts the processes."""
-        from tfdist.tuning.places.workers import Workers
+        """So many slots, on the GPUs of this machine."""
+        from tfdist.tuning.places.local import LocalExecutor
 
-        several = setting.count * setting.processes > 1
-        return Workers(fork_server, dataclasses.replace(setting, gpus=gpus) if several else setting)
+        if command.is_horovod:
+            command = dataclasses.replace(command, launcher=["--launcher=horovod"])
+        several = count * command.workers > 1
+        return LocalExecutor(command, count, gpus=gpus() if several else ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +68,25 @@ class Ray:
 
     def open(
         self,
-        setting: Setting,
+        command: TrialCommand,
+        count: int,
         *,
-        fork_server: ForkServer,
-        gpus: Sequence[str],
+        gpus: Callable[[], Sequence[str]],
         run_dir: str,
         tell: Callable[[str], None],
     ) -> Executor:
-        """The places; raises UserError where there is no cluster."""
-        from tfdist.tuning.places.ray_places import RayPlaces
+        """So many slots; raises UserError where no cluster can be reached. Launchers of several workers run here."""
+        if command.workers == 1:
+            from tfdist.tuning.places.ray_tasks import RayExecutor
 
-        return RayPlaces(setting, self.resources, run_dir=run_dir, working_dir=self.working_dir, tell=tell)
+            return RayExecutor(command, count, self.resources, run_dir=run_dir, working_dir=self.working_dir, tell=tell)
+        from tfdist.tuning.places.local import LocalExecutor
+
+        asked = {name: getattr(self, name) for name in ("cpus", "gpus", "memory_gb", "placement", "working_dir")}
+        flags = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+        launcher = [f"--launcher={'ray_horovod' if command.is_horovod else 'ray'}", *flags]
+        command = dataclasses.replace(command, launcher=launcher)
+        return LocalExecutor(command, count, gpus=())
 
 
 EXECUTORS = (Local, Ray)

@@ -1,21 +1,9 @@
-"""What a machine has for trials: its GPUs, and how often it killed a process for memory."""
+"""How often this machine killed a process for want of memory."""
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Sequence
-
-GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-
-def shares(devices: Sequence[str], count: int) -> list[list[str]]:
-    """The devices dealt to `count` places in equal parts; one is shared only if there are too few."""
-    if count > len(devices):
-        return [[devices[index % len(devices)]] for index in range(count)]
-    size = len(devices) // count
-    return [list(devices[index * size : (index + 1) * size]) for index in range(count)]
-
 
 OUT_OF_MEMORY = "the kernel killed a process here for want of memory: out of memory"
 # cgroups(7), version 2: this container's own count. Else proc(5): the machine's, since Linux 4.13.

@@ -8,10 +8,7 @@ TensorFlow.
 from __future__ import annotations
 
 import collections
-import copy
 import dataclasses
-import os
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -19,15 +16,15 @@ from typing import Any, cast
 from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.places import Ended, Executor, Next, name_of
+from tfdist.tuning.places.trials import Executor, TrialExit, name_of
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.interruptions import Interruptions
 from tfdist.tuning.schedule.journal import Journal
 from tfdist.tuning.schedule.signals import Leaving
 from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, SCORED, Report, SeedRun, Trial
 from tfdist.tuning.search import hypermodel
-from tfdist.tuning.search.asking import Asking, Suggestion
 from tfdist.tuning.search.objective import Objective
+from tfdist.tuning.search.oracle_client import OracleClient, Suggestion
 from tfdist.tuning.search.search import Search
 from tfdist.tuning.search.space import Space
 
@@ -77,27 +74,24 @@ class Chief:
 
     Args:
       plan: what is to be done.
-      asking: the oracle.
+      oracle: gives the values.
       journal: of the run directory.
       executor: where trials run.
-      woken: a file descriptor that becomes readable when the oracle has something new.
       on_wait: called some times a second while nothing happens.
     """
 
     def __init__(
         self,
         plan: Plan,
-        asking: Asking,
+        oracle: OracleClient,
         journal: Journal,
         executor: Executor,
-        woken: int,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self._plan = plan
-        self._asking = asking
+        self._oracle = oracle
         self._journal = journal
         self._executor = executor
-        self._woken = woken
         self._on_wait = on_wait
         self._pending: collections.deque[_Job] = collections.deque()
         self._running: dict[str, _Job] = {}  # by the names of the run directories
@@ -136,11 +130,10 @@ class Chief:
         with self._leaving.noting():
             while True:
                 self._fill()
-                self._build_ahead()
                 if not self._running and not self._is_more_to_come():
                     break
                 self._wait()
-                for ended in self._executor.ended():
+                for ended in self._executor.collect():
                     self._process_ended(ended)
                 self._look_at_reports()
                 self._check_time()
@@ -159,15 +152,13 @@ class Chief:
             elif kind == journals.TRIAL_ENDED and event["status"] == journals.INTERRUPTED:
                 self._trials[name].is_told = False
             elif kind == journals.TRIAL_ENDED:
-                self._asking.ask_until(event["asked"])
+                self._oracle.ask_until(event["asked"])
                 trial = self._trials[name]
                 trial.status, trial.objective = event["status"], event["objective"]
                 trial.is_open = trial.is_told = False
                 self._plan.space.news(event.get("found", []))
                 trial.values |= event.get("values", {})
                 self._tell_end(trial, event["message"], event.get("found", []))
-        self._asking.settle()
-        self._note_stops()
         for trial in self.trials:
             if trial.is_open:
                 if trial.is_told:
@@ -179,15 +170,15 @@ class Chief:
         known = self._trials.get(name)
         if known is not None and known.rung == rung and known.is_open:
             return  # it continued after an interruption
-        self._asking.ask_until(event["asked"])
-        suggestion = self._asking.take()
+        self._oracle.ask_until(event["asked"])
+        suggestion = self._oracle.take()
         if suggestion is None:
             raise TfdistError(
                 f"{self._plan.run_dir}: the oracle does not give trial {name} again. Was the sweep made by other "
                 "versions of tfdist or KerasTuner? Give another --run_dir."
             )
         values = self._plan.space.restored(event["values"])
-        self._asking.adopt(suggestion.name, self._plan.space.encoded(values))
+        self._oracle.override(suggestion.name, self._plan.space.encoded(values))
         self._open(suggestion, values)
 
     def _replay_report(self, event: Mapping[str, Any]) -> None:
@@ -197,24 +188,22 @@ class Chief:
         for run in trial.runs:
             run.reports[report.step] = report
         if self._plan.search.takes_reports:
-            self._asking.ask_until(event["asked"])
-            self._asking.report(trial.suggestion, value, report.epoch)
+            self._oracle.ask_until(event["asked"])
+            self._report(trial, report)
 
     # What is to be started
 
     def _is_more_to_come(self) -> bool:
         if self._is_closing:
             return False
-        return bool(self._pending) or not self._asking.is_over
+        return bool(self._pending) or not self._oracle.is_over
 
     def _fill(self) -> None:
-        while not self._is_closing:
-            ahead = self._plan.search.asks_ahead
-            if not self._pending:
-                self._asking.want(self._executor.num_free + ahead)
-            if not self._executor.num_free or (job := self._next_job()) is None:
-                return
+        """Starts what there is room for, and then asks for what may be next."""
+        while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
             self._start(job)
+        if self._plan.search.asks_ahead and not (self._is_closing or self._pending):
+            self._oracle.ask_ahead()
 
     def _next_job(self) -> _Job | None:
         while True:
@@ -222,7 +211,8 @@ class Chief:
                 job = self._pending.popleft()
                 if self._is_to_run(job):
                     return job
-            suggestion = self._asking.take()
+            self._oracle.ask_ahead()
+            suggestion = self._oracle.take()
             if suggestion is None:
                 return None
             if not self._is_within_budget(suggestion):
@@ -233,18 +223,15 @@ class Chief:
     def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
         """The trial that a suggestion begins or continues."""
         self._epochs_planned += self._cost(suggestion)
-        trial = self._in_its_rung(suggestion, values, self._known(suggestion))
+        trial = self._in_its_rung(suggestion, values)
         self._trials[trial.name] = trial
         self._names[suggestion.name] = trial.name
         return trial
 
-    def _known(self, suggestion: Suggestion) -> Trial | None:
-        """The trial that a suggestion continues."""
+    def _in_its_rung(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
+        """The trial that the suggestion continues, as it wants it; a new one where it continues none."""
         parent = suggestion.values.get(PARENT)
-        return None if parent is None else self._trials[self._names[parent]]
-
-    def _in_its_rung(self, suggestion: Suggestion, values: dict[str, Any], trial: Trial | None) -> Trial:
-        """The trial as the suggestion wants it; a new one where there is none."""
+        trial = None if parent is None else self._trials[self._names[parent]]
         rung = suggestion.values.get(ROUND, 0)
         epochs = suggestion.values.get(EPOCHS, values.get("train.epochs", self._plan.epochs))
         if trial is None:
@@ -258,20 +245,6 @@ class Chief:
             trial.go_on(suggestion.name, rung, epochs)
         trial.is_partial = EPOCHS in suggestion.values and cast(int, epochs) < cast(int, self._plan.epochs)
         return trial
-
-    def _build_ahead(self) -> None:
-        """Has what will be started next get ready for its first step, where that is known."""
-        if self._is_closing:
-            return
-        is_new, job = False, next((job for job in self._pending if self._is_to_run(job)), None)
-        if job is None:
-            suggestion = self._asking.look()
-            if suggestion is None or not self._is_within_budget(suggestion):
-                return
-            known = copy.deepcopy(self._known(suggestion))
-            values = self._plan.space.decoded(suggestion.values)
-            is_new, job = known is None, self._to_run(self._in_its_rung(suggestion, values, known))[0]
-        self._executor.build(Next(job.run.directory, self._parameters(job), is_new))
 
     def _to_run(self, trial: Trial) -> list[_Job]:
         return [_Job(trial, run) for run in trial.runs if run.status is None]
@@ -310,28 +283,26 @@ class Chief:
     def _write_start(self, trial: Trial) -> None:
         if trial.is_told:
             return
-        place = self._executor.next_free
-        trial.is_told, trial.worker = True, place.number
+        slot = self._executor.next_free
+        trial.is_told, trial.worker = True, slot.number
         self._journal.write(
             journals.TRIAL_STARTED,
             trial=trial.name,
             values=trial.values,
             rung=trial.rung,
             epochs=trial.epochs,
-            worker=place.number,
-            **({} if place.host is None else {"host": place.host}),
-            asked=self._asking.asked,
+            worker=slot.number,
+            **({} if slot.host is None else {"host": slot.host}),
+            asked=self._oracle.asked,
         )
 
     # What comes back
 
     def _wait(self) -> None:
-        ready = select.select([self._executor.fileno(), self._woken], [], [], POLL_SECONDS)[0]
-        if self._woken in ready:
-            os.read(self._woken, 1 << 12)
+        self._executor.wait(POLL_SECONDS)
         self._on_wait()
 
-    def _process_ended(self, ended: Ended) -> None:
+    def _process_ended(self, ended: TrialExit) -> None:
         job = self._running.pop(ended.name)
         run, trial = job.run, job.trial
         trial.active_seconds += ended.seconds
@@ -407,7 +378,7 @@ class Chief:
             epochs=trial.epochs_done,
             seconds=round(trial.active_seconds, 3),
             message=message,
-            asked=self._asking.asked,
+            asked=self._oracle.asked,
             **more,
         )
         trial.active_seconds, trial.is_told = 0.0, False
@@ -415,23 +386,13 @@ class Chief:
     def _tell_end(self, trial: Trial, message: str, found: Sequence[Mapping[str, Any]]) -> None:
         values = self._plan.space.encoded(trial.values)
         epochs = trial.epochs or trial.epochs_done
-        self._asking.end(trial.suggestion, trial.objective, epochs, message, new=found, values=values)
+        self._oracle.end(trial.suggestion, trial.objective, epochs, message, new=found, values=values)
 
     def _look_at_reports(self) -> None:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self._poll_seconds
             for job in self._running.values():
                 self._take_reports(job)
-        self._note_stops()
-
-    def _note_stops(self) -> None:
-        for name in self._asking.stopped():
-            trial = self._trials[self._names[name]]
-            for run in trial.runs:
-                run.stop_asked = run.stop_asked or trial.suggestion == name
-            for job in self._running.values():
-                if job.trial is trial and job.run.stop_asked:
-                    self._executor.stop(job.run.directory)
 
     def _take_reports(self, job: _Job, *, anew: bool = False) -> None:
         trial = job.trial
@@ -447,10 +408,19 @@ class Chief:
                 step=report.step,
                 objective=report.objective,
                 metrics=report.metrics,
-                asked=self._asking.asked,
+                asked=self._oracle.asked,
             )
             if self._plan.search.takes_reports:
-                self._asking.report(trial.suggestion, report.objective, report.epoch)
+                self._report(trial, report)
+
+    def _report(self, trial: Trial, report: Report) -> None:
+        """Reports an evaluation to the oracle, and stops the trial where that says so."""
+        if self._oracle.report(trial.suggestion, report.objective, report.epoch):
+            for run in trial.runs:
+                run.stop_asked = True
+            for job in self._running.values():
+                if job.trial is trial:
+                    self._executor.stop(job.run.directory)
 
     # Leaving
 

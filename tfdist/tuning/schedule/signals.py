@@ -7,9 +7,8 @@ Used by the chief of a sweep and by its workers.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PreemptedError
@@ -48,17 +47,3 @@ class Leaving:
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = number
-
-
-def open_waking(leaving: contextlib.ExitStack) -> tuple[int, Callable[[], None]]:
-    """A descriptor that becomes readable, and the function, for any thread, that makes it so; `leaving` closes it."""
-    woken, wake = os.pipe()
-    for descriptor in (woken, wake):
-        leaving.callback(os.close, descriptor)
-    os.set_blocking(wake, False)
-
-    def wake_up() -> None:
-        with contextlib.suppress(OSError):  # full of calls that nobody has heard yet, or nobody waits any more
-            os.write(wake, b".")
-
-    return woken, wake_up

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.launch.processes import GPU_VARIABLE
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
 from tfdist.telemetry.console.base import Console
@@ -29,11 +30,8 @@ from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run.directory.claim import check_kind, lasting
 from tfdist.training.run.run import Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.tuning.places import group
-from tfdist.tuning.places.executor import Local
-from tfdist.tuning.places.fork_server import ForkServer
-from tfdist.tuning.places.machine import GPU_VARIABLE
-from tfdist.tuning.places.places import Executor, Setting
+from tfdist.tuning.places import trials
+from tfdist.tuning.places.trials import Executor, TrialCommand
 from tfdist.tuning.report.hparams import HParamsTable
 from tfdist.tuning.report.live_table import open_table
 from tfdist.tuning.report.result import write_result
@@ -42,11 +40,10 @@ from tfdist.tuning.report.table import SweepTable
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
 from tfdist.tuning.schedule.journal import Identity, Journal
-from tfdist.tuning.schedule.signals import open_waking
 from tfdist.tuning.search import hypermodel
-from tfdist.tuning.search.asking import Asking
 from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.objective import build_objective
+from tfdist.tuning.search.oracle_client import OracleClient
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.search.terms import Terms
 from tfdist.tuning.settings import TuneSettings
@@ -62,13 +59,11 @@ class Experiment:
       arguments: flags that name the configuration.
       load: loads the configuration with more gin statements behind it; raises UserError.
       validate: checks the settings of a training, and tells in lines what it finds; raises UserError.
-      fork_server: starts trials; None where nothing is to be started.
     """
 
     arguments: Sequence[str]
     load: Callable[[Sequence[str]], Any]
     validate: Callable[[TrainSettings, Callable[[str], None]], None]
-    fork_server: ForkServer | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +71,7 @@ class _Prepared:
     """A sweep that nothing is known to be wrong with; `sample` are gin statements with some values of the space."""
 
     plan: Plan
-    setting: Setting
+    command: TrialCommand
     terms: Terms
     sample: list[str]
 
@@ -106,13 +101,8 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         remove_stale(plan.run_dir, TUNE)
 
         def open_executor() -> Executor:
-            assert experiment.fork_server is not None
             return settings.executor.open(
-                prepared.setting,
-                fork_server=experiment.fork_server,
-                gpus=_gpus() if isinstance(settings.executor, Local) else (),
-                run_dir=plan.run_dir,
-                tell=_tell,
+                prepared.command, settings.num_workers, gpus=_gpus, run_dir=plan.run_dir, tell=_tell
             )
 
         with contextlib.closing(open_table(max_seconds=plan.max_seconds)) as table:
@@ -161,14 +151,11 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
         seeds_per_trial=settings.seeds_per_trial,
         max_failures=settings.max_failures,
     )
-    processes = settings.workers_per_trial
-    setting = Setting(
+    workers = settings.workers_per_trial
+    command = TrialCommand(
         arguments=[*experiment.arguments, f"--gin_param={_must_report(settings)}"],
-        count=settings.num_workers,
-        hidden=(environment.SLURM_TASKS,),
-        processes=processes,
-        launcher=group.launcher_of(request.settings().get("train.strategy", "")) if processes > 1 else "",
-        builds_ahead=settings.build_ahead,
+        workers=workers,
+        is_horovod=workers > 1 and trials.is_horovod(request.settings().get("train.strategy", "")),
     )
     terms = Terms(
         plan.space.hyperparameters(),
@@ -178,7 +165,7 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
         settings.seed,
         plan.space.may_grow,
     )
-    return _Prepared(plan, setting, terms, sample)
+    return _Prepared(plan, command, terms, sample)
 
 
 def _check_alone(variables: Mapping[str, str]) -> None:
@@ -246,13 +233,10 @@ def _run(
     with contextlib.ExitStack() as leaving:
         journal = Journal(plan.run_dir, on_event, still_ours)
         leaving.callback(journal.close)
-        woken, wake = open_waking(leaving)
         past = _load_journal(plan, identity, journal)
-        asking = Asking(oracle, plan.objective.name, wake=wake)
-        leaving.callback(asking.close)
         executor = open_executor()
         leaving.callback(executor.close)
-        chief = Chief(plan, asking, journal, executor, woken, on_wait=table.refresh)
+        chief = Chief(plan, OracleClient(oracle, plan.objective.name), journal, executor, on_wait=table.refresh)
         for event in past:
             table.on_event(event, is_replay=True)
         chief.run(past)

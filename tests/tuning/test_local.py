@@ -1,0 +1,94 @@
+"""The slots of this machine, without a sweep around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+
+import psutil
+import pytest
+import support
+
+from tfdist.launch import local
+from tfdist.launch.plan import Plan
+from tfdist.launch.supervise.output import Output
+from tfdist.tuning.places.trials import TrialCommand
+
+# A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
+SCRIPT = """\
+import json
+import os
+import pathlib
+import sys
+
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.places.local import LocalExecutor
+from tfdist.tuning.places.trials import TrialCommand
+
+os.environ["SLURM_STEP_NUM_TASKS"] = "2"
+executor = LocalExecutor(TrialCommand(["--gin_file=own.gin"]), 2, gpus=["5", "7"])
+for name in ("first", "second"):
+    executor.start(RunDirectory(f"{sys.argv[1]}/{name}"), ["own.record.name = 'it'"])
+ends = []
+while len(ends) < 2:
+    executor.wait(1.0)
+    ends += executor.collect()
+executor.close()
+print(json.dumps({end.name: [end.status, end.log] for end in ends}))
+"""
+# What a trial imports first: it writes down what it sees, leaves a process behind, and cannot be trained.
+OWN = """\
+import json
+import os
+import subprocess
+import sys
+
+left = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+told = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_NUM_TASKS")]
+print(json.dumps([left.pid, sorted(os.sched_getaffinity(0)), *told]), flush=True)
+os._exit(3)
+"""
+
+
+def test_a_trial_has_its_devices_log_and_status_and_leaves_no_process_behind(
+    tmp_path: pathlib.Path, run_python: Callable[..., support.Finished]
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.gin").write_text("import own\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "output.log").write_text("of an earlier start\n")
+    ended = json.loads(run_python([tmp_path / "script.py", tmp_path], cwd=tmp_path).check().stdout)
+    assert {name: status for name, (status, _) in ended.items()} == {"first": 3, "second": 3}
+    cpus = sorted(os.sched_getaffinity(0))
+    for name, gpu, others in (("first", "5", ["of an earlier start"]), ("second", "7", [])):
+        *before, seen = ended[name][1].splitlines()
+        left, own_cpus, *told = json.loads(seen)
+        assert before == others and told == [gpu, None] and set(own_cpus) <= set(cpus)
+        assert len(own_cpus) == max(1, len(cpus) // 2)
+        support.wait_until(lambda left=left: not psutil.pid_exists(left), seconds=20)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("[worker 0] on\n[worker 1] error: no\n[worker 0] lost\n[launch] worker 1 ended with status 3:\n", "error: no"),
+        ("[worker 0] on\n[launch] Horovod is not installed.\n", "Horovod is not installed."),
+    ],
+)
+def test_of_several_workers_the_one_to_blame_tells_why_the_trial_ended(log: str, cause: str) -> None:
+    assert TrialCommand([], workers=2).find_cause(log) == cause
+    assert TrialCommand([]).find_cause(log) == log
+
+
+def test_the_workers_of_a_trial_share_its_gpus(tmp_path: pathlib.Path) -> None:
+    show = (sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    environment = support.clean_environment() | {"CUDA_VISIBLE_DEVICES": "3,5,6,7"}
+    with (tmp_path / "log").open("wb") as log:
+        output = Output(stdout=log.fileno())
+        with local.start(Plan(num_workers=2, command=show, environment=environment), output) as workers:
+            support.wait_until(lambda: [worker.poll() for worker in workers] == [0, 0], seconds=20)
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["[worker 0] 3,5", "[worker 1] 6,7"]

@@ -1,0 +1,131 @@
+"""What the scheduler of a sweep needs of an executor: a number of slots, each of which runs one trial at a time.
+
+`local.py` has the slots of this machine, `ray_tasks.py` those of a Ray cluster; the scheduler knows no difference, but
+for the host that the journal names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from tfdist.errors import UserError
+from tfdist.strategies.cluster import environment
+from tfdist.telemetry.run_directory import RunDirectory
+
+LOG = "output.log"
+_CAUSE = re.compile(r"^\[launch\] worker (\d+) ended with", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialCommand:
+    """The command that trains a trial.
+
+    Attributes:
+      arguments: of tfdist.main, but for what differs between trials.
+      workers: of each trial.
+      is_horovod: whether several workers are Horovod's processes.
+      launcher: flags of tfdist.launch besides, for several workers.
+    """
+
+    arguments: Sequence[str]
+    workers: int = 1
+    is_horovod: bool = False
+    launcher: Sequence[str] = ()
+
+    def build(self, directory: RunDirectory, parameters: Sequence[str]) -> list[str]:
+        """What follows `python -m` for the run of this directory with these gin statements."""
+        own = [*self.arguments, *(f"--gin_param={each}" for each in parameters), f"--run_dir={directory.path}"]
+        if self.workers == 1:
+            return ["tfdist.main", *own]
+        return ["tfdist.launch", f"--workers={self.workers}", *self.launcher, "--", *own]
+
+    def find_cause(self, log: str) -> str:
+        """The end of a log as it tells why the trial ended: of several workers, the lines of the one to blame."""
+        if self.workers == 1:
+            return log
+        cause = _CAUSE.findall(log)
+        prefix = f"[worker {cause[-1]}] " if cause else "[launch] "
+        return "\n".join(line.removeprefix(prefix) for line in log.splitlines() if line.startswith(prefix))
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where a trial is to run; `host` names another machine, None is this one."""
+
+    number: int
+    host: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialExit:
+    """A trial whose command ended.
+
+    Attributes:
+      name: of its run directory.
+      status: as a shell gives it, 128 + N for signal N.
+      log: the end of what it wrote, and what is known of its end.
+      lost: where nothing is known of its end: why.
+    """
+
+    name: str
+    status: int
+    log: str
+    seconds: float
+    lost: str = ""
+
+
+class Executor(Protocol):
+    """The slots."""
+
+    @property
+    def num_free(self) -> int:
+        """How many trials could be started now."""
+
+    @property
+    def next_free(self) -> Slot:
+        """The slot where the next trial will run; there is one."""
+
+    def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
+        """Starts a training of this directory, with these gin statements, in the next free slot."""
+
+    def stop(self, directory: RunDirectory) -> None:
+        """Lets a trial save and leave; does nothing where it has ended."""
+
+    def wait(self, seconds: float) -> None:
+        """Waits so long at most for a trial to end."""
+
+    def collect(self) -> Iterator[TrialExit]:
+        """The trials that ended since; does not wait."""
+
+    def close(self) -> None:
+        """Kills what still runs."""
+
+
+def name_of(directory: RunDirectory) -> str:
+    """The last part of its path, which no other run of the sweep has."""
+    return os.path.basename(directory.path)
+
+
+def trial_environment() -> dict[str, str]:
+    """The variables of this process as trials need them: a trial is none of the tasks that Slurm started."""
+    return {name: value for name, value in environment.current().items() if name != environment.SLURM_TASKS}
+
+
+def is_horovod(strategy: str) -> bool:
+    """Whether several workers of a trial are Horovod's processes, by the text of `train.strategy`.
+
+    Raises:
+      UserError: the strategy is of one process.
+    """
+    name = strategy.removeprefix("@").partition("(")[0]
+    if name.endswith((".OneDevice", ".Mirrored", ".Pipelined", ".TPU")):
+        raise UserError(
+            f"tune.workers_per_trial asks for trials of several processes, and train.strategy is {strategy}, which is "
+            "of one. Write @multi_worker.MultiWorker(), @horovod.Horovod() or @auto.choose(), or remove "
+            "tune.workers_per_trial."
+        )
+    return name.endswith(".Horovod")
