@@ -113,7 +113,9 @@ def test_a_run_on_several_replicas_refuses_a_metric_of_ones_own_that_is_no_sum(t
     several, before = Topology(0, 1, 2), [np.array(v) for v in model.variables]
 
     def check(metric: Any, topology: Topology = several) -> None:
-        check_metric_sums(model, Supervised(loss="mse", metrics=["mae", metric]), structure, topology)
+        check_metric_sums(
+            model, Supervised(loss="mse", metrics=[keras.metrics.MeanAbsoluteError, metric]), structure, topology
+        )
 
     check(OwnMean)
     check(Largest, Topology(0, 1, 1))

@@ -496,9 +496,8 @@ def test_what_the_first_hooks_read_and_assign_is_as_in_a_run_that_never_stopped(
 ) -> None:
     changes = BASE | {"checkpoint": CheckpointPolicy(every_steps=3), "deterministic": True}
     whole = run(tmp_path / "whole", **changes | {"callbacks": [SetsUp()]})
-    for number in (5, 16):
-        ends = Once("on_train_batch_end", number, ending)
-        assert run(tmp_path / "run", may_fail=True, **changes | {"callbacks": [SetsUp(), ends]}).error is not None
+    ends = Once("on_train_batch_end", 16, ending)
+    assert run(tmp_path / "run", may_fail=True, **changes | {"callbacks": [SetsUp(), ends]}).error is not None
     resumed = run(tmp_path / "run", **changes | {"callbacks": [SetsUp()]})
     assert resumed.result.resumed_from_step
     assert resumed.bits() == whole.bits()
