@@ -18,7 +18,7 @@ from gcs.server import GcsServer
 from launch.programs import PRELUDE, ROOT, Run
 
 # Before any test module imports TensorFlow, which reads most of these once.
-for name in [n for n in os.environ if n.startswith(support.CLUSTER_VARIABLES)]:
+for name in [n for n in os.environ if n.startswith(support.CLUSTER_VARIABLES) or n in ("COLUMNS", "LINES")]:
     del os.environ[name]
 os.environ.update(support.QUIET | support.THREADS)
 # A shell that starts the suite in the background has it, and all that it starts, ignore what these tests send.
