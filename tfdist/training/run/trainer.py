@@ -93,14 +93,14 @@ class Trainer:
                     outcome = loop.run()
             finally:
                 run.console.close()  # the last epoch is shown before what ended the training is said
-            seconds = time.perf_counter() - started
+            seconds, learning_rate = time.perf_counter() - started, loop.learning_rate
             dispose(iterator)
             del loop, iterator  # the pipeline goes before the model is evaluated and exported
             ending = self._report_ending(outcome)
             if not outcome.paused:
                 self._note_weightless(outcome)
                 self._renew_statistics(outcome)
-                self._evaluate_at_last(evaluator, outcome, opened)
+                self._evaluate_at_last(evaluator, outcome, opened, learning_rate)
                 if learner.shards is not None:
                     learner.shards.make_whole(keep=run.topology.is_chief)
                 model_files.export_model(run, learner.model)
@@ -172,7 +172,9 @@ class Trainer:
         dispose(iterator)
         outcome.evaluated_at = -1
 
-    def _evaluate_at_last(self, evaluator: Evaluator | None, outcome: Outcome, opened: Opened) -> None:
+    def _evaluate_at_last(
+        self, evaluator: Evaluator | None, outcome: Outcome, opened: Opened, learning_rate: float
+    ) -> None:
         """Evaluates what is kept, where its weights are not those of the last evaluation, and logs that as FINAL.
 
         Raises:
@@ -186,7 +188,9 @@ class Trainer:
                 recovery.leave(outcome.step)
             outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
             epoch = -(-outcome.step // training.boundaries.steps_per_epoch)
-            training.run.metrics.log(step=outcome.step, epoch=epoch, split=FINAL, metrics=results)
+            training.run.metrics.log(
+                step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate
+            )
 
     def _conclude(self, opened: Opened, outcome: Outcome, ending: Ending, seconds: float) -> RunResult:
         """Writes what a good end leaves behind; result.json last."""
