@@ -441,7 +441,7 @@ def test_a_copy_is_a_run_of_its_own_and_what_was_moved_the_same_run(runs: Runs, 
     assert run(finished) is None
     for copy, original in zip([*copies, finished], [runs.killed, runs.killed, runs.finished], strict=True):
         (said,) = told(copy, "run_copied")
-        assert said.startswith(f"{copy} is a copy of {original}.")
+        assert said.startswith(f"{copy} is a copy of {original}:")
     assert len({(each / "telemetry" / "run_id").read_text() for each in (runs.killed, *copies)}) == 3
     moved, link = copies[0].rename(tmp_path / "moved"), tmp_path / "link"
     link.symlink_to(copies[1])
