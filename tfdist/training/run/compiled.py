@@ -7,6 +7,7 @@ compiled are used here and in callback_model.py; tests/training/test_compiled.py
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -162,8 +163,16 @@ def _metric(given: Any, targets: Any, outputs: Any) -> keras.metrics.Metric:
     if type(given) is keras.metrics.MeanMetricWrapper:  # whose configuration knows a function by name alone
         return keras.metrics.MeanMetricWrapper(given._fn, given.name, given.dtype, **given._fn_kwargs)
     if isinstance(given, keras.metrics.Metric):
-        return type(given).from_config(given.get_config())
+        return type(given).from_config(_accepted(type(given), given.get_config()))
     return compile_utils.get_metric(given, targets, outputs)
+
+
+def _accepted(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> dict[str, Any]:
+    """What of a metric's configuration its class takes: many of users' own leave Keras's `dtype` out."""
+    parameters = inspect.signature(kind).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return config
+    return {name: value for name, value in config.items() if name in parameters}
 
 
 def _flat(given: Any) -> list[Any]:
