@@ -23,7 +23,7 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 ENDLESS = 10**6  # epochs

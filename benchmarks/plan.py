@@ -19,7 +19,7 @@ from plan_models import EXAMPLES
 from tfdist import experiment
 from tfdist.planning.traced_step import step_of
 from tfdist.telemetry.console.console import NullConsole
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 PARTS = ("mlp", "convnet", "transformer", "embedding", "recurrent", "unet")

@@ -37,7 +37,7 @@ from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.console import NullConsole
 from tfdist.telemetry.json_text import from_json
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 PARTS = ("times", "times_horovod", "peak", "checkpoint")

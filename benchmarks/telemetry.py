@@ -44,7 +44,7 @@ from tfdist.telemetry.sinks.opentelemetry import OpenTelemetry
 from tfdist.telemetry.sinks.prometheus import Prometheus
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.sinks.wandb import Wandb
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 PARTS = ("report", "sinks")

@@ -47,7 +47,7 @@ from tfdist.telemetry.records import RUN_FILES, Policy, Unreadable, as_type
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.recovery.rollback import Failure
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
 from tfdist.tuning.find_rate import FindRateSettings, find_rate
 from tfdist.tuning.schedule.history import read_sweep

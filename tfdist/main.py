@@ -285,7 +285,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
     from tfdist.storage import troubles
     from tfdist.telemetry.console import json_log
     from tfdist.telemetry.console.console import open_console
-    from tfdist.training.run.run import Request
+    from tfdist.training.run.request import Request
     from tfdist.tuning import find_rate
     from tfdist.tuning.schedule import sweep
 

@@ -46,7 +46,7 @@ from tfdist.tasks.language import LanguageModel
 from tfdist.tasks.multi_task import UncertaintyWeighted
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.recovery.rollback import Rollback
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 

@@ -20,7 +20,7 @@ from equivalence.cases import BASE, DIVERGING, STRATEGIES
 
 from tfdist.experiment import train
 from tfdist.strategies.base import Strategy
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 

@@ -26,7 +26,7 @@ from tfdist.checkpoint.write import writer_thread
 from tfdist.checkpoint.write.parts import Part
 from tfdist.experiment import train
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.sharding.shards import SHARDINGS
 

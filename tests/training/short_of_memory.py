@@ -20,7 +20,7 @@ from equivalence.cases import BASE, STRATEGIES, digits
 
 from tfdist.experiment import train
 from tfdist.strategies.base import Strategy
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 WIDTH = 1_000_000  # numbers that an example's activations take, 256 MB for a batch of 64

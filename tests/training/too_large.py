@@ -21,7 +21,7 @@ import keras
 from equivalence.cases import BASE, STRATEGIES, digits
 
 from tfdist.experiment import train
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 BLOCKS, WIDTH, HIDDEN = 6, 2048, 4096

@@ -14,7 +14,7 @@ from equivalence.cases import BASE, digits
 from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.result import RunResult
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.watch.profiled_steps import ProfiledSteps
 

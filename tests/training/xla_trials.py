@@ -18,7 +18,7 @@ import tensorflow as tf
 from equivalence.cases import BASE, STRATEGIES
 
 from tfdist.experiment import train
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.watch import xla_trial
 

@@ -27,7 +27,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
 
 NUM_EXAMPLES = 64

@@ -25,7 +25,7 @@ from tfdist.telemetry.console.formatting import curve
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.weights import places_of_checkpoints
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.optimizer import check_optimizer_builder, parts
 

@@ -27,7 +27,7 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.randomness import seed_generators
 from zoo_cases.case import Case

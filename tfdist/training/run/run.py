@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn
 
 import tensorflow as tf
 
@@ -30,7 +29,6 @@ from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.base import Console
-from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics
@@ -40,8 +38,8 @@ from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
 from tfdist.telemetry.stream import Stream
 from tfdist.training.run.directory.claim import Claim, Place, take_place
 from tfdist.training.run.directory.starts import find_checkpoint_dir, note_end
+from tfdist.training.run.request import Request
 from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
-from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
     r"Shape mismatch in the collective instance.*|Collective instance \d+ expected.*|Inconsistent group_size.*"
@@ -60,35 +58,6 @@ LOST_PEER_WORDS = (
     "for recv operation to complete",  # "Timed out waiting 30000ms …": Gloo's, of a worker that hangs
     "for send operation to complete",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What the caller of a training or an evaluation asks for beside its settings.
-
-    Attributes:
-      run_dir: where the run is kept, local or gs://.
-      config_text: the text of config.gin, asked for when a run begins and again when it has ended well.
-      settings: what is configured, by name.
-      abort: ends the process at a second Ctrl-C, from a thread of its own; None raises KeyboardInterrupt.
-      console: makes what tells the person at the terminal, for the chief or for another worker.
-      keeps: whether the run directory outlives the run; if not, nothing is exported and no summaries are written.
-      repeats_end: puts a run that is finished back where it ended, from its last checkpoint, and ends it again.
-      seeds: whether the process's generators of random numbers are seeded; if not, they stay as the caller has them.
-      begins_empty: nothing of earlier starts stays in the run directory.
-      profile: the steps of which TensorFlow's profiler takes a profile.
-    """
-
-    run_dir: str
-    config_text: Callable[[], str] = lambda: ""
-    settings: Callable[[], Mapping[str, str]] = dict
-    abort: Callable[[], NoReturn] | None = None
-    console: Callable[[bool], Console] = open_console
-    keeps: bool = True
-    repeats_end: bool = False
-    seeds: bool = True
-    begins_empty: bool = False
-    profile: ProfiledSteps | None = None
 
 
 @dataclasses.dataclass(frozen=True)

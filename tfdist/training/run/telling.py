@@ -13,7 +13,7 @@ import functools
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tfdist.settings.checks import POSITIVE, Check, or_none
 from tfdist.settings.declaration import Settings, setting
@@ -32,9 +32,7 @@ from tfdist.telemetry.result import Start
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import Stream
-
-if TYPE_CHECKING:  # which opens what is here
-    from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 SINKS = Check(

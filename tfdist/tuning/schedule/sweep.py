@@ -28,7 +28,7 @@ from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run.directory.claim import check_kind, lasting
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.places import trials
 from tfdist.tuning.places.trials import Executor, TrialCommand

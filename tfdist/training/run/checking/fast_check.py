@@ -12,7 +12,7 @@ from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.data.transforms.mapped import Mapped
 from tfdist.storage import files
 from tfdist.training.loop.backup import is_backup
-from tfdist.training.run.run import Request
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
 STEPS = 2
