@@ -56,8 +56,10 @@ def write_line(stream: TextIO, text: str, level: Level = "info") -> None:
 
 def columns_of(stream: TextIO) -> int | None:
     """Columns of a terminal, or those that COLUMNS names, as `tfdist.launch` does for its workers; else None."""
-    has_width = stream.isatty() or stream is sys.stdout
-    return shutil.get_terminal_size((0, 0)).columns or None if has_width else None
+    if not stream.isatty() and stream is not sys.stdout:
+        return None
+    unknown = 80 if stream.isatty() else 0  # a terminal that does not say its size is drawn on as one of 80
+    return shutil.get_terminal_size((unknown, 0)).columns or None
 
 
 @contextlib.contextmanager
