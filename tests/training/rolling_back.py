@@ -23,22 +23,24 @@ from tfdist.strategies.base import Strategy
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
+STEPS: list[int] = []  # of this process; what the callback held would come back from a checkpoint
+
 
 class Dies(keras.callbacks.Callback):
     """Kills this process where the run has gone back: once as it begins again, once two steps later."""
 
     def __init__(self, directory: pathlib.Path, strategy: Strategy, kills: str) -> None:
         super().__init__()
-        self._directory, self._strategy, self._kills, self._steps = directory, strategy, kills, 0
+        self._directory, self._strategy, self._kills = directory, strategy, kills
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._steps = 0
+        STEPS.clear()
         if (self._directory / "rollbacks.json").exists():
             self._die("back")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._steps += 1
-        if self._steps == 2 and (self._directory / "rollbacks.json").exists():
+        STEPS.append(batch)
+        if len(STEPS) == 2 and (self._directory / "rollbacks.json").exists():
             self._die("later")
 
     def _die(self, when: str) -> None:

@@ -66,11 +66,16 @@ def metrics_without_sum(model: keras.Model, task: Task, metrics: MetricGroup, ex
     if not count:
         return []
 
+    batch = tf.nest.map_structure(lambda array: tf.convert_to_tensor(array)[:count], examples)
+    with keras.StatelessScope():  # what layers count or draw stays as it is
+        whole_outputs = forward(model, task, {"examples": batch}, training=False).outputs
+
     def states(first: int, last: int) -> list[np.ndarray]:
-        part = tf.nest.map_structure(lambda array: tf.convert_to_tensor(array)[first:last], examples)
+        part, outputs = (
+            tf.nest.map_structure(lambda each: None if each is None else each[first:last], some)
+            for some in (batch, whole_outputs)
+        )
         metrics.reset()
-        with keras.StatelessScope():  # what layers count or draw stays as it is
-            outputs = forward(model, task, {"examples": part}, training=False).outputs
         task.update_metrics(metrics.metrics, part, outputs, None)
         return [np.array(variable.value) for variable in metrics.variables]
 
