@@ -48,6 +48,6 @@ def test_tensorboard_shows_each_trial_with_its_values_metrics_and_end(
         assert group["hparams"] == {RATE: values[RATE], SIZE: values[SIZE], CALLS: f"{values[CALLS]}"}
         assert [each["status"] for each in group["sessions"]] == 2 * [ENDS[ends[name]["status"]]]
         if ends[name]["status"] == "done":
-            shown = {each["name"]["tag"]: each["value"] for each in group["metricValues"]}
-            assert shown[ACCURACY.removeprefix("val_")] == pytest.approx(ends[name]["objective"])
+            shown = {(each["name"]["group"], each["name"]["tag"]): each["value"] for each in group["metricValues"]}
+            assert shown["eval", ACCURACY.removeprefix("val_")] == pytest.approx(ends[name]["objective"])
             assert texts[f"trials/{name}/tensorboard"] == ["config.gin"]
