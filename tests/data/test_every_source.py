@@ -13,9 +13,8 @@ from data_streams import TOPOLOGIES, column, global_batches, same
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_each_example_comes_once_an_epoch_in_one_order_for_any_workers_and_from_any_step(
-    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: pathlib.Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
     case = CASES[name]
     make = case.make(tmp_path / "data")

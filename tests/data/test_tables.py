@@ -25,11 +25,6 @@ MIXED = Columns(inputs=["size", "color", "grade"], targets="label")
 FORMATS = ("parquet", "csv")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def write(path: pathlib.Path, columns: dict[str, Any], group: int = 8) -> str:
     """A table; an empty CSV file has not even a first row."""
     table = pyarrow.table(columns)

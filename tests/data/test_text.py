@@ -22,11 +22,6 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def write_numbered(folder: pathlib.Path, sizes: Sequence[int]) -> str:
     """Lines whose first word is their number, of very different lengths."""
     draw, number = np.random.default_rng(0), itertools.count()

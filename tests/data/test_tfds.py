@@ -38,11 +38,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return directories
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def epoch(source: Source) -> list[tuple[bytes, int]]:
     """The examples of the first epoch."""
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=10, num_replicas=1, shuffle_seed=3)

@@ -32,11 +32,6 @@ from tfdist.storage import files
 from tfdist.strategies.base import Topology
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def numbered(files: str, **settings: Any) -> TFRecordSource:
     return TFRecordSource(**{"files": files, "features": FEATURES, "columns": COLUMNS} | settings)
 
