@@ -12,9 +12,10 @@ import importlib
 import os
 import sys
 
-from tfdist.tuning.places.trial_process import PROGRAM, die_with_parent
+from tfdist.launch.child import die_with_parent
+from tfdist.tuning.places.trial_process import PROGRAM
 
-die_with_parent()
+die_with_parent(os.getppid())
 with contextlib.suppress(PermissionError):  # it leads a session already
     os.setsid()
 _stderr, _nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)

@@ -7,7 +7,6 @@ however that ends. Linux and other systems with `fork` only.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import multiprocessing
 import os
@@ -22,10 +21,10 @@ from multiprocessing.connection import wait
 from typing import NoReturn
 
 from tfdist.errors import EXIT_BUG
+from tfdist.launch.child import die_with_parent
 from tfdist.strategies.cluster import environment
 
 PROGRAM = "tfdist.main"
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def run(command: Sequence[str], log: str, variables: Mapping[str, str], cpus: Sequence[int]) -> NoReturn:
@@ -46,7 +45,7 @@ def run(command: Sequence[str], log: str, variables: Mapping[str, str], cpus: Se
             os.sched_setaffinity(0, cpus)
         module, *arguments = command
         if module != PROGRAM:  # the launcher's workers end with it
-            die_with_parent()
+            die_with_parent(os.getppid())
             os.execv(sys.executable, [sys.executable, "-m", *command])
         threading.Thread(target=_end_with_sweep, name="tfdist-sweep", daemon=True).start()
         status = importlib.import_module(PROGRAM).main(arguments)
@@ -76,15 +75,6 @@ def without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = program
-
-
-def die_with_parent() -> None:
-    """Has the kernel kill this process when the one ends that started it; elsewhere than on Linux does nothing."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(EXIT_BUG)
 
 
 def _end_with_sweep() -> None:
