@@ -75,14 +75,14 @@ BUDGETS = {
     "report": (1_250, 10),
     "serving": (750, 7),
     "settings": (250, 4),
-    "storage": (1_900, 13),
+    "storage": (1_850, 12),
     "strategies": (2_900, 25),
     "tasks": (1_650, 12),
     "telemetry": (4_050, 38),
     "tpu_compiler": (750, 8),
     "training": (10_050, 67),
-    "tuning": (4_650, 35),
-    "tests": (38_450, 259),
+    "tuning": (4_600, 35),
+    "tests": (38_350, 259),
     "benchmarks and tools": (7_150, 59),
 }
 # Modules (or packages) that alone may import a library.

@@ -223,23 +223,6 @@ class Opened(NamedTuple):
     checkpoint: Checkpoint | None
 
 
-def restored(
-    strategy: Strategy,
-    state: TrainingState | ModelState,
-    read: Callable[[], State | None],
-    *,
-    partial: bool,
-    tell: EventSink,
-    only_model: bool = False,
-) -> Position | None:
-    """Does what `load_checkpoint` does, and puts the state in place; where it leaves the run. A collective."""
-    checkpoint = load_checkpoint(strategy, state, read, partial=partial, tell=tell, only_model=only_model)
-    if checkpoint is None:
-        return None
-    checkpoint.restore()
-    return checkpoint.position
-
-
 def load_checkpoint(
     strategy: Strategy,
     state: TrainingState | ModelState,

@@ -38,7 +38,6 @@ from tfdist.training.recovery.recovery import (
     Position,
     Recovery,
     load_checkpoint,
-    restored,
     tell_left_out,
 )
 from tfdist.training.recovery.weights import FILES, find_checkpoint, load_fitting, places_of_checkpoints, renamed
@@ -264,7 +263,7 @@ def _begin_with(
         _load_on_all(run, learner, path, partial=partial)
         found = path
     else:
-        taken = restored(
+        checkpoint = load_checkpoint(
             run.strategy,
             state,
             lambda: renamed(_state_in(path, run.events), state.specs(), names),
@@ -272,8 +271,9 @@ def _begin_with(
             tell=run.events,
             only_model=True,
         )
-        assert taken is not None
-        found = f"step {taken.step:,} of {path}"
+        assert checkpoint is not None
+        checkpoint.restore()
+        found = f"step {checkpoint.position.step:,} of {path}"
     run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
 
 

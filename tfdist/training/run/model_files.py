@@ -16,7 +16,7 @@ from tfdist.recipes.lora import adapter_bytes, adapter_of, kept_adapters
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.recovery.recovery import restored
+from tfdist.training.recovery.recovery import load_checkpoint
 from tfdist.training.recovery.weights import FILES, Found, find, find_exported
 from tfdist.training.run.run import Run
 from tfdist.training.step.state import ModelState
@@ -75,7 +75,12 @@ def put_weights(run: Run, model: keras.Model, found: Found) -> None:
         run.strategy.on_chief(lambda: load_weights(model, found.path), f"{found.path} cannot be read")
         run.strategy.send_variables(model.variables)
     else:
-        restored(run.strategy, ModelState(model), lambda: found.state, partial=False, tell=run.events, only_model=True)
+        state = ModelState(model)
+        checkpoint = load_checkpoint(
+            run.strategy, state, lambda: found.state, partial=False, tell=run.events, only_model=True
+        )
+        assert checkpoint is not None
+        checkpoint.restore()
 
 
 def load_weights(model: keras.Model, path: str) -> None:
