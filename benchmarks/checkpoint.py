@@ -37,7 +37,7 @@ from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.snapshot import views
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.recovery.recovery import Position, Recovery, restored
+from tfdist.training.recovery.recovery import Position, Recovery, load_checkpoint
 from tfdist.training.step.state import TrainingState
 
 PARTS = ("stall", "writing", "restoring", "goodput", "goodput_long")
@@ -250,14 +250,15 @@ def _seconds(train: Train, steps: int) -> float:
 
 
 def _restore(subject: Subject) -> None:
-    found = restored(
+    checkpoint = load_checkpoint(
         subject.strategy,
         subject.state,
         lambda: restore.newest(subject.directory, tell=Told()),
         partial=False,
         tell=Told(),
     )
-    assert found is not None
+    assert checkpoint is not None
+    checkpoint.restore()
 
 
 def _after_evicting(paths: Sequence[Path], sample: Callable[[], float]) -> Callable[[], float]:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfdist import main
-from tfdist.tuning.places.trial_process import die_with_parent
+from tfdist.launch.child import die_with_parent
 
 POLL_SECONDS = 0.01
 
@@ -96,12 +96,13 @@ def _outputs(command: Command) -> list[pathlib.Path]:
 def _fork(command: Command) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        die_with_parent()
+        die_with_parent(parent)
         for descriptor, path in zip((1, 2), _outputs(command), strict=True):
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(opened, descriptor)
