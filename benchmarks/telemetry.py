@@ -152,7 +152,10 @@ def steps(which: str) -> list[Figure]:
     What sinks do later is theirs too, so nothing is switched.
     """
     switch = Switch()
-    with open_sinks() if which == "all" else contextlib.nullcontext([]) as sinks:
+    opened: contextlib.AbstractContextManager[Sequence[Sink]] = contextlib.nullcontext([])
+    if which == "all":
+        opened = open_sinks()
+    with opened as sinks:
         on, off = _trained(sinks, switch, BLOCKS)
     step = statistics.median([*on, *off])
     beside, training = (switch.computed[-1] - switch.computed[0]).tolist()

@@ -56,7 +56,7 @@ class Popen(_Popen):
     """As `subprocess.Popen`."""
 
     def _execute_child(self, *given: Any) -> None:
-        names = list(inspect.signature(_Popen._execute_child).parameters)[1:]
+        names = list(inspect.signature(_Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
         asked = dict(zip(names, given, strict=True))
         command = [os.fspath(part) for part in asked["args"]] if isinstance(asked["args"], (list, tuple)) else []
         environment = dict(os.environ if asked["env"] is None else asked["env"])
@@ -73,7 +73,7 @@ class Popen(_Popen):
         self.pid = _fork_elsewhere(job, [own if end == -1 else end for own, end in enumerate(ends)])
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(asked[name] for name in pipes))
+        self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
 
 
 def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -195,7 +195,7 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
         sys.argv = ["-m", *command[3:]]
         if command[2] in STARTERS:
             _start_own_server()
-        runpy._run_module_as_main(command[2])
+        runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
     elif command[1] == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *command[3:]]

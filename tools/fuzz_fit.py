@@ -155,8 +155,8 @@ def check(program: Program, engines: dict[str, Callable[[Program], Any]], counts
         elif not isinstance(expected, Exception):
             counts[f"agree ({name})"] += 1
             tolerance = COARSE if program.is_coarse else TOLERANCE
-            pair = (shared(each, name, program) for each in (expected, found))
-            problems += [f"{name}: {each}" for each in differences(*pair, tolerance)]
+            here, there = shared(expected, name, program), shared(found, name, program)
+            problems += [f"{name}: {each}" for each in differences(here, there, tolerance)]
         else:
             counts[f"only fit fails ({name})"] += 1
     return problems

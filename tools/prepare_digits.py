@@ -35,7 +35,7 @@ def digits_builder() -> type:
     """The builder class of the data set, which TFDS knows as "digits" from then on."""
     tfds = import_tfds()
 
-    class Digits(tfds.core.GeneratorBasedBuilder):
+    class Digits(tfds.core.GeneratorBasedBuilder):  # type: ignore[name-defined]
         """1,797 handwritten digits of 8 × 8 pixels."""
 
         VERSION = tfds.core.Version("1.0.0")

@@ -19,6 +19,7 @@ cd "$root"
 checked=0
 "$python" -m ruff check --quiet . || checked=$?
 "$python" -m mypy --no-error-summary || checked=$?
+"$python" -m mypy --no-error-summary --config-file tests/mypy.ini || checked=$?
 ((checked == 0)) || echo "test.sh: ruff or mypy found the above; the tests run all the same, and the end will be status $checked"
 
 # Three processes for two cores, each with whole files: tests wait for processes that they start. Each may need 5 GiB.

@@ -84,7 +84,7 @@ def test_a_save_waits_while_the_one_before_is_being_written_and_says_so_if_that_
         assert not listener.events("checkpoint_waited")
         second = threading.Thread(target=manager.save, args=[state_of(2)])
         second.start()
-        while not manager._buffer._is_free._cond._waiters:  # until it waits for the buffer
+        while not manager._buffer._is_free._cond._waiters:  # type: ignore[attr-defined]  # until it waits for the buffer
             assert second.is_alive()
         gate.opened.set()
         second.join(60)

@@ -246,8 +246,8 @@ def differences(run: Run, reference: Run, *, tolerance: float = 0.0) -> list[str
     if not _close(run.points(), reference.points(), tolerance):
         found.append("metrics.jsonl")
     keys = ("status", "steps", "epochs", "examples_seen", "train_metrics", "eval_metrics")
-    results = run.result(), reference.result()
-    return found + [f"result.json: {key}" for key in keys if not _close(*(r[key] for r in results), tolerance)]
+    results, expected = run.result(), reference.result()
+    return found + [f"result.json: {key}" for key in keys if not _close(results[key], expected[key], tolerance)]
 
 
 def _unlike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tolerance: float) -> list[str]:

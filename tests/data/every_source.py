@@ -175,7 +175,7 @@ def numbered_builder() -> Any:
     """A builder's class, of which TFDS takes one of a name."""
     tfds = pytest.importorskip("tensorflow_datasets")
 
-    class Numbered(tfds.core.GeneratorBasedBuilder):
+    class Numbered(tfds.core.GeneratorBasedBuilder):  # type: ignore[name-defined]
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self) -> Any:

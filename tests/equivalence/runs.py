@@ -93,7 +93,7 @@ def runs_of(
     cases: set[Run] = set()
     for item in request.session.items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if item.module is request.module and "case" in params:
+        if item.module is request.module and "case" in params:  # type: ignore[attr-defined]
             strategy, case = params.get("strategy", "one_device"), params["case"]
             cases |= {(strategy, case), *compared_with(strategy, case)}
     return Runs(tmp_path_factory, cases)

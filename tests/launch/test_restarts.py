@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import time
+from typing import Any
 
 import pytest
 from gcs.server import GcsServer
@@ -139,7 +140,7 @@ def test_of_many_workers_the_first_are_named() -> None:
     assert said.startswith("worker 0, worker 1, ") and said.endswith(", worker 15, 1,008 more")
 
 
-def look_until(watcher: Watcher, vitals: list[Vital], begin: float, end: float) -> object:
+def look_until(watcher: Watcher, vitals: list[Vital], begin: float, end: float) -> Any:
     """What is found in looks a second apart; the last of them."""
     found = None
     now = begin

@@ -115,7 +115,7 @@ def test_a_lease_that_was_removed_is_lost(root: str) -> None:
     held, _ = take(root)
     files.remove(files.join(root, lease.NAME))
     if files.is_remote(root):
-        held._renewed -= 1000  # as after a long stop of the process
+        held._renewed -= 1000  # type: ignore[attr-defined]  # as after a long stop of the process
     with pytest.raises(lease.LeaseLostError, match="not this run's any more"):
         held.check()
     held.release()
@@ -173,8 +173,8 @@ def test_a_stolen_lease_is_noticed_by_the_renewal(gcs: GcsServer, monkeypatch: p
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
     held, _ = take("gs://bucket/run")
     elsewhere("gs://bucket/run/.lease")
-    held._thread.join(30)  # it ends when the lease is lost
-    assert not held._thread.is_alive()
+    held._thread.join(30)  # type: ignore[attr-defined]  # it ends when the lease is lost
+    assert not held._thread.is_alive()  # type: ignore[attr-defined]
     with pytest.raises(lease.LeaseLostError):
         held.check()
     held.release()
@@ -212,7 +212,7 @@ def test_a_renewal_that_was_stored_and_never_answered_is_still_ones_own(
 ) -> None:
     held, _ = take("gs://bucket/run")
     gcs.faults.add(Fault("lost_reply", method="POST", count=None))
-    held._renewed -= 1000
+    held._renewed -= 1000  # type: ignore[attr-defined]
     with files.impatient(0.1), pytest.raises(OSError):
         held.check()
     gcs.faults.clear()

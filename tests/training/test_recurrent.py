@@ -17,7 +17,7 @@ layers = keras.layers
 STEPS, FEATURES, UNITS = 6, 5, 7
 
 
-class DrawingCell(layers.Layer):
+class DrawingCell(layers.Layer):  # type: ignore[name-defined]
     """Draws at each time step, so that its seed moves along in the loop."""
 
     state_size = UNITS

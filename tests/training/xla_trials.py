@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {"epochs": 4, "deterministic": False, "steps_per_call
 
 @contextlib.contextmanager
 def trials() -> Iterator[None]:
-    with mock.patch.multiple(xla_trial, **FORCED):
+    with mock.patch.multiple(xla_trial, **FORCED):  # type: ignore[call-overload]
         yield
 
 
