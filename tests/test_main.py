@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import tensorflow as tf
 from support import REPOSITORY, Finished, run_command, run_python
 
 from tfdist import main as command
-from tfdist.errors import EXIT_STORE_UNAVAILABLE
+from tfdist.errors import EXIT_NO_READER, EXIT_STORE_UNAVAILABLE
 
 CONFIGS = REPOSITORY / "configs"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -342,6 +343,17 @@ def test_a_gin_file_in_a_bucket_that_cannot_be_reached_is_told_within_seconds() 
     told = run_python(args, env=dead_proxy, timeout=60)
     assert told.status == EXIT_STORE_UNAVAILABLE
     assert "'gs://no-such-bucket/experiment.gin' cannot be read" in told.stderr
+
+
+@pytest.mark.parametrize("module", ["main", "launch", "report", "doctor"])
+def test_help_may_be_cut_short_and_names_no_file(module: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as unread:
+        command = [sys.executable, "-m", f"tfdist.{module}", "--help"]
+        cut = subprocess.run(command, cwd=REPOSITORY, stdout=unread, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (cut.returncode, cut.stderr) == (EXIT_NO_READER, "")
+    assert f"{module}.py" not in run_python(["-m", f"tfdist.{module}", "--help"]).check().stdout
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])

@@ -171,6 +171,9 @@ def changed(content: bytes, damage: str, *, is_manifest: bool = False) -> bytes 
         return PLAIN[damage]
     if damage == "half":
         return content[: len(content) // 2 - 7]
+    if damage == "lines":
+        lines = content.splitlines(keepends=True)
+        return b"".join(lines[: len(lines) // 2])
     if damage == "deep":
         return b"[" * 200_000
     if is_manifest:
@@ -705,7 +708,7 @@ KNOWN = {
 def damages_of(name: str) -> Sequence[str]:
     """Those with which a whole command is tried; without a file of fitted values they are fitted anew."""
     if name == "config.gin":
-        return "absent", "empty", "binary"
+        return "absent", "empty", "binary", "half", "lines"
     return (
         OF_BYTES if name.endswith((".keras", "run_id")) else [each for each in DAMAGES if (name, each) != FITTED_ANEW]
     )
@@ -992,6 +995,8 @@ def in_bucket(directory: pathlib.Path, name: str) -> str:
         ("predict", "hyperparameters.json", "absent", False),
         ("plan", "result.json", "newer", False),
         ("report", "run.json", "null", True),
+        ("evaluate", "config.gin", "lines", False),
+        ("export", "config.gin", "empty", False),
     ],
 )
 def test_commands_do_in_a_bucket_as_on_a_disk(

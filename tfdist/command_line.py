@@ -45,7 +45,10 @@ def start(command: Callable[[list[str]], int]) -> None:
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="backslashreplace")  # it may lack a character of a message, or of a name in it
     if _HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
-        sys.exit(command(sys.argv[1:]))
+        try:
+            sys.exit(command(sys.argv[1:]))
+        except BrokenPipeError:
+            sys.exit(_leave_without_reader())
     from absl import app
     from absl import logging as absl_logging
 
@@ -88,7 +91,8 @@ def parse_with_operands(
     """
     asked = _HELP.intersection(arguments)
     if asked:
-        own = [defined.module_help(module) for module in defined.flags_by_module_dict()]
+        # absl heads each module's flags with the module's name, which under `python -m` is a path.
+        own = [defined.module_help(module).split(":\n", 1)[1] for module in defined.flags_by_module_dict()]
         of_absl = ["", flags.FLAGS.get_help()] if "--helpfull" in asked else []
         print("\n".join([about.strip(), "\nflags:", *own, *of_absl]), flush=True)
         raise SystemExit(EXIT_DONE)
@@ -146,14 +150,19 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
             raise
         _say(f"error: {missing}")
         return EXIT_USER_ERROR
-    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_NO_READER
+    except BrokenPipeError:
+        return _leave_without_reader()
     except OSError as error:
         if trusts_the_disk:
             raise
         _say(f"error: {printable(redacted(' '.join(str(error).split())))}")
         return exit_status_of_error(error)
+
+
+def _leave_without_reader() -> int:
+    """The exit status after whoever read the output, `head` say, has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+    return EXIT_NO_READER
 
 
 def _say(text: str) -> None:

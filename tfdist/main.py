@@ -188,16 +188,20 @@ def profiled_steps(given: flags.FlagValues) -> ProfiledSteps | None:
 
 def config_of(run_dir: str) -> str:
     """The configuration that a run was trained with; raises UserError where there is none."""
-    from tfdist.telemetry.records import damaged
+    from tfdist.storage import files
+    from tfdist.telemetry.records import check_line_count, damaged
     from tfdist.telemetry.run_directory import RunDirectory
 
     path = RunDirectory(run_dir).config
-    if "://" not in path and not os.path.isfile(path):
+    try:
+        content = files.read(path)
+    except FileNotFoundError:
         raise UserError(
             f"{run_dir!r} holds no run: there is no {path}. Write the --run_dir of a training, or --gin_file=FILE."
-        )
-    if "://" not in path and not os.path.getsize(path):
+        ) from None
+    if not content:
         raise damaged(path, "it is empty")
+    check_line_count(path, content)
     return path
 
 
@@ -456,7 +460,7 @@ def leave(arguments: Sequence[str]) -> NoReturn:
     on Ctrl-C has nothing to save, and no traceback to show.
     """
     status = main(arguments)
-    with contextlib.suppress(UserError):  # which `main` has told
+    with contextlib.suppress(UserError, SystemExit):  # which `main` has told, or the help that nobody read
         if parse(arguments).mode == "tune":
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             sys.stdout.flush()

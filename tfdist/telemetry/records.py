@@ -11,6 +11,7 @@ import datetime
 import enum
 import functools
 import itertools
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,6 +189,22 @@ def damaged(path: str, why: str) -> DamagedFileError:
     """The error for a file that is not what its writer leaves."""
     file = _file_of(path)
     return DamagedFileError(f"{path} is damaged: {why}. It holds {file.content}. {file.advice}")
+
+
+_LINE_COUNT = re.compile(rb"# This file has (\d+) lines\.")
+
+
+def with_line_count(text: str) -> str:
+    """Adds a first line that says how many lines there are, by which `check_line_count` notices a file cut short."""
+    num_lines = 1 + text.count("\n")
+    return f"# This file has {num_lines} lines.\n{text}"
+
+
+def check_line_count(path: str, content: bytes) -> None:
+    """Raises DamagedFileError where lines are missing; a file that does not say how many it has passes."""
+    stated, lines = _LINE_COUNT.match(content), content.count(b"\n")
+    if stated is not None and lines < int(stated[1]):
+        raise damaged(path, f"{lines} of its {stated[1].decode()} lines are there")
 
 
 def read_record(path: str, kind: type[T], warn: Warn) -> T | None:

@@ -32,6 +32,7 @@ from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics
+from tfdist.telemetry.records import with_line_count
 from tfdist.telemetry.result import END_PREEMPTED, TRAIN, Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
@@ -107,7 +108,7 @@ class Run:
         """Writes config.gin, on the chief; `found` are the values that the run took where 'auto' stands."""
         if self.topology.is_chief:
             notes = "".join(f"# {name} = {value!r} is what 'auto' came to.\n" for name, value in (found or {}).items())
-            files.write_atomic(self.directory.config, self.request.config_text() + notes)
+            files.write_atomic(self.directory.config, with_line_count(self.request.config_text() + notes))
 
 
 @contextlib.contextmanager
