@@ -28,7 +28,7 @@ from tfdist.errors import (
     redacted,
 )
 from tfdist.requirements import missing_requirement
-from tfdist.telemetry.console.base import outliving_terminal
+from tfdist.telemetry.console.base import write_line
 
 try:
     from absl import flags
@@ -157,5 +157,4 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
 
 
 def _say(text: str) -> None:
-    with outliving_terminal():
-        print(text, file=sys.stderr, flush=True)
+    write_line(sys.stderr or sys.stdout, text)
