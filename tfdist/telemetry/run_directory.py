@@ -96,8 +96,8 @@ class RunDirectory:
         return files.join(self.path, f"{name}.jsonl")
 
     def all_events(self) -> list[str]:
-        """The files of the events of all workers and modes, the chief's first."""
-        return [self.events, *_of_workers(self.path, "events-")]
+        """The files of the events of a training's workers, the chief's first."""
+        return [self.events, *_of_workers(self.path, "events-worker-")]
 
     def samples(self, worker: int) -> str:
         """What a worker's process used, and where its time went."""
