@@ -9,10 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -95,15 +91,11 @@ class OtlpReceiver:
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
-        self.metrics: list[ExportMetricsServiceRequest] = []
         self.headers: list[Mapping[str, str]] = []
         self.answer: Callable[[], int] = lambda: 200
         self.url = ""
 
     def take(self, path: str, body: bytes) -> bytes:
-        if path == "/v1/metrics":
-            self.metrics.append(ExportMetricsServiceRequest.FromString(body))
-            return ExportMetricsServiceResponse().SerializeToString()
         assert path == "/v1/traces"
         for resource_spans in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = values(resource_spans.resource.attributes)
@@ -124,16 +116,6 @@ class OtlpReceiver:
                         }
                     )
         return ExportTraceServiceResponse().SerializeToString()
-
-    def points(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-        """The newest data points of each metric, with their labels."""
-        found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
-        for resource_metrics in self.metrics[-1].resource_metrics:
-            for scope_metrics in resource_metrics.scope_metrics:
-                for metric in scope_metrics.metrics:
-                    data = getattr(metric, str(metric.WhichOneof("data")))
-                    found[metric.name] = [(values(point.attributes), point) for point in data.data_points]
-        return found
 
 
 def values(attributes: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tfdist.errors import (
     redacted,
 )
 from tfdist.requirements import missing_requirement
-from tfdist.telemetry.console.base import outliving_terminal
+from tfdist.telemetry.console.base import write_line
 
 try:
     from absl import flags
@@ -166,5 +166,4 @@ def _leave_without_reader() -> int:
 
 
 def _say(text: str) -> None:
-    with outliving_terminal():
-        print(text, file=sys.stderr, flush=True)
+    write_line(sys.stderr or sys.stdout, text)

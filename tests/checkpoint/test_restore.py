@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +12,9 @@ from checkpoint.checkpoints import Listener, assert_same, save_steps, state_of
 from gcs.server import GcsServer
 
 from tfdist.checkpoint import restore
+from tfdist.checkpoint.callback_state import Baseline
 from tfdist.checkpoint.catalog import list_checkpoints
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write.manager import CheckpointManager
@@ -130,3 +133,15 @@ def test_a_part_of_a_checkpoint_is_read(
     read = sum(each.num_answered for each in gcs.asked[asked:])
     if place == "bucket" and compression == "none" and not verify:
         assert 3 * 400_000 < read < 3 * 400_000 + 10_000  # of five that lie in one file
+
+
+@pytest.mark.slow
+def test_state_comes_back_and_a_method_cannot_be_replaced() -> None:
+    callback = keras.callbacks.EarlyStopping()
+    callback.on_train_begin()
+    baseline = Baseline([callback])
+    baseline.restore({"EarlyStopping.0": {"wait": 3, "best": 0.5}}, {})
+    assert (callback.wait, callback.best) == (3, 0.5)
+    for attribute in ("on_epoch_end", "__class__", "_model", "a b"):
+        with pytest.raises(DamagedCheckpoint, match="which is no state of it"):
+            baseline.restore({"EarlyStopping.0": {attribute: 1}}, {})

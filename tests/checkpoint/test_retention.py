@@ -1,11 +1,14 @@
-"""Which checkpoints stay, as a rule and on the disk."""
+"""Which checkpoints stay, as a rule, on a disk, and in a bucket that does not remove what is not needed any more."""
 
 from __future__ import annotations
 
 import pathlib
+import time
 
 import pytest
-from checkpoint.checkpoints import new_manager, state_of, steps
+from checkpoint.checkpoints import Listener, new_manager, state_of, steps
+from gcs.faults import Fault
+from gcs.server import GcsServer
 
 from tfdist.checkpoint import catalog
 from tfdist.checkpoint.catalog import NO_MANIFEST, Entry, list_checkpoints
@@ -57,3 +60,41 @@ def test_the_manager_prunes_after_each_commit_and_knows_what_earlier_runs_left(t
             manager.save(state_of(step), metrics={"val_loss": abs(step - 20)})
         manager.close()
     assert steps(list_checkpoints(str(tmp_path))) == [20, 30, 50, 60]
+
+
+DIRECTORY = "gs://bucket/run/checkpoints"
+
+
+@pytest.mark.slow
+def test_a_bucket_that_refuses_to_delete_holds_nothing_up_and_is_told_once(gcs: GcsServer) -> None:
+    listener = Listener()
+    manager = new_manager(DIRECTORY, listener, keep_last=1)
+    gcs.faults.add(Fault("status", method="DELETE", count=None))
+    begun = time.monotonic()
+    for step in range(1, 6):
+        manager.save(state_of(step))
+        manager.wait()
+    assert time.monotonic() - begun < 120  # 60 s for each of many that are refused, if it were asked again as else
+    assert steps(list_checkpoints(DIRECTORY)) == [1, 2, 3, 4, 5]
+    warned = [event for event in listener.events("checkpoint_not_removed") if event[0] == "warning"]
+    assert len(warned) == 1 and "this is said once" in warned[0][-1]
+    gcs.faults.clear()
+    manager.save(state_of(6))
+    manager.close()
+    assert steps(list_checkpoints(DIRECTORY)) == [6]
+    assert not listener.events("checkpoint_failed")
+
+
+@pytest.mark.slow
+def test_a_save_that_waits_goes_before_what_is_to_be_removed(gcs: GcsServer) -> None:
+    manager = new_manager(DIRECTORY, Listener(), keep_last=1)
+    gcs.faults.add(Fault("status", method="DELETE", count=None))
+    for step in (1, 2):  # the second finds out, while nothing waits
+        manager.save(state_of(step))
+        manager.wait()
+    asked = gcs.count("DELETE", "")
+    for step in range(3, 12):
+        manager.save(state_of(step))
+    manager.close()
+    assert gcs.count("DELETE", "") < 5 * asked  # not once for each of the nine
+    assert steps(list_checkpoints(DIRECTORY)) == list(range(1, 12))

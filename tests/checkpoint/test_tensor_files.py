@@ -14,9 +14,12 @@ from checkpoint.checkpoints import Listener, assert_same, new_manager
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
+from tfdist.checkpoint.format.slices import cut, joined, marked, whole_name, whole_shape
+from tfdist.checkpoint.format.stored_files import crc32c
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan, read
 from tfdist.checkpoint.state import State
 from tfdist.errors import UserError
+from tfdist.storage import contents
 
 INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 FLOATS = ["float16", "float32", "float64", "complex64"]
@@ -119,3 +122,34 @@ def test_a_type_that_the_format_lacks_is_named(dtype: np.dtype) -> None:
 def test_what_is_no_such_file_is_refused(content: bytes) -> None:
     with pytest.raises(DamagedCheckpoint, match="not a safetensors file"):
         read(memoryview(content))
+
+
+def test_slices_are_put_together_under_the_name_of_the_whole() -> None:
+    whole = np.arange(24.0).reshape(2, 12)
+    kernel, slot = "model/dense/kernel", "optimizer/dense/kernel"
+    names = [marked(kernel, i, count=3, axis=1) for i in range(3)]
+    slots = [f"{marked(slot, i, count=3, axis=1)}/momentum" for i in range(3)]
+    tensors = {name: cut(whole, name) for name in [*names, *slots]} | {"model/dense/bias": whole}
+    assert tensors[names[1]].tolist() == whole[:, 4:8].tolist()
+    assert {whole_name(name) for name in tensors} == {kernel, f"{slot}/momentum", "model/dense/bias"}
+    assert whole_shape((2, 4), names[0]) == (2, 12) and whole_shape((2, 12), "model/dense/bias") == (2, 12)
+    found = joined(tensors)
+    assert found.keys() == {kernel, f"{slot}/momentum", "model/dense/bias"}
+    for array in found.values():
+        np.testing.assert_array_equal(array, whole)
+    assert not found[kernel].flags.writeable
+    del tensors[names[2]]
+    with pytest.raises(DamagedCheckpoint, match="of the 3 parts of model/dense/kernel it has 2"):
+        joined(tensors)
+
+
+DATA = np.random.default_rng(0).integers(0, 256, 3_000_001, dtype=np.uint8)
+
+
+def test_the_published_example() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+@pytest.mark.slow
+def test_pieces_give_the_checksum_of_the_whole() -> None:
+    assert crc32c(DATA[:7], DATA[7:]) == contents.crc32c(DATA)

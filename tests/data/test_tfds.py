@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from support import REPOSITORY, clean_environment, run_python
+from support import REPOSITORY, run_python
 
 from tfdist.data.formats.tfds_source import batch_decoder, load_tfds
 from tfdist.data.order.batches import BatchPlan
@@ -128,47 +127,6 @@ def test_prepared_data_is_read_without_a_network_attempt(prepared: dict[str, str
     assert "'mnist' is not prepared in" in done.stdout and "tfds build mnist --data_dir=" in done.stdout
 
 
-PREPARE = """
-import os, pathlib, sys
-sys.path.insert(0, sys.argv[1])
-import prepare_digits
-Digits = prepare_digits.digits_builder()
-original = Digits.download_and_prepare
-def counted(self, *args, **kwargs):
-    pathlib.Path(sys.argv[2], f"prepared-by-{os.getpid()}").touch()
-    return original(self, *args, **kwargs)
-Digits.download_and_prepare = counted
-from tfdist.data.formats.tfds_source import load_tfds
-print(load_tfds(name="digits", split="train", data_dir=sys.argv[2] + "/tfds", download=True).num_examples)
-"""
-
-
-@pytest.mark.slow
-def test_of_several_workers_one_prepares_and_the_others_wait(tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, "-c", PREPARE, str(TOOL.parent), str(tmp_path)]
-    with _started(command, 2) as workers:
-        assert [worker.communicate(timeout=120)[0].strip().splitlines()[-1] for worker in workers] == ["1437"] * 2
-    assert len(list(tmp_path.glob("prepared-by-*"))) == 1
-
-
-class _started:
-    def __init__(self, command: list[str], count: int) -> None:
-        self._workers = [
-            subprocess.Popen(
-                command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-            for _ in range(count)
-        ]
-
-    def __enter__(self) -> list[subprocess.Popen[str]]:
-        return self._workers
-
-    def __exit__(self, *error: object) -> None:
-        for worker in self._workers:
-            worker.kill()
-            worker.wait()
-
-
 # What is wrong
 
 
@@ -181,14 +139,9 @@ class _started:
         ({"split": "train[:"}, "no split 'train.:'"),
         ({"split": "train[:0]"}, "holds no examples"),
         ({"columns": Columns(inputs="picture", targets="label")}, "no column 'picture'"),
-        ({"download": True, "data_dir": "gs://bucket/tfds"}, "local directory"),
     ],
 )
-def test_wrong_settings_give_one_message(
-    prepared: dict[str, str], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
-) -> None:
-    if str(settings.get("data_dir", "")).startswith("gs://"):
-        monkeypatch.setattr("tfdist.data.formats.tfds_source._prepared", lambda *args: None)
+def test_wrong_settings_give_one_message(prepared: dict[str, str], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_tfds(**{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings)
 

@@ -1,20 +1,13 @@
 """A Google Cloud Storage on this machine: real HTTP, generations and preconditions, and faults by request.
 
-    python tests/gcs/server.py --port=0 --bucket=NAME
-
-prints `STORAGE_EMULATOR_HOST=http://127.0.0.1:PORT`, which a program that is to use it needs in its environment, and
-serves until it is ended. Tests use `GcsServer` as a context manager. Over HTTP, `POST /_faults` sets faults (JSON, one
-or a list of `faults.Fault`), `DELETE /_faults` clears them, and `GET /_requests` gives what was asked so far.
+Tests use `GcsServer` as a context manager; a program that is to use it needs its address as STORAGE_EMULATOR_HOST.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import http.server
-import json
-import pathlib
 import socket
 import socketserver
 import struct
@@ -24,13 +17,10 @@ import time
 import traceback
 from urllib.parse import parse_qsl, urlsplit
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
 from gcs import faults
 from gcs.faults import Fault, Faults
 from gcs.json_api import JsonApi
-from gcs.messages import Answer, Request, json_answer, json_error
+from gcs.messages import Answer, Request, json_error
 from gcs.objects import ApiError, Buckets
 
 SLOW_PIECE = 1 << 16  # bytes
@@ -102,8 +92,6 @@ class GcsServer:
 
     def answer(self, request: Request) -> Answer:
         """What the API answers."""
-        if request.path.startswith("/_"):
-            return self._control(request)
         try:
             return self._json.answer(request)
         except ApiError as error:
@@ -111,22 +99,6 @@ class GcsServer:
         except Exception as error:  # a bug here, which no client should take for a fault that passes
             traceback.print_exc()
             return json_error(ApiError(501, "notImplemented", f"{type(error).__name__}: {error}"))
-
-    def _control(self, request: Request) -> Answer:
-        try:
-            match request.method, request.path:
-                case "POST", "/_faults":
-                    content = json.loads(request.body)
-                    self.faults.add(*(Fault(**each) for each in (content if isinstance(content, list) else [content])))
-                case "DELETE", "/_faults":
-                    self.faults.clear()
-                case "GET", "/_requests":
-                    return json_answer({"requests": [dataclasses.asdict(each) for each in self.asked]})
-                case _:
-                    return json_error(ApiError(404, "notFound", "Not Found"))
-        except (ValueError, TypeError) as error:
-            return json_error(ApiError(400, "invalid", str(error)))
-        return json_answer({})
 
 
 class _HttpServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
@@ -168,8 +140,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         owner = self.server.owner
-        control = self.path.startswith("/_")
-        fault = None if control else owner.faults.meet(self.command, self.path)
+        fault = owner.faults.meet(self.command, self.path)
         kind = fault.kind if fault else None
         asked = Asked(self.command, self.path, 0, None, kind)
         try:
@@ -187,8 +158,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 status = None if lost else answer.status
                 asked = dataclasses.replace(asked, status=status, num_answered=len(answer.body))
         finally:  # before the client can know, so that it finds itself counted
-            if not control:
-                owner.record(asked)
+            owner.record(asked)
         if lost:
             if kind == faults.STALL_UPLOAD:
                 owner.closing.wait(fault.seconds)
@@ -259,22 +229,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def finish(self) -> None:
         if self.connection.fileno() >= 0:
             super().finish()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="A Google Cloud Storage on this machine, to try gs:// without an account."
-    )
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    parser.add_argument("--bucket", action="append", default=[], metavar="NAME", help="a bucket that exists; repeats")
-    flags = parser.parse_args()
-    with GcsServer(*flags.bucket, port=flags.port) as server:
-        print(f"STORAGE_EMULATOR_HOST={server.address}", flush=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            return
-
-
-if __name__ == "__main__":
-    main()

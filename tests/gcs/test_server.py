@@ -6,9 +6,6 @@ import base64
 import concurrent.futures
 import http.client
 import json
-import pathlib
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +14,6 @@ import google_crc32c
 import pytest
 from gcs.faults import Fault
 from gcs.server import GcsServer
-from support import REPOSITORY, clean_environment
 
 
 class Client:
@@ -183,31 +179,3 @@ def test_a_broken_download_sends_half_of_what_it_promised(server: GcsServer, cli
     server.faults.add(Fault(kind, seconds=0.05))
     with pytest.raises((OSError, http.client.IncompleteRead)):
         client.ask("GET", "/storage/v1/b/b/o/x?alt=media")
-
-
-def test_faults_and_records_over_http(server: GcsServer, client: Client) -> None:
-    assert client.json("POST", "/_faults", {"kind": "status", "status": 412, "method": "GET"})[0] == 200
-    assert client.json("GET", "/storage/v1/b/b/o")[0] == 412
-    assert client.json("POST", "/_faults", {"kind": "nonsense"})[0] == 400
-    [asked] = client.json("GET", "/_requests")[1]["requests"]
-    assert (asked["method"], asked["target"], asked["status"], asked["fault"]) == (
-        "GET",
-        "/storage/v1/b/b/o",
-        412,
-        "status",
-    )
-    assert client.json("DELETE", "/_faults")[0] == 200
-
-
-@pytest.mark.slow
-def test_the_command_says_its_address(tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, REPOSITORY / "tests" / "gcs" / "server.py", "--bucket=b"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as process:
-        try:
-            name, _, address = process.stdout.readline().strip().partition("=")
-            assert name == "STORAGE_EMULATOR_HOST"
-            client = Client(address)
-            client.put("kept", b"data")
-            assert client.ask("GET", "/storage/v1/b/b/o/kept?alt=media")[2] == b"data"
-        finally:
-            process.terminate()

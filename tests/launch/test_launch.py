@@ -190,6 +190,19 @@ time.sleep(100)
     assert after[-2:] == ["[launch] worker 1 ended with status 3:", "[launch]   the cause"]
 
 
+def test_what_all_workers_said_is_not_repeated(launch: Callable[..., Run]) -> None:
+    program = """
+mark(f"ready{index}")
+wait_for(f"ready{1 - index}")
+print("error: no such file", file=sys.stderr)
+sys.exit(2)
+"""
+    status, _, stderr = launch(program).end()
+    assert status == 2
+    assert sum("no such file" in line for line in stderr) == 2
+    assert stderr[-1].endswith(" ended with status 2")
+
+
 @pytest.mark.slow
 @both_launchers
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -19,6 +19,7 @@ from support import REPOSITORY, clean_environment, run_python, wait_until
 from tfdist.report.comparison import differing_settings, run_names
 from tfdist.report.report import write_comparison, write_run_page
 from tfdist.report.run_data import Curve, read_run
+from tfdist.report.run_page import list_notes
 from tfdist.storage import files
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -97,6 +98,20 @@ def test_the_story_of_a_run_can_be_read_from_its_page(eventful: pathlib.Path) ->
     assert of_workers[0].seconds["peer_wait"] > 20 and "peer_wait" not in of_workers[1].seconds
     assert run.goodput is not None and f"Goodput {run.goodput:.1%}" in page
     assert "<dt>steps done again</dt><dd>500</dd>" in page
+    assert run.wall_seconds == 640 and "<dt>wall clock</dt><dd>0:10:40</dd>" in page
+    assert "Network, sent a second" in page and "Network, received" not in page
+
+
+def test_what_other_modes_did_later_is_not_the_trainings(tmp_path: pathlib.Path) -> None:
+    run = WrittenRun(tmp_path)
+    run.start(0.0)
+    run.event(50.0, "preempted", level="warning", reason="Left at step 7 after saving.")
+    (tmp_path / "events-evaluate.jsonl").write_text(
+        (tmp_path / "events.jsonl").read_text().replace("preempted", "run_failed").replace("12:00", "15:00")
+    )
+    found = read_run(str(tmp_path))
+    assert found.status(BEGAN) == "preempted" and found.wall_seconds == 50
+    assert list_notes(found) == ["Preempted at 12:00:50: Left at step 7 after saving."]
 
 
 @pytest.mark.slow

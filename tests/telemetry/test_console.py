@@ -15,17 +15,16 @@ import pytest
 from support import clean_environment, run_python
 
 from tfdist.launch.plan import worker_environment
-from tfdist.telemetry.console.console import NullConsole, open_console
+from tfdist.telemetry.console.base import wrap_words
+from tfdist.telemetry.console.console import NullConsole, PlainConsole, open_console
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
     Plan,
     Progress,
-    bar_text,
     epoch_line,
     number_text,
     progress_line,
 )
-from tfdist.telemetry.console.plain import PlainConsole
 from tfdist.telemetry.console.progress_bar import ProgressBarConsole
 
 _RUN = """
@@ -287,14 +286,30 @@ def test_numbers_keep_the_digits_that_tell_something(number: float, text: str) -
     assert number_text(number) == text
 
 
-@pytest.mark.slow
-def test_the_bar_drops_metrics_before_the_rate_and_the_rate_before_the_loss_and_cuts_none() -> None:
-    plan = Plan(steps_per_epoch=68)
-    metrics = {"loss": 0.5, "accuracy": 0.9, "precision": 0.8, "recall": 0.7}
+def test_a_line_of_progress_drops_metrics_before_the_rate_and_the_rate_before_the_loss_and_cuts_none() -> None:
+    metrics = {"loss": 0.5, "accuracy": 0.9, "precision": 0.8}
     progress = Progress(step=40, epoch=1, step_in_epoch=40, metrics=metrics, examples_per_second=12345)
-    everything = "40/68  loss 0.5000  accuracy 0.9000  precision 0.8000  12,345 examples/s  0:00:12 left"
-    assert bar_text(plan, progress, 12, width=100) == everything
-    assert bar_text(plan, progress, 12, width=60) == "40/68  loss 0.5000  12,345 examples/s  0:00:12 left"
-    assert bar_text(plan, progress, 12, width=30) == "40/68  loss 0.5000"
-    assert [bar_text(plan, progress, 12, width=width) for width in (17, 5, 4)] == ["40/68", "40/68", ""]
-    assert progress_line(plan, progress, 12, width=40) == "epoch 1  step 40/68  loss 0.5000"
+    lines = [progress_line(Plan(steps_per_epoch=68), progress, 12, width=width) for width in (120, 75, 40, 5)]
+    assert lines == [
+        "epoch 1  step 40/68  loss 0.5000  accuracy 0.9000  precision 0.8000  12,345 examples/s  0:00:12 left",
+        "epoch 1  step 40/68  loss 0.5000  12,345 examples/s  0:00:12 left",
+        "epoch 1  step 40/68  loss 0.5000",
+        "epoch 1  step 40/68",
+    ]
+
+
+def test_a_bar_shows_the_whole_run_where_epochs_are_short() -> None:
+    clock = _Clock()
+    console = ProgressBarConsole(io.StringIO(), io.StringIO(), clock=clock)
+    console.start(Plan(total_epochs=100, steps_per_epoch=23, total_steps=2300))
+    for epoch in (1, 50):
+        clock.now += 1
+        console.update(Progress(step=23 * epoch, epoch=epoch, step_in_epoch=23, metrics={}, examples_per_second=9))
+        assert console._bar is not None and console._bar.tasks[0].percentage == epoch
+    console.close()
+
+
+def test_a_terminal_breaks_lines_between_words_and_no_path() -> None:
+    path = "/a/very/long/path-that-fits/no/terminal"
+    assert wrap_words(f"Left at step 2, and {path} resumes", 20) == f"Left at step 2, and\n{path}\nresumes"
+    assert wrap_words("the workers:\n  worker 0: 1 ms", 20) == "the workers:\n  worker 0: 1 ms"

@@ -10,8 +10,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tfdist.telemetry.console.console import NullConsole
-from tfdist.telemetry.console.plain import PlainConsole
+from tfdist.telemetry.console.console import NullConsole, PlainConsole
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory

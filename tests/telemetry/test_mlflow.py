@@ -80,7 +80,7 @@ def test_a_run_that_fails_and_is_resumed_by_another_process_is_one_run_with_all_
     server: str, tmp_path: pathlib.Path
 ) -> None:
     client, run = MlflowClient(server), tmp_path / "digits"
-    (run / "export").mkdir(parents=True)
+    run.mkdir()
     (run / "config.gin").write_text("train.epochs = 2\n")
     sink = f"MLflow(tracking_uri={server!r}, experiment='two starts')"
     tell_in_another_process("mlflow", sink, run, range(1, 4), "failed")
@@ -89,7 +89,6 @@ def test_a_run_that_fails_and_is_resumed_by_another_process_is_one_run_with_all_
     assert (failed.info.status, failed.data.tags["tfdist.error"]) == ("FAILED", "ValueError: no")
     assert [each.path for each in client.list_artifacts(failed.info.run_id)] == ["config.gin"]
 
-    (run / "export" / "model.keras").write_bytes(b"model")
     (run / "result.json").write_text('{"status": "done"}')
     tell_in_another_process("mlflow", sink, run, range(3, 6), "done", start=1, settings={"train.epochs": "5"})
     (resumed,) = client.search_runs([experiment.experiment_id])
@@ -110,7 +109,6 @@ def test_a_run_that_fails_and_is_resumed_by_another_process_is_one_run_with_all_
     assert resumed.data.metrics["system/host_memory_bytes"] == 1e9 and "train/per_class" not in resumed.data.metrics
     copy = pathlib.Path(client.download_artifacts(resumed.info.run_id, "", str(tmp_path)))
     found = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    assert found.pop("export/model.keras") == b"model"
     assert {name: (run / name).read_bytes() for name in ("config.gin", "result.json")}.items() <= found.items()
 
 
@@ -119,8 +117,7 @@ def test_a_run_in_a_bucket_has_its_artifacts_and_one_that_was_preempted_is_kille
     server: str, gcs: GcsServer, tmp_path: pathlib.Path
 ) -> None:
     files.write_atomic("gs://bucket/run/config.gin", "train.epochs = 2\n")
-    files.write_atomic("gs://bucket/run/export/model.keras", b"model")
-    sink = MLflow(tracking_uri=server, experiment="bucket", run_name="named", model=False)
+    sink = MLflow(tracking_uri=server, experiment="bucket", run_name="named")
     tell(sink, run_facts("gs://bucket/run"), range(1, 2), "preempted")
     client = MlflowClient(server)
     (run,) = client.search_runs([client.get_experiment_by_name("bucket").experiment_id])
@@ -156,7 +153,7 @@ def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_wandb_and_ten
     history = client.get_metric_history(both.info.run_id, "eval/loss")
     assert {each.step: each.value for each in history} == losses and len(losses) == 4
     artifacts = {each.path for each in client.list_artifacts(both.info.run_id)}
-    assert artifacts == {"config.gin", "result.json", "events.jsonl", "export"}
+    assert artifacts == {"config.gin", "result.json", "events.jsonl"}
     assert len(list((run / "wandb").glob("offline-run-*/*.wandb"))) == 2
 
     (text,) = EventAccumulator(str(run / "tensorboard")).Reload().Tensors("config.gin")
@@ -166,5 +163,3 @@ def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_wandb_and_ten
 def test_arguments_that_cannot_be_meant_are_refused() -> None:
     with pytest.raises(UserError, match=r"MLflow\.experiment must be a text; received 3"):
         MLflow(experiment=3)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"MLflow\.model must be True or False; received 'yes'"):
-        MLflow(model="yes")  # type: ignore[arg-type]

@@ -92,4 +92,3 @@ def test_a_launched_run_that_is_killed_and_restarted_is_one_trace_of_both_worker
     assert {"restore", "resumed", "epoch", "checkpoint_saved"} <= set(of(1, 0))
     ends = {span["tfdist.start"]: span["tfdist.status"] for span in spans if span["name"] == "train"}
     assert ends == {0: "failed", 1: "done"}
-    assert receiver.points()["tfdist_training_steps"][0][1].as_double == 24

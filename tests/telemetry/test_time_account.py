@@ -1,4 +1,4 @@
-"""The shares of a process's time add up to its wall clock."""
+"""The shares of a process's time add up to its wall clock, sinks hear of them, and a supervisor reads what is whole."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 import pytest
 import support
 
+from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.time_account import SHARES, TimeAccount
 
@@ -69,3 +70,29 @@ def test_the_samples_of_a_command_account_for_its_whole_life(tmp_path: pathlib.P
     assert totals[-1] - totals[0] == pytest.approx(times[-1] - times[0], abs=0.5)
     assert all(seconds[share] > 0 for share in ("import", "data", "build", "compute", "evaluate", "finish"))
     assert samples[-1]["values"]["host_memory_bytes"] > 1e8
+
+
+def test_phases_are_told_in_order_with_their_seconds_and_their_ends() -> None:
+    told: list[tuple[str, float, float]] = []
+    account = TimeAccount(time.monotonic() - 10)  # importing, since then
+    account.enter("connect")
+    account.enter("data")
+    account.listen(lambda *phase: told.append(phase))
+    assert [share for share, _, _ in told] == ["import", "connect"]
+    assert [seconds for _, seconds, _ in told] == [account.seconds()["import"], account.seconds()["connect"]]
+    assert told[0][1] >= 10
+    assert told[0][2] >= told[1][1] + told[1][2]  # connecting came after it
+    told.clear()
+    for share in ("data", "build", "compute", "callbacks", "compute", "evaluate", "callbacks"):
+        account.enter(share)
+    account.move(1e-9, "compute", "build")
+    assert [(share, ago) for share, _, ago in told] == [("data", 0), ("build", 0), ("evaluate", 0), ("build", 0)]
+    assert told[-1][1] == 1e-9
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"[" * 100_000, b"[]", b"5", b"\xff" * 400, bytes(400)])
+def test_they_are_taken_for_nothing(tmp_path: pathlib.Path, content: bytes) -> None:
+    path = tmp_path / "0.heartbeat"
+    path.write_bytes(content)
+    path.with_name("0.heartbeat.facts").write_bytes(content)
+    assert heartbeat.read(path) is None and heartbeat.read_facts(path) == {}

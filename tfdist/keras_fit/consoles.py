@@ -10,9 +10,8 @@ import keras
 
 from tfdist.errors import UserError
 from tfdist.telemetry.console.base import Console, columns_of
-from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.console import PlainConsole, open_console
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress, epoch_line
-from tfdist.telemetry.console.plain import PlainConsole
 from tfdist.telemetry.facts import Level
 
 KNOWN = (0, 1, 2, "auto", "0", "1", "2")

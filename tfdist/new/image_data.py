@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.data.formats.image_files import SUFFIXES
+from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.errors import UserError, missing_extra
 from tfdist.new.found import Found, Given, is_test
 
@@ -64,7 +64,7 @@ def _directories(root: Path) -> list[str]:
 
 def _images(directory: Path) -> list[Path]:
     paths = sorted(directory.iterdir())
-    return [path for path in paths if path.name.lower().endswith(SUFFIXES) and path.name[0] != "."]
+    return [path for path in paths if path.name.lower().endswith(IMAGE_SUFFIXES) and path.name[0] != "."]
 
 
 def _shape(paths: list[Path]) -> tuple[int, int, int]:

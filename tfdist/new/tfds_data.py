@@ -17,7 +17,7 @@ def find(given: Given) -> Found:
     path = Path(given.file).resolve()
     is_path = path.is_dir()
     name, data_dir = (path.name, str(path.parent)) if is_path else (given.file, None)
-    info = find_builder(name, data_dir=data_dir, download=False).info
+    info = find_builder(name, data_dir=data_dir).info
     image, label = info.supervised_keys or (None, None)
     shape = info.features[image].shape if image else ()
     num_classes = getattr(info.features[label], "num_classes", None) if label else None

@@ -8,6 +8,7 @@ from tfdist.planning.documents import ASSUMPTIONS, uncertain
 from tfdist.planning.estimate import COMPILED, MEASURED, Estimate, Training
 from tfdist.telemetry.console.formatting import in_bytes
 
+MAX_FACTOR = 64  # of the batch, up to which a larger one is named
 HEADERS = (
     "devices",
     "strategy",
@@ -44,9 +45,8 @@ def text(best: Sequence[Estimate], training: Training) -> str:
         + (f", train.sharding = {choice.sharding!r}" if choice.sharding else ""),
         f"all-reduce {1e3 * first.reduce_seconds:.3g} ms beside {1e3 * first.compute_seconds:.3g} ms of products and "
         f"{1e3 * first.memory_seconds:.3g} ms of memory",
-        f"the batch stays {training.global_batch_size}, and so does the learning rate; up to "
-        f"{first.largest_rows * first.group.count} would fit, with a rate times "
-        f"{first.largest_rows * first.group.count / training.global_batch_size:.3g} (its root for Adam) and a warm-up",
+        f"the batch stays {training.global_batch_size}, and so does the learning rate"
+        + _describe_larger(first, training),
     ]
     if training.policy is not None:
         lines.append(
@@ -55,6 +55,15 @@ def text(best: Sequence[Estimate], training: Training) -> str:
         )
     lines += [f"time: {first.basis[0]}; memory: {first.basis[1]}", *(f"assumed: {each}" for each in ASSUMPTIONS)]
     return "\n".join([*lines, *(f"uncertain: {each}" for each in uncertain(first))])
+
+
+def _describe_larger(first: Estimate, training: Training) -> str:
+    """Which batch would fit; nothing where it is so large that nobody would train with it."""
+    largest = first.largest_rows * first.group.count
+    factor = largest / training.global_batch_size
+    if factor > MAX_FACTOR:
+        return ""
+    return f"; up to {largest} would fit, with a rate times {factor:.3g} (its root for Adam) and a warm-up"
 
 
 def _row(each: Estimate) -> tuple[str, ...]:

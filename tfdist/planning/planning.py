@@ -94,7 +94,8 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
         files.write_atomic(files.join(directory.path, "plan.gin"), documents.gin(best[0], settings))
         tell(page.text(best, training))
         tell(
-            f"{files.join(directory.path, 'plan.json')}; train it so: --gin_file=… --gin_file={directory.path}/plan.gin"
+            f"{files.join(directory.path, 'plan.json')}; to train so, write behind the experiment's files: "
+            f"--gin_file={directory.path}/plan.gin"
         )
     return best
 

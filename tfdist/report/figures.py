@@ -53,27 +53,32 @@ class Axis:
       kind: TIME, in milliseconds, or the unit, such as STEPS.
       lines: places to mark, where a start resumed.
       left: pixels before the axis begins, so that those of figures below each other begin together.
+      scale: "auto", or "log".
     """
 
-    def __init__(self, kind: str, *, lines: Sequence[float] = (), left: int = 0) -> None:
+    def __init__(self, kind: str, *, lines: Sequence[float] = (), left: int = 0, scale: str = "auto") -> None:
         self.kind = kind
+        self._scale = "datetime" if kind == TIME else scale
         self._lines = lines
         self._left = left
         self._range: Any = None
+
+    @property
+    def tooltip(self) -> str:
+        return {"datetime": "@x{%F %T}", "log": "@x"}.get(self._scale, "@x{0,0}")
 
     def figure(self, *, height: int = HEIGHT, **options: Any) -> Any:
         """An empty figure along it."""
         if self._range is not None:
             options["x_range"] = self._range
-        made = _new_figure(
-            height=height, x_axis_type="datetime" if self.kind == TIME else "auto", tools="xpan,reset,save", **options
-        )
+        made = _new_figure(height=height, x_axis_type=self._scale, tools="xpan,reset,save", **options)
         self._range = made.x_range
         made.add_tools(BoxZoomTool(dimensions="width"))
         made.toolbar.active_drag = None
         made.min_border_left = self._left
         if self.kind != TIME:
             made.xaxis.axis_label = self.kind
+        if self._scale == "auto":
             made.xaxis.formatter = NumeralTickFormatter(format="0,0")
         for place in self._lines:
             made.add_layout(Span(location=place, dimension="height", line_color=INK, line_dash="dashed"))
@@ -117,7 +122,7 @@ def draw_curves(
         line = made.line("x", "y", source=source, line_width=1.8, **look)
         if len(shown.steps) == 1:
             line = made.scatter("x", "y", source=source, size=7, **look)
-        at = "@x{%F %T}" if axis.kind == TIME else "@x{0,0}"
+        at = axis.tooltip
         _add_hover(
             made,
             line,

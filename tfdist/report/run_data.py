@@ -31,7 +31,7 @@ DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"
 ENDS = {"run_failed": "failed", "preempted": "preempted", "left_unsaved": "left unsaved", "run_paused": "paused"}
 # Samples are stored every ten seconds, half a minute later on gs://, and of a long run every 360th of its time.
 SILENCE_SECONDS, SILENCE_SHARE = 90.0, 1 / 200
-BEGIN, FINISHED = "training_started", "run_finished"  # an evaluation may come later
+BEGIN = "training_started"
 LEARNING_RATE, GRADIENT_NORM = "learning_rate", "gradient_norm"  # curves that are no metrics
 T = TypeVar("T")
 _STATEMENT = re.compile(r"(\S+) = ")
@@ -118,9 +118,10 @@ class Run:
 
     @property
     def wall_seconds(self) -> float | None:
-        """From its beginning to its end, or else its last update, the time between its starts included."""
-        finished = [event.time for event in self.events if event.name == FINISHED and self.result]
-        began, last = self.began, finished[-1] if finished else self.last_update
+        """Of all starts and the time between them, as goodput has it; without samples, between events."""
+        if self.accounts:
+            return max(account.wall_seconds for account in self.accounts.values())
+        began, last = self.began, self.last_update
         return None if began is None or last is None else (last - began).total_seconds()
 
     @property

@@ -89,7 +89,7 @@ def list_notes(run: Run) -> list[str]:
         notes += run.result.notes
     end = next((event for event in reversed(run.events) if event.name in ENDS), None)
     if end is not None and not run.result:
-        notes.append(f"{ENDS[end.name]}: {_sentence(end)}")
+        notes.append(f"{ENDS[end.name].capitalize()} at {end.time:%H:%M:%S}: {_message(end) or end.name}")
     if run.unreadable:
         notes.append(f"{count_text(run.unreadable, 'line')} of its logs could not be read and are missing here.")
     return notes
@@ -153,7 +153,8 @@ def _sentence(event: Event) -> str:
 
 
 def _message(event: Event) -> str:
-    return event.message or ", ".join(f"{name} {value}" for name, value in event.details.items())
+    details = event.details
+    return event.message or details.get("reason") or ", ".join(f"{name} {value}" for name, value in details.items())
 
 
 def _choose_evenly(events: Sequence[Event], most: int) -> Sequence[Event]:
@@ -249,7 +250,7 @@ def _resources(run: Run, axis: Axis) -> Section:
                 for own in _processes(run, worker)
             ]
             curves[f"worker {worker}"] = _join([_rates(own, per=1.0) for own in known] if is_total else known)
-        if any(curve is not None for curve in curves.values()):
+        if any(curve is not None and np.nanmax(curve.values, initial=0.0) > 0 for curve in curves.values()):
             plots.append(draw_curves(title, axis, curves, len(VALUES) * len(workers), y_format=y_format))
     return Section(title="Memory and utilization", text="Over time (UTC).", plots=plots)
 

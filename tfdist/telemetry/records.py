@@ -47,23 +47,22 @@ class RunFile:
     """A file of a run directory, or a directory of files, whose name ends with a slash.
 
     Attributes:
-      mode: whose lease covers it.
       content: what it holds.
       advice: what is lost with it, or what to do.
+      mode: whose lease covers it.
     """
 
     name: str
-    mode: str
     content: str
     policy: Policy
     advice: str
+    mode: str = "train"
 
 
 _COPY = "Restore it from a copy of the run"
 RUN_FILES = (
     RunFile(
         "checkpoints/",
-        "train",
         "the state of the training",
         Policy.REFUSE,
         "A damaged checkpoint is passed over for an older one, with a warning. Where none is whole: restore one, or "
@@ -71,92 +70,78 @@ RUN_FILES = (
     ),
     RunFile(
         "rollbacks.json",
-        "train",
         "the steps that failed, and what the run does differently since",
         Policy.REFUSE,
         f"{_COPY}, or remove it: then the run trains as if no step had failed.",
     ),
     RunFile(
         "fitted/",
-        "train",
         "what was fitted to the training data",
         Policy.REFUSE,
         f"{_COPY}, or remove it: then it is fitted to the present data.",
     ),
     RunFile(
         "hyperparameters.json",
-        "train",
         "what build(hp) was called with",
         Policy.REFUSE,
         f"{_COPY}, or remove it and train again.",
     ),
     RunFile(
-        "config.gin",
-        "train",
-        "the experiment",
-        Policy.REFUSE,
-        "A training does not read it. For other modes give --gin_file.",
+        "config.gin", "the experiment", Policy.REFUSE, "A training does not read it. For other modes give --gin_file."
     ),
     RunFile(
         "result.json",
-        "train",
         "how the run ended",
         Policy.REFUSE,
         "Remove it to continue with the run in this directory, or give another --run_dir.",
     ),
-    RunFile("export/model.keras", "train", "the trained model", Policy.REFUSE, "Use weights = 'last'."),
-    RunFile("export/adapter.npz", "train", "the adapter of the trained model", Policy.REFUSE, "Use model.keras."),
+    RunFile("export/model.keras", "the trained model", Policy.REFUSE, "Use weights = 'last'."),
+    RunFile("export/adapter.npz", "the adapter of the trained model", Policy.REFUSE, "Use model.keras."),
     RunFile(
         "sweep.jsonl",
-        "tune",
         "what happened in the sweep",
         Policy.REFUSE,
         f"{_COPY}, or give another --run_dir. Half a last line is removed.",
+        mode="tune",
     ),
-    RunFile("best.gin", "tune", "the best trial's experiment", Policy.REMAKE, "Nothing is lost."),
-    RunFile("trials.csv", "tune", "the trials as a table", Policy.REMAKE, "Nothing is lost."),
+    RunFile("best.gin", "the best trial's experiment", Policy.REMAKE, "Nothing is lost.", mode="tune"),
+    RunFile("trials.csv", "the trials as a table", Policy.REMAKE, "Nothing is lost.", mode="tune"),
     RunFile(
-        "run.json",
-        "train",
-        "the starts of the run",
-        Policy.KEEP,
-        "Goodput and the rate of failures count from this start on.",
+        "run.json", "the starts of the run", Policy.KEEP, "Goodput and the rate of failures count from this start on."
     ),
-    RunFile("metrics.jsonl", "train", "the logged points", Policy.KEEP, "Lines that can be read stay."),
+    RunFile("metrics.jsonl", "the logged points", Policy.KEEP, "Lines that can be read stay."),
     RunFile(
         "events*.jsonl",
-        "train",
         "the events, a file for each worker and mode",
         Policy.KEEP,
         "Readers skip lines that cannot be read; nothing is removed.",
     ),
     RunFile(
         "telemetry/",
-        "train",
         "what each process used, and the run's ID",
         Policy.KEEP,
         "As events. Without run_id, trackers see another run.",
     ),
-    RunFile("tuned.json", "train", "what 'auto' came to", Policy.REMAKE, "The run chooses again."),
-    RunFile("xla_cache/", "train", "what XLA has compiled", Policy.REMAKE, "XLA compiles again."),
-    RunFile("fast_check/", "fast_check", "a check in progress", Policy.REMAKE, "Emptied before each check."),
-    RunFile("find_rate/", "find_rate", "a range test in progress", Policy.REMAKE, "Emptied before each test."),
-    RunFile("find_rate.json", "find_rate", "the last range test", Policy.REMAKE, "Repeat the test."),
-    RunFile("find_rate.png", "find_rate", "the same as a picture", Policy.REMAKE, "Repeat the test."),
-    RunFile("evaluation.json", "evaluate", "the last evaluation", Policy.REMAKE, "Evaluate again."),
+    RunFile("tuned.json", "what 'auto' came to", Policy.REMAKE, "The run chooses again."),
+    RunFile("xla_cache/", "what XLA has compiled", Policy.REMAKE, "XLA compiles again."),
+    RunFile("fast_check/", "a check in progress", Policy.REMAKE, "Emptied before each check.", mode="fast_check"),
+    RunFile("find_rate/", "a range test in progress", Policy.REMAKE, "Emptied before each test.", mode="find_rate"),
+    RunFile("find_rate.json", "the last range test", Policy.REMAKE, "Repeat the test.", mode="find_rate"),
+    RunFile("find_rate.html", "the same as a page", Policy.REMAKE, "Repeat the test.", mode="find_rate"),
+    RunFile("evaluation.json", "the last evaluation", Policy.REMAKE, "Evaluate again.", mode="evaluate"),
     RunFile(
         "predictions/",
-        "predict",
         "the last predictions",
         Policy.REMAKE,
         "Parts that are not as they were written are predicted again.",
+        mode="predict",
     ),
-    RunFile("export/saved_model/", "export", "the model for servers", Policy.REMAKE, "Export again."),
-    RunFile("export/model.tflite", "export", "the model for LiteRT", Policy.REMAKE, "Export again."),
-    RunFile("export/model.onnx", "export", "the model for ONNX", Policy.REMAKE, "Export again."),
-    RunFile("export/report.json", "export", "how far exports are from the model", Policy.REMAKE, "Export again."),
-    RunFile("plan.json", "plan", "the last plan", Policy.REMAKE, "Plan again."),
-    RunFile("plan.gin", "plan", "the same as settings", Policy.REMAKE, "Plan again."),
+    RunFile("export/saved_model/", "the model for servers", Policy.REMAKE, "Export again.", mode="export"),
+    RunFile("export/model.tflite", "the model for LiteRT", Policy.REMAKE, "Export again.", mode="export"),
+    RunFile("export/model.onnx", "the model for ONNX", Policy.REMAKE, "Export again.", mode="export"),
+    RunFile("export/report.json", "how far exports are from the model", Policy.REMAKE, "Export again.", mode="export"),
+    RunFile("plan.json", "the last plan", Policy.REMAKE, "Plan again.", mode="plan"),
+    RunFile("plan.gin", "the same as settings", Policy.REMAKE, "Plan again.", mode="plan"),
 )
 _BY_NAME = {file.name.rstrip("/").rpartition("/")[2]: file for file in RUN_FILES}
 
@@ -341,5 +326,5 @@ def _hints(kind: type) -> dict[str, Any]:
 def _file_of(path: str) -> RunFile:
     *folders, name = path.split("/")
     known = [_BY_NAME[each] for each in folders if each in _BY_NAME and _BY_NAME[each].name.endswith("/")]
-    other = RunFile(name, "train", "what a run left there", Policy.REFUSE, f"{_COPY}.")
+    other = RunFile(name, "what a run left there", Policy.REFUSE, f"{_COPY}.")
     return _BY_NAME.get(name) or [other, *known][-1]

@@ -13,6 +13,16 @@ from tfdist.storage import files
 from tfdist.storage.troubles import check_writable
 
 
+class _Name:
+    """A name in a run directory; of a `RunDirectory` it gives the path."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDirectory, owner: type[RunDirectory]) -> str:
+        return files.join(run.path, self._name)
+
+
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
     """The paths of one run.
@@ -24,6 +34,31 @@ class RunDirectory:
 
     path: str
     checkpoint_dir: str | None = None
+
+    config = _Name("config.gin")
+    starts = _Name("run.json")  # of which kind the run is, with which settings, and how often it was started
+    rollbacks = _Name("rollbacks.json")  # the steps that failed, and what the run does in another way since
+    tuned = _Name("tuned.json")  # what the run chose by trying
+    result = _Name("result.json")
+    evaluation = _Name("evaluation.json")  # what `--mode=evaluate` found last
+    metrics = _Name("metrics.jsonl")
+    events = _Name("events.jsonl")
+    telemetry = _Name("telemetry")  # what each worker's process used, and what the run is known by
+    run_id = _Name("telemetry/run_id")
+    tensorboard = _Name("tensorboard")
+    # what sources fitted on the training data, which evaluations need again: vocabularies, means
+    fitted = _Name("fitted")
+    export = _Name("export")
+    model = _Name("export/model.keras")
+    adapter = _Name("export/adapter.npz")  # what low-rank adaptation has learned, alone
+    # what `--mode=export` wrote, and how far its outputs are from the model's
+    export_report = _Name("export/report.json")
+    predictions = _Name("predictions")  # the files of `--mode=predict`
+    sweep = _Name("sweep.jsonl")  # the journal of `--mode=tune`: what each trial was, reported and came to
+    # by which workers of a sweep over a cluster see that they share the directory with its chief
+    sweep_mark = _Name(".sweep-chief")
+    trials = _Name("trials.csv")  # the sweep's trials as a table
+    report = _Name("report")  # the page that shows the run, or the sweep
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", _expanded(self.path))
@@ -51,42 +86,6 @@ class RunDirectory:
                     f"{path} is a file; a run has a directory there. Move it away, or give another --run_dir."
                 )
 
-    @property
-    def config(self) -> str:
-        return files.join(self.path, "config.gin")
-
-    @property
-    def starts(self) -> str:
-        """Of which kind the run is, with which settings, and how often it was started."""
-        return files.join(self.path, "run.json")
-
-    @property
-    def rollbacks(self) -> str:
-        """The steps that failed, and what the run does in another way since."""
-        return files.join(self.path, "rollbacks.json")
-
-    @property
-    def tuned(self) -> str:
-        """What the run chose by trying."""
-        return files.join(self.path, "tuned.json")
-
-    @property
-    def result(self) -> str:
-        return files.join(self.path, "result.json")
-
-    @property
-    def evaluation(self) -> str:
-        """What `--mode=evaluate` found last."""
-        return files.join(self.path, "evaluation.json")
-
-    @property
-    def metrics(self) -> str:
-        return files.join(self.path, "metrics.jsonl")
-
-    @property
-    def events(self) -> str:
-        return files.join(self.path, "events.jsonl")
-
     def worker_events(self, worker: int) -> str:
         """What a worker other than the chief has to tell."""
         return files.join(self.path, f"events-worker-{worker}.jsonl")
@@ -97,17 +96,8 @@ class RunDirectory:
         return files.join(self.path, f"{name}.jsonl")
 
     def all_events(self) -> list[str]:
-        """The files of the events of all workers and modes, the chief's first."""
-        return [self.events, *_of_workers(self.path, "events-")]
-
-    @property
-    def telemetry(self) -> str:
-        """What each worker's process used, and what the run is known by."""
-        return files.join(self.path, "telemetry")
-
-    @property
-    def run_id(self) -> str:
-        return files.join(self.telemetry, "run_id")
+        """The files of the events of a training's workers, the chief's first."""
+        return [self.events, *_of_workers(self.path, "events-worker-")]
 
     def samples(self, worker: int) -> str:
         """What a worker's process used, and where its time went."""
@@ -121,10 +111,6 @@ class RunDirectory:
         """The files of the samples of all workers."""
         return _of_workers(self.telemetry, "worker-")
 
-    @property
-    def tensorboard(self) -> str:
-        return files.join(self.path, "tensorboard")
-
     def profile(self, name: str, worker: int) -> str:
         """A worker's profile, where TensorBoard's plugin looks for it: one of several files of the run `name`."""
         return files.join(self.tensorboard, "plugins", "profile", name, f"worker-{worker}.xplane.pb")
@@ -132,54 +118,6 @@ class RunDirectory:
     @property
     def checkpoints(self) -> str:
         return self.checkpoint_dir or files.join(self.path, "checkpoints")
-
-    @property
-    def fitted(self) -> str:
-        """What sources fitted on the training data, which evaluations need again: vocabularies, means."""
-        return files.join(self.path, "fitted")
-
-    @property
-    def export(self) -> str:
-        return files.join(self.path, "export")
-
-    @property
-    def model(self) -> str:
-        return files.join(self.export, "model.keras")
-
-    @property
-    def adapter(self) -> str:
-        """What low-rank adaptation has learned, alone."""
-        return files.join(self.export, "adapter.npz")
-
-    @property
-    def export_report(self) -> str:
-        """What `--mode=export` wrote, and how far its outputs are from the model's."""
-        return files.join(self.export, "report.json")
-
-    @property
-    def predictions(self) -> str:
-        """The files of `--mode=predict`."""
-        return files.join(self.path, "predictions")
-
-    @property
-    def sweep(self) -> str:
-        """The journal of `--mode=tune`: what each trial was, reported and came to."""
-        return files.join(self.path, "sweep.jsonl")
-
-    @property
-    def sweep_mark(self) -> str:
-        """By which workers of a sweep over a cluster see that they share the directory with its chief."""
-        return files.join(self.path, ".sweep-chief")
-
-    @property
-    def trials(self) -> str:
-        """The sweep's trials as a table."""
-        return files.join(self.path, "trials.csv")
-
-    @property
-    def report(self) -> str:
-        """The page that shows the run, or the sweep."""
-        return files.join(self.path, "report")
 
 
 def _expanded(path: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -17,6 +16,8 @@ import numpy as np
 from keras import ops
 
 from tfdist.errors import DivergedError, UserError
+from tfdist.report.report import can_draw
+from tfdist.report.run_data import Curve
 from tfdist.settings.checks import POSITIVE, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.storage import files
@@ -80,7 +81,7 @@ def find_rate(
     train: Callable[[TrainSettings, Request], object],
     tell: Callable[[str], None],
 ) -> RangeTest:
-    """Trains a few steps, and writes find_rate.json and find_rate.png into the run directory.
+    """Trains a few steps, and writes find_rate.json and find_rate.html into the run directory.
 
     The weights are those of the run's newest checkpoint, if it has one, else new ones.
 
@@ -204,20 +205,17 @@ def _show(found: RangeTest, tell: Callable[[str], None]) -> None:
 def _write(directory: RunDirectory, found: RangeTest) -> None:
     written = to_json(dataclasses.asdict(found), indent=2) + "\n"
     files.write_atomic(files.join(directory.path, "find_rate.json"), written)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    if not can_draw():
         return  # the numbers are there
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(found.rates, found.losses, color="#bbbbbb", linewidth=1, label="each step")
-    axes.plot(found.rates, found.smooth, color="#1f5fa8", label="smoothed")
-    if found.suggestion is not None:
-        axes.axvline(found.suggestion, color="#c0392b", linestyle="--", label=f"falls fastest, {found.suggestion:.2g}")
-    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
-    if found.losses:
-        axes.set_ylim(min(found.losses) * 0.9, 2 * found.smooth[0] - min(found.smooth) + 1e-9)
-    axes.legend(frameon=False)
-    held = io.BytesIO()
-    figure.savefig(held, format="png", dpi=120)
-    files.write_atomic(files.join(directory.path, "find_rate.png"), held.getvalue())
+    from tfdist.report.figures import Axis, draw_curves
+    from tfdist.report.page import Section, build_page
+
+    rates, lines = np.array(found.rates), [] if found.suggestion is None else [found.suggestion]
+    curves: dict[str, Curve | None] = {
+        name: Curve(rates, np.array(losses)) for name, losses in (("each step", found.losses), ("smooth", found.smooth))
+    }
+    limits = (min(found.losses) * 0.9, 2 * found.smooth[0] - min(found.smooth)) if found.losses else None
+    plot = draw_curves("loss", Axis("learning rate", lines=lines, scale="log"), curves, 2, y_range=limits)
+    text = "Dashed: where the smooth loss falls fastest." if lines else ""
+    page = build_page("Range test of the learning rate", [Section(title="Loss", text=text, plots=[plot], is_wide=True)])
+    files.write_atomic(files.join(directory.path, "find_rate.html"), page)

@@ -106,47 +106,40 @@ def _names(path: str | Mapping[str, str]) -> list[str]:
             f"ArrayFiles.path is a .npz file, or a dict of names to .npy files such as {{'x': 'x.npy', 'y': 'y.npy'}}; "
             f"received {path!r}."
         )
-    with _archive(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist()]
-
-
-def _archive(path: str) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(io.BytesIO(files.read(path)) if files.is_remote(path) else path)
-    except zipfile.BadZipFile as error:
-        raise UserError(f"{path} is no .npz file, or a damaged one: {error}. Write it again with np.savez.") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with _load(path) as archive:
+        return list(archive.files)
 
 
 def _open(path: str | Mapping[str, str], names: Sequence[str]) -> dict[str, np.ndarray]:
     if not isinstance(path, str):
-        return {name: _open_npy(path[name]) for name in names}
-    with _archive(path) as archive:
+        return {name: _load(path[name]) for name in names}
+    with _load(path) as archive:
         return {name: _read_member(archive, path, name) for name in names}
 
 
-def _open_npy(path: str) -> np.ndarray:
+def _read_member(archive: Any, path: str, name: str) -> np.ndarray:
     try:
-        if files.is_remote(path):
-            return np.load(io.BytesIO(files.read(path)), allow_pickle=False)
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{path} is no .npy file that can be read: {error}. Write it again with np.save.") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _read_member(archive: zipfile.ZipFile, path: str, name: str) -> np.ndarray:
-    try:
-        with archive.open(f"{name}.npy") as member:
-            return np.lib.format.read_array(member, allow_pickle=False)
-    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
+        return archive[name]
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise UserError(f"The array {name!r} of {path} cannot be read: {error}. Write it with np.savez.") from error
 
 
-def _unreadable(path: str, error: OSError) -> UserError:
-    return UserError(f"The array file {path!r} cannot be read: {error.strerror or error}. Check its path.")
+def _load(path: str) -> Any:
+    """An array, mapped where it is a local file of its own, or an archive of arrays."""
+    try:
+        source = io.BytesIO(files.read(path)) if files.is_remote(path) else path
+        loaded = np.load(source, mmap_mode=None if files.is_remote(path) else "r", allow_pickle=False)
+        if hasattr(loaded, "files") != path.endswith(".npz"):
+            raise ValueError("its content is of the other kind")
+        return loaded
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        kind, writer = (".npz", "np.savez") if path.endswith(".npz") else (".npy", "np.save")
+        raise UserError(
+            f"{path} is no {kind} file, or a damaged one: {error}. Write it again with {writer}."
+        ) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"The array file {path!r} cannot be read: {reason}. Check its path.") from error
 
 
 def _dtype(array: np.ndarray) -> tf.DType:

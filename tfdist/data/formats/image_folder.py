@@ -6,19 +6,28 @@ worker opens the files of its own batches only.
 
 from __future__ import annotations
 
+import importlib.util
+import io
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.image_files import SUFFIXES, CorruptImageError, ImageReader, reading_threads
+from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader
-from tfdist.errors import UnreadableError, UserError, suggest
+from tfdist.errors import UnreadableError, UserError, is_whole_number, missing_extra, suggest
+from tfdist.settings.checks import one_of
 from tfdist.storage import files
 
+METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+FITS = ("stretch", "crop")
+MODES = {1: ("grayscale", "L"), 3: ("rgb", "RGB"), 4: ("rgba", "RGBA")}  # Keras's and Pillow's names
 IMAGES_AT_A_TIME = 8  # by one thread: to hand over each by itself costs a tenth of decoding it
 
 
@@ -35,7 +44,11 @@ class ImageFolder(RandomAccessSource):
       size: (height, width) in pixels, to which every image is brought.
       classes: names of the subdirectories in the order of their labels; None takes all, sorted. Give them where a
         split may lack one.
-      channels, method, fit, pad_value: see `ImageReader`.
+      channels: 1 for gray, 3 for red, green, blue, 4 with transparency; what a file has is converted.
+      method: how to resize: nearest, bilinear, bicubic, lanczos, box or hamming, all of them antialiased where an
+        image shrinks, but nearest.
+      fit: "stretch" takes the whole image to the size, "crop" keeps its proportions and cuts what stands out on both
+        sides.
       scale: what pixel values, 0 … 255, are multiplied by in the end.
       augmentation: builders of Keras layers, applied while training to pixel values 0 … 255, see `augment.py`.
 
@@ -54,11 +67,18 @@ class ImageFolder(RandomAccessSource):
         channels: int = 3,
         method: str = "bilinear",
         fit: str = "stretch",
-        pad_value: int = 0,
         scale: float = 1 / 255,
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
-        self._images = ImageReader(tuple(size) if isinstance(size, list) else size, channels, method, fit, pad_value)
+        if importlib.util.find_spec("PIL") is None:
+            raise missing_extra("pillow", "images", "Reading images")
+        if not isinstance(size, Sequence) or len(size) != 2 or not all(map(is_whole_number, size)):
+            raise UserError(f"size is (height, width) in pixels, such as (128, 128); received {size!r}.")
+        if channels not in MODES:
+            raise UserError(f"channels is {channels!r}; write one of {', '.join(map(str, MODES))}.")
+        one_of(*METHODS)("method", method)
+        one_of(*FITS)("fit", fit)
+        self._shape, self._method, self._fit = (*size, channels), method, fit
         self._root = root
         self.classes = _classes(root, classes)
         listed = [_images_in(files.join(root, name)) for name in self.classes]
@@ -66,12 +86,11 @@ class ImageFolder(RandomAccessSource):
         self.labels = np.repeat(np.arange(len(listed)), [len(of_class) for of_class in listed]).astype(np.int32)
         if not self.paths:
             raise UserError(
-                f"No images in {root}/CLASS/ for the classes {self.classes}; they end in {', '.join(SUFFIXES)}."
+                f"No images in {root}/CLASS/ for the classes {self.classes}; they end in {', '.join(IMAGE_SUFFIXES)}."
             )
         self.num_examples = len(self.paths)
         self._scale = float(scale)
-        image = tf.TensorSpec([None, *self._images.size, channels], tf.float32)
-        self.structure = (image, tf.TensorSpec([None], tf.int32))
+        self.structure = (tf.TensorSpec([None, *self._shape], tf.float32), tf.TensorSpec([None], tf.int32))
         self._layers = Augmentation(augmentation, self.structure) if augmentation else None
         if self._layers is not None:
             self.augment = self._augmented
@@ -109,11 +128,11 @@ class ImageFolder(RandomAccessSource):
 
     def _pixels(self) -> Callable[[tf.Tensor], Any]:
         """Indices to (uint8 images, labels)."""
-        threads = reading_threads()
-        shape = [*self._images.size, self._images.channels]
+        threads = ThreadPoolExecutor(max(4, os.cpu_count() or 1), thread_name_prefix="tfdist-images")
+        shape = self._shape
 
         def load(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            images = np.empty([len(indices), *shape], np.uint8)
+            images = np.empty((len(indices), *shape), np.uint8)
 
             def fill(first: int) -> None:
                 for place in range(first, min(first + IMAGES_AT_A_TIME, len(indices))):
@@ -132,9 +151,18 @@ class ImageFolder(RandomAccessSource):
         return gather
 
     def _read(self, path: str) -> np.ndarray:
+        height, width, channels = self._shape
+        color_mode, mode = MODES[channels]
         try:
-            return self._images.read(path)
-        except CorruptImageError as error:
+            data = files.read(path)
+        except OSError as error:
+            raise UserError(f"The image {path!r} cannot be read: {error.strerror or error}.") from error
+        try:
+            image = keras.utils.load_img(
+                io.BytesIO(data), color_mode, (height, width), self._method, keep_aspect_ratio=self._fit == "crop"
+            )
+            return np.asarray(image.convert(mode), np.uint8).reshape(self._shape)  # of 16 bits, it is not converted yet
+        except Exception as error:  # Pillow raises many kinds for what is no image, or a damaged one
             raise UnreadableError(f"The image {path!r} cannot be decoded: {error}. Replace or remove it.") from error
 
 
@@ -172,4 +200,4 @@ def _images_in(directory: str) -> list[str]:
         names = files.list_names(directory)
     except OSError as error:
         raise UserError(f"The class directory {directory!r} cannot be listed: {error.strerror or error}.") from error
-    return [files.join(directory, name) for name in names if name.lower().endswith(SUFFIXES) and name[0] != "."]
+    return [files.join(directory, name) for name in names if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."]

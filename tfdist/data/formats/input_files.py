@@ -13,6 +13,7 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 Patterns = str | Sequence[str]
 
 

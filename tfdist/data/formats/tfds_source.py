@@ -1,16 +1,13 @@
 """TensorFlow Datasets by name and split, read from where they were prepared.
 
-Invariant: without `download` no code of the data set runs and nothing is fetched: what was prepared is read from its
-own directory. `tensorflow_datasets` is imported when it is first needed, not before.
+Invariant: no code of the data set runs and nothing is fetched: what was prepared is read from its own directory.
+`tensorflow_datasets` is imported when it is first needed, not before.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +31,6 @@ def load_tfds(
     name: str,
     split: str,
     data_dir: str | None = None,
-    download: bool = False,
     columns: Columns | None = None,
     transforms: Mapping[str, Callable[[Any], Any]] | None = None,
     transform: Callable[[Any], Any] | None = None,
@@ -48,7 +44,6 @@ def load_tfds(
       name: "mnist", "mnist:3.0.1", "glue/cola".
       split: "train", or an expression: "train[:80%]", "train+test", "train[10:20]".
       data_dir: where it was prepared, local or gs://; None takes ~/tensorflow_datasets.
-      download: downloads and prepares it first where it is not prepared: one worker does, the others wait for it.
       columns: which features are inputs, targets and weights; None takes the data set's own supervised keys.
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
@@ -59,7 +54,7 @@ def load_tfds(
     Raises:
       UserError: it is not prepared, has no such split or columns, or is in a format that cannot be read so.
     """
-    builder = find_builder(name, data_dir=data_dir, download=download)
+    builder = find_builder(name, data_dir=data_dir)
     features = builder.info.features
     decoding = Decoding(columns or _supervised(builder, name), transforms, transform)
     decoding.check(list(features), f"The data set {name!r}")
@@ -128,16 +123,15 @@ def _supervised(builder: Any, name: str) -> Columns:
     return Columns(inputs=keys[0], targets=keys[1], weights=keys[2] if len(keys) > 2 else None)
 
 
-def find_builder(name: str, *, data_dir: str | None, download: bool) -> Any:
+def find_builder(name: str, *, data_dir: str | None) -> Any:
     """The builder of a prepared data set.
 
     Args:
       name: as TFDS writes it: "mnist", "mnist:3.0.1", "glue/cola".
       data_dir: where data sets lie, local or gs://; None takes TFDS's own ~/tensorflow_datasets.
-      download: whether to download and prepare what is not there. One process does, under a lock; the others wait.
 
     Raises:
-      UserError: it is not prepared, or cannot be; or the package is missing.
+      UserError: it is not prepared; or the package is missing.
     """
     tfds = import_tfds()
     directory = data_dir or DEFAULT_DIRECTORY
@@ -145,22 +139,12 @@ def find_builder(name: str, *, data_dir: str | None, download: bool) -> Any:
     builder = _prepared(tfds, name, directory)
     if builder is not None:
         return builder
-    if not download:
-        there = _names_in(directory)
-        raise UserError(
-            f"The TensorFlow data set {name!r} is not prepared in {directory}; "
-            f"{f'there are {there}' if there else 'there is none'}.{suggest(name, there)} Prepare it where there is a "
-            f"network, with: tfds build {name} --data_dir={directory}, or write load_tfds.download = True."
-        )
-    if files.is_remote(directory):
-        raise UserError(
-            f"download = True prepares in a local directory, where workers can wait for each other; received "
-            f"data_dir = {directory!r}. Prepare it once, with: tfds build {name} --data_dir={directory}, and leave "
-            "download away."
-        )
-    with _lock(directory, name):
-        builder = _prepared(tfds, name, directory)  # by whoever had the lock before
-        return builder if builder is not None else _prepare(tfds, name, directory)
+    there = _names_in(directory)
+    raise UserError(
+        f"The TensorFlow data set {name!r} is not prepared in {directory}; "
+        f"{f'there are {there}' if there else 'there is none'}.{suggest(name, there)} Prepare it where there is a "
+        f"network, with: tfds build {name} --data_dir={directory}"
+    )
 
 
 def import_tfds() -> Any:
@@ -187,35 +171,6 @@ def _prepared(tfds: Any, name: str, directory: str) -> Any | None:
         return None
     except ValueError as error:  # a name that TFDS does not parse
         raise UserError(f"{name!r} is no name of a TensorFlow data set: {_first_line(error)}") from error
-
-
-def _prepare(tfds: Any, name: str, directory: str) -> Any:
-    from tensorflow_datasets.core import registered
-
-    try:
-        builder = tfds.builder(name, data_dir=directory)
-    except registered.DatasetNotFoundError as error:
-        raise UserError(
-            f"TensorFlow Datasets knows no {name!r}.{suggest(name, tfds.list_builders(with_community_datasets=False))} "
-            "A data set of your own is known once its module is imported in the gin file."
-        ) from error
-    try:
-        builder.download_and_prepare()
-    except Exception as error:  # whatever the network, the disk or the builder's own code says
-        raise UserError(
-            f"{name!r} could not be downloaded and prepared in {directory}: {_first_line(error)}"
-        ) from error
-    return builder
-
-
-@contextlib.contextmanager
-def _lock(directory: str, name: str) -> Iterator[None]:
-    """Waits until no other process prepares this data set here; the system takes the lock from one that dies."""
-    os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, f".{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.tfdist-lock")
-    with open(path, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
 
 
 def _names_in(directory: str) -> list[str]:

@@ -26,7 +26,7 @@ class Output:
         self._file_descriptors = {STDOUT: stdout, STDERR: stderr}
         self._lock = threading.Lock()
         self._pumps: list[threading.Thread] = []
-        self._last_words: dict[int, collections.deque[str]] = {}
+        self._last_words: dict[int | None, collections.deque[str]] = {}
         self._last_to_speak: int | None = None
 
     def say(self, message: str) -> None:
@@ -47,8 +47,9 @@ class Output:
         self._pumps = [pump for pump in self._pumps if pump.is_alive()]
 
     def last_words(self, worker: int) -> list[str]:
-        """A worker's last lines on stderr, if others wrote there after it; else none, as they can still be seen."""
-        return [] if self._last_to_speak == worker else list(self._last_words.get(worker, ()))
+        """A worker's last lines on stderr; none where others have written none there since."""
+        words, newest = (list(self._last_words.get(each, ())) for each in (worker, self._last_to_speak))
+        return [] if words[-1:] == newest[-1:] else words
 
     def _pump(self, pipe: IO[bytes], stream: int, worker: int) -> None:
         rest = b""

@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -48,10 +49,19 @@ class Console:
 
 
 def write_line(stream: TextIO, text: str, level: Level = "info") -> None:
-    """Writes a line, which begins with its level unless that is "info"."""
+    """Writes a line, which begins with its level unless that is "info"; a terminal breaks it between words."""
+    text = text if level == "info" else f"{level}: {text}"
+    if stream.isatty() and (width := columns_of(stream)):
+        text = wrap_words(text, width)
     with outliving_terminal():
-        stream.write(f"{'' if level == 'info' else f'{level}: '}{text}\n")
+        stream.write(f"{text}\n")
         stream.flush()
+
+
+def wrap_words(text: str, width: int) -> str:
+    """The text in lines of so many columns; a longer word, such as a path, stays whole for who copies it."""
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line) if len(line) > width else line for line in text.split("\n"))
 
 
 def columns_of(stream: TextIO) -> int | None:

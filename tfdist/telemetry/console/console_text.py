@@ -89,11 +89,6 @@ def epoch_text(plan: Plan, epoch: int) -> str:
     return f"epoch {epoch:>{len(total)}}/{total}"
 
 
-def step_text(plan: Plan, step_in_epoch: int) -> str:
-    """`40/68`."""
-    return f"{step_in_epoch}" if plan.steps_per_epoch is None else f"{step_in_epoch}/{plan.steps_per_epoch}"
-
-
 def epoch_line(plan: Plan, summary: EpochSummary, *, width: int | None = None) -> str:
     """`epoch  3/10  step  68  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,345 examples/s`.
 
@@ -119,23 +114,15 @@ def epoch_line(plan: Plan, summary: EpochSummary, *, width: int | None = None) -
 
 
 def progress_line(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int | None = None) -> str:
-    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
-    place = f"{epoch_text(plan, progress.epoch)}  step {step_text(plan, progress.step_in_epoch)}"
-    return _fit([_progress_parts(place, progress, seconds_left)], width)
+    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds.
 
-
-def bar_text(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int) -> str:
-    """`40/68  loss 0.1234  accuracy 0.9671  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
-    parts = _progress_parts(step_text(plan, progress.step_in_epoch), progress, seconds_left)
-    text = _fit([[*parts[:4], parts[-1]] if len(parts) > 5 else parts], width)
-    return text if len(text) <= width else ""
-
-
-def _progress_parts(place: str, progress: Progress, seconds_left: float | None) -> list[tuple[float, str]]:
-    """Of the metrics the first goes last, after the rate."""
+    Of the metrics the first is left out last, after the rate.
+    """
+    steps = "" if plan.steps_per_epoch is None else f"/{plan.steps_per_epoch}"
+    place = f"{epoch_text(plan, progress.epoch)}  step {progress.step_in_epoch}{steps}"
     numbers = _number_texts(progress.metrics)
     metrics = [(1.0 if index == 0 else float(-index), text) for index, text in enumerate(numbers)]
-    return [(ALWAYS, place), *metrics, (0.0, rate_text(progress.examples_per_second, seconds_left))]
+    return _fit([[(ALWAYS, place), *metrics, (0.0, rate_text(progress.examples_per_second, seconds_left))]], width)
 
 
 def _fit(groups: Sequence[Sequence[tuple[float, str]]], width: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The console on a terminal: a bar for the epoch that runs, and above it lines for those that are over.
+"""The console on a terminal: a bar for the run, and above it lines for epochs that are over.
 
 Invariant: the terminal is drawn at most `_REDRAWS_PER_SECOND` times a second and by the calling thread, so the bar
 takes some 0.2 % of a core and no thread of its own. `console.open_console` makes it.
@@ -15,13 +15,13 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.base import outliving_terminal, write_line
-from tfdist.telemetry.console.console_text import Plan, Progress, bar_text, epoch_text
-from tfdist.telemetry.console.plain import PlainConsole
+from tfdist.telemetry.console.base import outliving_terminal, wrap_words, write_line
+from tfdist.telemetry.console.console import PlainConsole
+from tfdist.telemetry.console.console_text import Plan, Progress, progress_line
 from tfdist.telemetry.facts import Level
 
 _REDRAWS_PER_SECOND = 5
-_BAR_WIDTH = 10
+_BAR_SHARE, _MIN_BAR_WIDTH = 8, 10  # of the terminal's width; columns
 _STYLES = {"info": "", "warning": "yellow", "error": "red"}
 
 
@@ -32,7 +32,10 @@ def can_move_cursor(stdout: TextIO) -> bool:
 
 
 class ProgressBarConsole(PlainConsole):
-    """`Console` with rich. Between `start` and `close` other prints of this process appear above the bar."""
+    """`Console` with rich. Between `start` and `close` other prints of this process appear above the bar.
+
+    The bar is of the run's steps; of those of an epoch where nobody knows how many the run has.
+    """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stdout, stderr, clock=clock)
@@ -44,16 +47,16 @@ class ProgressBarConsole(PlainConsole):
     def start(self, plan: Plan) -> None:
         self.close()
         super().start(plan)
+        self._bar_width = max(self._terminal.width // _BAR_SHARE, _MIN_BAR_WIDTH)
         self._bar = rich.progress.Progress(
+            BarColumn(bar_width=self._bar_width),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=_BAR_WIDTH),
-            TextColumn("{task.fields[figures]}", markup=False),
             console=self._terminal,
             auto_refresh=False,
             transient=True,
             redirect_stderr=self._stderr.isatty(),
         )
-        self._task = self._bar.add_task("training", total=plan.steps_per_epoch, figures="")
+        self._task = self._bar.add_task("training", total=plan.total_steps or plan.steps_per_epoch)
         with outliving_terminal():
             self._bar.start()
 
@@ -61,7 +64,7 @@ class ProgressBarConsole(PlainConsole):
         if level != "info" and not self._stderr.isatty():
             write_line(self._stderr, text, level)
             return
-        line = text if level == "info" else f"{level}: {text}"
+        line = wrap_words(text if level == "info" else f"{level}: {text}", self._terminal.width)
         with outliving_terminal():
             self._terminal.print(Text(line, style=_STYLES[level]), soft_wrap=True)
 
@@ -76,9 +79,8 @@ class ProgressBarConsole(PlainConsole):
         if self._bar is None or self._clock() - self._last_redraw_time < 1 / _REDRAWS_PER_SECOND:
             return
         self._last_redraw_time = self._clock()
-        epoch = epoch_text(self._plan, progress.epoch)
-        width = self._terminal.width - len(epoch) - _BAR_WIDTH - len("  ")
-        figures = bar_text(self._plan, progress, seconds_left, width=width)
-        self._bar.update(self._task, completed=progress.step_in_epoch, description=epoch, figures=figures)
+        text = progress_line(self._plan, progress, seconds_left, width=self._terminal.width - self._bar_width - 1)
+        done = progress.step if self._plan.total_steps else progress.step_in_epoch
+        self._bar.update(self._task, completed=done, description=text)
         with outliving_terminal():
             self._bar.refresh()

@@ -9,12 +9,10 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import tempfile
 import time as clock
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.facts import Event, RunFacts
 from tfdist.telemetry.result import versions
@@ -34,21 +32,14 @@ class MLflow(Tracker):
         MLFLOW_TRACKING_URI.
       experiment: made where there is none of that name.
       run_name: None is the name of the run directory.
-      model: whether export/model.keras is among the artifacts.
     """
 
     def __init__(
-        self,
-        tracking_uri: str | None = None,
-        experiment: str = "tfdist",
-        run_name: str | None = None,
-        model: bool = True,
+        self, tracking_uri: str | None = None, experiment: str = "tfdist", run_name: str | None = None
     ) -> None:
         texts = {"tracking_uri": tracking_uri, "experiment": experiment, "run_name": run_name}
         check_client("MLflow", "mlflow", "mlflow-skinny", texts)
-        if not isinstance(model, bool):
-            raise UserError(f"MLflow.model must be True or False; received {model!r}.")
-        self._tracking_uri, self._experiment, self._run_name, self._model = tracking_uri, experiment, run_name, model
+        self._tracking_uri, self._experiment, self._run_name = tracking_uri, experiment, run_name
         self._metrics: list[Any] = []
         self._sent_at = clock.monotonic()
 
@@ -99,9 +90,8 @@ class MLflow(Tracker):
         self._send()
         directory = self._directory
         for path in (directory.config, directory.result, directory.events):
-            self._store(path)
-        if self._model:
-            self._store(directory.model, folder="export")
+            if files.exists(path):
+                self._client.log_text(self._id, files.read(path).decode(errors="replace"), os.path.basename(path))
         self._client.set_tag(self._id, "tfdist.status", status)
         ends = {"done": "FINISHED", FAILED: "FAILED"}  # a run that was preempted or paused is to be resumed
         self._client.set_terminated(self._id, ends.get(status, "KILLED"))
@@ -120,17 +110,6 @@ class MLflow(Tracker):
     def _send(self) -> None:
         self._client.log_batch(self._id, metrics=self._metrics)
         self._metrics, self._sent_at = [], clock.monotonic()
-
-    def _store(self, path: str, folder: str | None = None) -> None:
-        """Makes a file of the run an artifact, if it is there."""
-        if not files.exists(path):
-            return
-        with tempfile.TemporaryDirectory(prefix="tfdist-mlflow-") as scratch:
-            local = path
-            if files.is_remote(path):
-                local = os.path.join(scratch, os.path.basename(path))
-                files.write_atomic(local, files.read(path))
-            self._client.log_artifact(self._id, local, folder)
 
 
 def _name(name: str) -> str:

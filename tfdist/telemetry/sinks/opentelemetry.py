@@ -1,4 +1,4 @@
-"""Sends spans and metrics of a run to an OpenTelemetry collector, by OpenTelemetry's SDK.
+"""Sends the spans of a run to an OpenTelemetry collector, by OpenTelemetry's SDK.
 
 Invariant: all spans of a run, of all its starts and workers, are of one trace, whose id is the run's; a span's parent
 is sent before it. Nothing is registered with OpenTelemetry's globals. Spans wait for a collector that is away.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import math
 import secrets
 import time
 from collections.abc import Mapping
@@ -17,16 +16,11 @@ from typing import Any
 from tfdist.errors import UserError, missing_extra, redacted
 from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample, now
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.registry import COUNTER, HISTOGRAM, Metric
-from tfdist.telemetry.sinks.measures import Measures
 from tfdist.telemetry.sinks.sink import FAILED, Sink
 
 try:
     from opentelemetry.context import Context
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -36,7 +30,7 @@ try:
     from opentelemetry.trace import StatusCode, set_span_in_context
 except ImportError:
     package = "opentelemetry-exporter-otlp-proto-http"
-    raise missing_extra(package, "opentelemetry", "Sending traces and metrics to OpenTelemetry") from None
+    raise missing_extra(package, "opentelemetry", "Sending traces to OpenTelemetry") from None
 
 REQUEST_SECONDS = 2.0  # with all retries
 PATIENCE_SECONDS = 300.0  # as long as a collector may take to be replaced
@@ -56,7 +50,7 @@ class _OneTrace(RandomIdGenerator):
 
 
 class OpenTelemetry(Sink):
-    """One trace a run, and the metrics of each worker.
+    """One trace a run.
 
     A start of the run on a worker is a span `start` without length, which is sent at once: the parent of its phases,
     epochs, checkpoints and events, and, at its end, of a span `train` (or another mode) with its whole length and how
@@ -65,16 +59,12 @@ class OpenTelemetry(Sink):
 
     Args:
       endpoint: a collector's OTLP/HTTP receiver, without /v1/traces.
-      sample_rate: the share of runs whose trace is sent; all starts and workers of a run decide alike. Metrics are
-        sent of each run.
-      metrics: False where the endpoint takes traces alone, as Jaeger's does.
+      sample_rate: the share of runs whose trace is sent; all starts and workers of a run decide alike.
     """
 
     every_worker = True
 
-    def __init__(
-        self, *, endpoint: str = "http://localhost:4318", sample_rate: float = 1.0, metrics: bool = True
-    ) -> None:
+    def __init__(self, *, endpoint: str = "http://localhost:4318", sample_rate: float = 1.0) -> None:
         if not endpoint.startswith(("http://", "https://")):
             raise UserError(
                 "opentelemetry.OpenTelemetry.endpoint must be the URL of a collector's OTLP/HTTP receiver, such as "
@@ -82,45 +72,43 @@ class OpenTelemetry(Sink):
             )
         if not 0 <= sample_rate <= 1:
             raise UserError(f"opentelemetry.OpenTelemetry.sample_rate must be from 0 to 1. Received: {sample_rate!r}.")
-        self._endpoint, self._sample_rate, self._sends_metrics = endpoint.rstrip("/"), sample_rate, metrics
+        self._endpoint, self._sample_rate = endpoint.rstrip("/"), sample_rate
 
     def open(self, run: RunFacts) -> None:
-        self._run, self._measures = run, Measures(run)
+        self._run, self._spans = run, InMemorySpanExporter()
         name = {"service.name": "tfdist", "service.instance.id": f"{run.run_id}-{run.worker}"}
-        resource = Resource.create({**name, "job_id": run.run_id, "worker": run.worker})
-        self._spans, self._metrics = InMemorySpanExporter(), InMemoryMetricReader()
-        sampler, ids = TraceIdRatioBased(self._sample_rate), _OneTrace(int(run.run_id, 16))
-        tracers = TracerProvider(sampler, resource, shutdown_on_exit=False, id_generator=ids)
+        tracers = TracerProvider(
+            TraceIdRatioBased(self._sample_rate),
+            Resource.create({**name, "job_id": run.run_id, "worker": run.worker}),
+            shutdown_on_exit=False,
+            id_generator=_OneTrace(int(run.run_id, 16)),
+        )
         tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         self._tracer = tracers.get_tracer("tfdist")
-        self._meter = MeterProvider([self._metrics], resource, shutdown_on_exit=False).get_meter("tfdist")
-        self._span_exporter = OTLPSpanExporter(f"{self._endpoint}/v1/traces", timeout=REQUEST_SECONDS)
-        self._metric_exporter = OTLPMetricExporter(f"{self._endpoint}/v1/metrics", timeout=REQUEST_SECONDS)
-        self._instruments: dict[str, Any] = {}
+        self._exporter = trace_exporter.OTLPSpanExporter(f"{self._endpoint}/v1/traces", timeout=REQUEST_SECONDS)
+        self._failures: list[str] = []  # which the exporter only logs
+        logging.getLogger(trace_exporter.__name__).addFilter(self._intercept)
         self._began = self._epoch_began = now()
         self._reached_at = time.monotonic()
         self._last_point: Point | None = None
         names = ("mode", "strategy", "num_workers", "num_replicas", "directory")
-        facts = {name: getattr(run, name) for name in names}
         self._parent = Context()
-        self._parent = set_span_in_context(self._add_span("start", self._began, self._began, facts))
+        start = self._add_span("start", self._began, self._began, {name: getattr(run, name) for name in names})
+        self._parent = set_span_in_context(start)
         self._deliver()
 
     def event(self, event: Event) -> None:
-        self._measure(event)
         seconds = event.details.get("write_seconds", 0.0) if event.name == "checkpoint_saved" else 0.0
         details = {**event.details, "step": event.step, "level": event.level, "message": event.message}
         begin = event.time - datetime.timedelta(seconds=seconds)
         self._add_span(event.name, begin, event.time, details, failed=event.level == "error")
 
     def point(self, point: Point) -> None:
-        self._measure(point)
         if self._last_point is not None and point.epoch != self._last_point.epoch:
             self._end_epoch(self._last_point)
         self._last_point = point
 
     def sample(self, sample: Sample) -> None:
-        self._measure(sample)
         self._deliver()
 
     def phase(self, phase: Phase) -> None:
@@ -132,21 +120,24 @@ class OpenTelemetry(Sink):
         if self._last_point is not None:
             self._end_epoch(self._last_point)
         self._add_span(self._run.mode, self._began, now(), {"status": status}, failed=status == FAILED)
-        self._deliver(patience=0)
+        try:
+            self._deliver(patience=0)
+        finally:
+            logging.getLogger(trace_exporter.__name__).removeFilter(self._intercept)
 
     def _deliver(self, *, patience: float = PATIENCE_SECONDS) -> None:
-        """Sends the spans that have ended, and all metrics; raises once nothing was taken for `patience` seconds."""
-        problem = ""
-        if spans := self._spans.get_finished_spans():
-            problem = _export(self._span_exporter, spans)
-            if not problem:
-                self._spans.clear()
-        if not problem and self._sends_metrics and (data := self._metrics.get_metrics_data()) is not None:
-            problem = _export(self._metric_exporter, data)
-        if not problem:
+        """Sends the spans that have ended; raises once nothing was taken for `patience` seconds."""
+        spans = self._spans.get_finished_spans()
+        if not spans or self._exporter.export(spans).name == "SUCCESS":
+            self._spans.clear()
             self._reached_at = time.monotonic()
         elif time.monotonic() - self._reached_at >= patience:
-            raise ConnectionError(f"{redacted(self._endpoint)} does not take traces or metrics: {problem}")
+            reason = self._failures[-1] if self._failures else "no reason is known"
+            raise ConnectionError(f"{redacted(self._endpoint)} does not take traces: {reason}")
+
+    def _intercept(self, record: logging.LogRecord) -> bool:
+        self._failures = [record.getMessage()]
+        return False
 
     def _end_epoch(self, last: Point) -> None:
         self._add_span("epoch", self._epoch_began, last.time, {"epoch": last.epoch, "step": last.step})
@@ -172,40 +163,6 @@ class OpenTelemetry(Sink):
             span.set_status(StatusCode.ERROR, details.get("message"))
         span.end(_nanoseconds(end))
         return span
-
-    def _measure(self, fact: Event | Point | Sample) -> None:
-        for measurement in self._measures.of(fact):
-            metric = measurement.metric
-            if math.isfinite(measurement.value):  # the SDK takes no other; loss_is_finite shows it
-                if metric.name not in self._instruments:
-                    self._instruments[metric.name] = self._instrument(metric)
-                self._instruments[metric.name](measurement.value, dict(measurement.labels))
-
-    def _instrument(self, metric: Metric) -> Any:
-        """What takes a value of the metric, and its labels."""
-        named = metric.exposed_name, "", metric.meaning  # with a unit, Prometheus would see another name
-        if metric.kind == COUNTER:
-            return self._meter.create_counter(*named).add
-        if metric.kind == HISTOGRAM:
-            return self._meter.create_histogram(*named, explicit_bucket_boundaries_advisory=metric.buckets).record
-        return self._meter.create_gauge(*named).set
-
-
-def _export(exporter: OTLPSpanExporter | OTLPMetricExporter, data: Any) -> str:
-    """Sends; empty, or why that failed, which an exporter only logs."""
-    messages: list[str] = []
-
-    def intercept(record: logging.LogRecord) -> bool:
-        messages.append(record.getMessage())
-        return False
-
-    logger = logging.getLogger(type(exporter).__module__)
-    logger.addFilter(intercept)
-    try:
-        result = exporter.export(data)
-    finally:
-        logger.removeFilter(intercept)
-    return "" if result.name == "SUCCESS" else " ".join(messages) or "no reason is known"
 
 
 def _nanoseconds(time: datetime.datetime) -> int:

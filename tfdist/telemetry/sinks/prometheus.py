@@ -6,14 +6,17 @@ client's global registry. Named in a gin file, `train.sinks = [@prometheus.Prome
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.registry import COUNTER, EVENTS, HISTOGRAM, METRICS, Metric
-from tfdist.telemetry.sinks.measures import Measures
 from tfdist.telemetry.sinks.sink import FAILED, Sink
 
 if TYPE_CHECKING:
@@ -64,7 +67,11 @@ class Prometheus(Sink):
     def open(self, run: RunFacts) -> None:
         import prometheus_client
 
-        self._measures = Measures(run)
+        price = run.price_per_device_hour if run.is_chief else None  # the chief's series tell what the whole run costs
+        self._dollars_per_second = run.num_replicas * (price or 0.0) / 3600
+        self._seconds: Mapping[str, float] = {}
+        self._step: int | None = None
+        self._stored_at: float | None = None
         self._registry = prometheus_client.CollectorRegistry()
         self._labels = {"job_id": run.run_id, "worker": str(run.worker)}
         self._metrics = {name: self._series(metric) for name, metric in METRICS.items()}
@@ -84,13 +91,45 @@ class Prometheus(Sink):
                 ) from error
 
     def event(self, event: Event) -> None:
-        self._take(event)
+        self._add("events_total", 1, event=event.name, level=event.level)
+        if event.name == "checkpoint_saved":
+            moment = event.time.timestamp()
+            self._add("checkpoint_size_mb", event.details["num_bytes"] / 1e6)
+            self._add("checkpoint_write_seconds", event.details["write_seconds"])
+            self._add("last_checkpoint_timestamp_seconds", moment)
+            if self._stored_at is not None:
+                self._add("checkpoint_interval_seconds", moment - self._stored_at)
+            self._stored_at = moment
+        elif event.name in ("run_finished", "run_paused", "preempted", "run_failed"):
+            self._add("training_duration_seconds", sum(self._seconds.values()))
+        elif event.name == "training_diverged":
+            self._add("loss_is_finite", 0)
 
     def point(self, point: Point) -> None:
-        self._take(point)
+        for name, value in point.metrics.items():
+            if np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
+                self._add("metric_value", value, split=point.split, name=name)
+                if point.split == "train" and name == "loss":
+                    self._add("training_loss", value)
+                    self._add("loss_is_finite", math.isfinite(value))
+        if point.learning_rate is not None:
+            self._add("learning_rate", point.learning_rate)
 
     def sample(self, sample: Sample) -> None:
-        self._take(sample)
+        total, before = sum(sample.seconds.values()), sum(self._seconds.values())
+        for share, seconds in sample.seconds.items():
+            self._add("time_seconds_total", max(0.0, seconds - self._seconds.get(share, 0.0)), share=share)
+        self._seconds = sample.seconds
+        self._add("compute_share", sample.seconds.get("compute", 0.0) / total if total else 0.0)
+        if self._dollars_per_second:
+            self._add("cost_usd", max(0.0, total - before) * self._dollars_per_second)
+        if sample.step is not None:
+            self._add("training_steps", sample.step)
+            if sample.step != self._step:
+                self._add("last_step_timestamp_seconds", sample.time.timestamp())
+            self._step = sample.step
+        for name, value in sample.values.items():
+            self._add(name, value)
         self._write()
 
     def close(self, status: str) -> None:
@@ -117,15 +156,16 @@ class Prometheus(Sink):
             return Histogram(*named, registry=self._registry, buckets=metric.buckets)
         return (Counter if metric.kind == COUNTER else Gauge)(*named, registry=self._registry)
 
-    def _take(self, fact: Event | Point | Sample) -> None:
-        for found in self._measures.of(fact):
-            series: Any = self._metrics[found.metric.name].labels(**self._labels, **found.labels)
-            if found.metric.kind == COUNTER:
-                series.inc(found.value)
-            elif found.metric.kind == HISTOGRAM:
-                series.observe(found.value)
-            else:
-                series.set(found.value)
+    def _add(self, metric: str, value: float, /, **labels: str) -> None:
+        """Takes a counter's growth, a histogram's observation or a gauge's value."""
+        series: Any = self._metrics[metric].labels(**self._labels, **labels)
+        kind = METRICS[metric].kind
+        if kind == COUNTER:
+            series.inc(value)
+        elif kind == HISTOGRAM:
+            series.observe(value)
+        else:
+            series.set(value)
 
 
 def limit_connections(server: WSGIServer) -> None:
