@@ -80,7 +80,7 @@ def tfdist_learner_and_training(
     Args:
       tries_xla: has XLA compile what is quickest, as `train.xla = "auto"` does in a long run.
       sharding, num_microbatches: as the settings of these names.
-      in_order: sums as with `canonical_replicas`, of which a replica has `num_microbatches`.
+      in_order: sums as with `train.deterministic = N`, of which a replica has `num_microbatches`.
     """
     source = ArraySource(workload.arrays())
     plan = BatchPlan(

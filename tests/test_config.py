@@ -552,6 +552,13 @@ def test_an_unknown_parameter_is_refused_with_the_valid_ones():
     assert text.startswith("--gin_param 'train.epoch = 10': train has no parameter 'epoch'.")
 
 
+def test_a_setting_that_is_gone_is_refused_with_what_to_write_instead():
+    text = message("train.model = 1\ntrain.canonical_replicas = 4")
+    assert text.startswith(
+        "0.gin:2: train.canonical_replicas is gone. Write train.deterministic = 8, with that number."
+    )
+
+
 def test_what_is_no_function_is_refused():
     assert "library.CLASSES is a int" in message("import library\ntrain.model = @library.CLASSES")
 

@@ -52,7 +52,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         return None
     model, strategy = hypermodel.builder_of(settings), settings.strategy
     claim = Claim.of(settings, request.settings, begins_empty=request.begins_empty)
-    check = functools.partial(check_start_from, settings.start_from, settings.start_from_names)
+    check = functools.partial(check_start_from, *settings.start)
     opening = open_run(request, strategy, mode="train", claim=claim, check=check, to_tell=settings)
     with contextlib.ExitStack() as at_end, opening as run:
         if run.place.is_finished and not request.repeats_end:
@@ -107,7 +107,7 @@ def validate(settings: TrainSettings, tell: Callable[[str], None]) -> None:
       UserError: something given is wrong.
     """
     model = hypermodel.builder_of(settings)
-    check_start_from(settings.start_from, settings.start_from_names)
+    check_start_from(*settings.start)
     checks.check_training(settings, model, tell)
 
 

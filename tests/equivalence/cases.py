@@ -645,7 +645,6 @@ CASES: dict[str, dict[str, Any]] = {
         "num_microbatches": 2,
         "optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True),
         "swa_start": "0.5 of run",
-        "renew_batch_statistics": True,
     },
     "recomputed": SHORT
     | {
@@ -728,7 +727,7 @@ SPLIT_LAYERS = {
     "large_embedding": ["embedding*"],
 }
 SHARDED |= {
-    f"tensors_{case}": {**(CASES | UNSHARDED)[case], "tensor_parallel": layers} for case, layers in SPLIT_LAYERS.items()
+    f"tensors_{case}": {**(CASES | UNSHARDED)[case], "sharding": layers} for case, layers in SPLIT_LAYERS.items()
 }
 
 # The same steps in one stage and in several.
@@ -745,11 +744,11 @@ STAGED: dict[str, dict[str, Any]] = {
 
 # The same bits on one, two and four replicas.
 CANONICAL: dict[str, dict[str, Any]] = {
-    f"canonical_{name}": SHORT | {"train_data": digits, "epochs": 2, "canonical_replicas": 8} | case
+    f"canonical_{name}": SHORT | {"train_data": digits, "epochs": 2, "deterministic": 8} | case
     for name, case in {
         "dropout": {"model": dropout_model, "optimizer": clipped_adam},
         "convolution": {"model": plain_convnet_model, "task": counting, "precision": "bfloat16"},
-        "deep_convnet": DEEP_CONVNET | {"canonical_replicas": 4},
+        "deep_convnet": DEEP_CONVNET | {"deterministic": 4},
         "attention": {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
         "weights": {"train_data": weighted_digits, "sharding": "optimizer", "optimizer": clipped_adam},
     }.items()

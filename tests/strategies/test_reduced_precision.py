@@ -98,9 +98,9 @@ def test_sums_are_those_by_hand(tmp_path: pathlib.Path, strategy: str) -> None:
     [
         ({"reduce_precision": "half"}, "train.reduce_precision is 'half'; write one of 'bfloat16', 'float16', or None"),
         ({"strategy": TPU()}, "is not for the strategy tpu, whose replicas are one program. Leave one of the two out"),
-        ({"canonical_replicas": 4, "deterministic": True}, "is not for train.canonical_replicas, which is about bits"),
-        ({"sharding": "weights"}, "is not for train.sharding = 'weights' and train.tensor_parallel"),
-        ({"tensor_parallel": ["dense"]}, "is not for train.sharding = 'weights' and"),
+        ({"deterministic": 4}, "is not for train.deterministic = 4, which is about bits"),
+        ({"sharding": "weights"}, "is not for train.sharding = 'weights'"),
+        ({"sharding": ["dense"]}, "is not for train.sharding = ['dense']"),
     ],
 )
 def test_a_mistake_is_one_message(tmp_path: pathlib.Path, settings: dict[str, object], words: str) -> None:

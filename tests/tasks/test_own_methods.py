@@ -34,7 +34,7 @@ def test_an_own_loss_gives_what_fit_gives(tmp_path: pathlib.Path) -> None:
         task=lambda: Supervised(loss=loss),
         shuffle=False,
         seed=SEED,
-        eval_every_steps=2,
+        eval_every="2 steps",
     )
     for ours, theirs in zip(trained.weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)

@@ -85,9 +85,8 @@ def main(directory: str, strategy_name: str, sharding: str, epochs: str, how: st
         "epochs": EPOCHS,
         "stop_after_epochs": int(epochs) if int(epochs) < EPOCHS else None,
         "model": deep_convnet_model if sharding == "canonical" else block_model,
-        "sharding": sharding if sharding in SHARDINGS else None,
-        "tensor_parallel": ["block"] if sharding == "tensors" else None,
-        "canonical_replicas": 4 if sharding == "canonical" else None,
+        "sharding": ["block"] if sharding == "tensors" else sharding if sharding in SHARDINGS else None,
+        "deterministic": 4 if sharding == "canonical" else True,
         "checkpoint": CheckpointPolicy(every_steps=2, keep_last=2),
         "strategy": strategy,
     }

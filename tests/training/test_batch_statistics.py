@@ -19,14 +19,12 @@ def test_they_are_the_means_over_the_batches(tmp_path: pathlib.Path) -> None:
 
     settings = {"model": model, "optimizer": averaged, "shuffle": False, "deterministic": True}
     plain = run(tmp_path / "plain", **settings)
-    renewed = run(tmp_path / "renewed", renew_batch_statistics=True, **settings)
-    kernel, images = plain.weights()[0], digits()[0]
+    renewed = run(tmp_path / "renewed", swa_start="0.5 of run", **settings)
+    kernel, images = renewed.weights()[0], digits()[0]
     sums = (images @ kernel).reshape(7, 64, -1)
     found = {v.path.rpartition("/")[2]: v.numpy() for v in renewed.model.non_trainable_variables}
     np.testing.assert_allclose(found["moving_mean"], sums.mean(1).mean(0), atol=1e-5)
     np.testing.assert_allclose(found["moving_variance"], sums.var(1).mean(0), rtol=1e-4)
-    for ours, theirs in zip(renewed.model.trainable_variables, plain.model.trainable_variables, strict=True):
-        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     before, after = (each.model.non_trainable_variables[0].numpy() for each in (plain, renewed))
     assert np.abs(before - after).max() > 1e-3
     assert renewed.result.eval_metrics["loss"] != plain.result.eval_metrics["loss"]  # it was evaluated with them

@@ -245,7 +245,7 @@ def test_a_partial_restore_names_what_it_left_out_both_ways(tmp_path: pathlib.Pa
 
     told = {}
     for name, path in {"checkpoint": source.directory, "file": source.directory / "export" / "model.keras"}.items():
-        settings = EXACT | {"epochs": 1, "model": other, "start_from": str(path), "partial_restore": True}
+        settings = EXACT | {"epochs": 1, "model": other, "start_from": str(path), "accept_changes": True}
         (event,) = run(tmp_path / name, **settings).events("partially_restored")
         assert event["level"] == "warning"
         told[name] = event["details"]["left_out"]
@@ -257,5 +257,5 @@ def test_a_partial_restore_names_what_it_left_out_both_ways(tmp_path: pathlib.Pa
     gone = re.compile(r"batch_normalization\S*, variable 0: float32\[16\] only in the file")
     assert any(map(gone.fullmatch, told["file"]))
     assert "middle, variable 0: float32[16, 10] in the file, float32[16, 12] here" in told["file"]
-    fitting = {"epochs": 1, "start_from": str(source.directory), "partial_restore": True}
+    fitting = {"epochs": 1, "start_from": str(source.directory), "accept_changes": True}
     assert not run(tmp_path / "whole", **EXACT | fitting).events("partially_restored")

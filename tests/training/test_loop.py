@@ -62,7 +62,7 @@ def test_a_run_ends_at_its_steps_or_epochs_whichever_comes_first(
 
 @pytest.mark.slow
 def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path, epochs=None, steps=17, eval_every_steps=5, log_every_steps=3)
+    trained = run(tmp_path, epochs=None, steps=17, eval_every="5 steps", log_every_steps=3)
     assert [p["step"] for p in trained.points("eval")] == [5, 10, 15, 17]
     assert [p["step"] for p in trained.points("train")] == [3, 6, 7, 9, 12, 14, 15, 17]
     assert [p["epoch"] for p in trained.points("train")] == [1, 1, 1, 2, 2, 2, 3, 3]
@@ -108,7 +108,7 @@ bits = {}
 for steps in (1, 3, 7, None):
     directory = pathlib.Path(sys.argv[1], str(steps))
     trained = run(directory, steps_per_call=steps, deterministic=True, epochs=4, model=dropout_model,
-                  eval_every_steps=10, train_data=lambda: digits(400), num_microbatches=2)
+                  eval_every="10 steps", train_data=lambda: digits(400), num_microbatches=2)
     bits[str(steps)] = [trained.bits(), [p["loss"] for p in trained.points("eval")]]
 print("RESULT", json.dumps(bits))
 """
@@ -296,8 +296,8 @@ def test_stopping_after_some_epochs_needs_checkpoints(tmp_path: pathlib.Path) ->
 def test_epochs_of_so_many_steps_begin_where_they_are_told_and_are_evaluated_as_listed(tmp_path: pathlib.Path) -> None:
     begun: list[int] = []
     noting = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
-    settings = {"epochs": 5, "steps_per_epoch": 4, "initial_epoch": 1, "eval_every_epochs": [2, 4]}
-    trained = run(tmp_path, **settings, callbacks=[noting])
+    settings = {"epochs": 5, "steps_per_epoch": 4, "eval_every": [2, 4]}
+    trained = run(tmp_path, **settings, callbacks=[noting], initial_epoch=1)
     assert begun == [1, 2, 3, 4]
     assert [(p["epoch"], p["step"]) for p in trained.points("train")] == [(2, 8), (3, 12), (4, 16), (5, 20)]
     assert [p["epoch"] for p in trained.points("eval")] == [2, 4]

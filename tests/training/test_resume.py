@@ -415,7 +415,7 @@ def test_of_a_model_with_another_head_what_fits_may_be_taken(tmp_path: pathlib.P
     assert "model/head/kernel: float32[16, 10] in the checkpoint, float32[16, 12] here" in str(refused)
     assert "body" not in str(refused)
     # At a rate of 0 a training leaves what it began with.
-    still = other | {"optimizer": lambda: keras.optimizers.SGD(0.0), "partial_restore": True}
+    still = other | {"optimizer": lambda: keras.optimizers.SGD(0.0), "accept_changes": True}
     newest = source.model
     for place, path in enumerate((source.directory, source.directory / "export" / "model.keras")):
         trained = run(tmp_path / str(place), **BASE | still | {"start_from": str(path)})
@@ -441,11 +441,11 @@ NAMED = BASE | {"model": lambda: named_model("encoder", "classifier"), "epochs":
 
 def test_weights_may_have_other_names_there(tmp_path: pathlib.Path) -> None:
     other = run(tmp_path / "other", **NAMED | {"model": lambda: named_model("body", "head")})
-    still = {"start_from": str(other.directory), "optimizer": lambda: keras.optimizers.SGD(0.0)}
-    found = run(tmp_path / "run", **NAMED | still | {"start_from_names": NAMES})
+    still = {"start_from": (str(other.directory), NAMES), "optimizer": lambda: keras.optimizers.SGD(0.0)}
+    found = run(tmp_path / "run", **NAMED | still)
     for ours, theirs in zip(found.model.get_weights(), other.model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    half = {"start_from_names": {"encoder/(.*)": r"body/\1"}, "partial_restore": True}
+    half = {"start_from": (str(other.directory), {"encoder/(.*)": r"body/\1"}), "accept_changes": True}
     found = run(tmp_path / "half", **NAMED | still | half)
     np.testing.assert_array_equal(found.model.get_weights()[0], other.model.get_weights()[0])
     assert np.any(found.model.get_weights()[2] != other.model.get_weights()[2])
@@ -453,21 +453,18 @@ def test_weights_may_have_other_names_there(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("path", "names", "words"),
     [
-        ({"start_from": None}, "train.start_from_names is for train.start_from, which has no value"),
-        ({"start_from": "OTHER/export/model.keras"}, "is a file, which has none of its own"),
-        ({"start_from_names": {"encoding/(.*)": "body"}}, "'encoding/(.*)', which no variable of the model matches"),
-        ({"start_from_names": {"encoder/(.*)": r"bodies/\1"}}, "calls 'encoder/kernel' 'bodies/kernel'"),
-        ({"start_from_names": {"(": "body"}}, "a dict of regular expressions"),
+        ("export/model.keras", NAMES, "is a file, whose variables have none"),
+        ("", {"encoding/(.*)": "body"}, "'encoding/(.*)', which no variable of the model matches"),
+        ("", {"encoder/(.*)": r"bodies/\1"}, "calls 'encoder/kernel' 'bodies/kernel'"),
+        ("", {"(": "body"}, "or a pair, ('runs/a', {'encoder/(.*)'"),
     ],
 )
 def test_wrong_names_are_one_message(
-    tmp_path: pathlib.Path, source: Trained, changes: dict[str, Any], words: str
+    tmp_path: pathlib.Path, source: Trained, path: str, names: dict[str, str], words: str
 ) -> None:
-    given = {"start_from": str(source.directory), "start_from_names": NAMES} | changes
-    if given["start_from"]:
-        given["start_from"] = given["start_from"].replace("OTHER", str(source.directory))
+    given = {"start_from": (str(source.directory / path), names)}
     with pytest.raises(UserError) as caught:
         raise run(tmp_path / "run", may_fail=True, **NAMED | given).error or AssertionError
     assert words in str(caught.value)

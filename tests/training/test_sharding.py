@@ -140,31 +140,25 @@ def test_each_replica_holds_its_share() -> None:
     [
         (
             {"sharding": "weight"},
-            "train.sharding is 'weight'; write one of 'optimizer', 'host', 'weights', or None",
+            "train.sharding is 'weight'; write one of 'optimizer', 'host', 'weights', or a list of patterns",
         ),
         ({"sharding": "weights", "recompute": "auto"}, "Leave train.recompute and train.xla out"),
-        ({"canonical_replicas": 6}, "train.canonical_replicas is 6; write a power of two"),
-        ({"canonical_replicas": 4}, "write train.deterministic = True"),
+        ({"deterministic": 6}, "train.deterministic is 6; write True, False, or a power of two"),
         (
-            {"canonical_replicas": 4, "deterministic": True, "train_data": lambda: digits(447)},
+            {"deterministic": 4, "train_data": lambda: digits(447)},
             "needs batches in 4 equal parts, and the last batch",
         ),
         (
-            {"canonical_replicas": 4, "deterministic": True, "drop_remainder": True, "num_microbatches": 2},
+            {"deterministic": 4, "drop_remainder": True, "num_microbatches": 2},
             "whatever the number of replicas; leave train.num_microbatches out",
         ),
         (
-            {
-                "canonical_replicas": 4,
-                "deterministic": True,
-                "drop_remainder": True,
-                "model": counting_model,
-            },
+            {"deterministic": 4, "drop_remainder": True, "model": counting_model},
             "may be moved along by each part. Take such a layer out",
         ),
         (
-            {"canonical_replicas": 4, "deterministic": True, "synchronize_batch_norm": False},
-            "takes batch statistics over whole batches; leave train.synchronize_batch_norm",
+            {"deterministic": 4, "synchronize_batch_norm": False},
+            "train.synchronize_batch_norm = False would do so otherwise. Leave it out",
         ),
         (
             {
@@ -173,12 +167,9 @@ def test_each_replica_holds_its_share() -> None:
             },
             "train.callbacks has EarlyStopping, which copies all weights",
         ),
-        ({"sharding": "gradients"}, "write one of 'optimizer', 'host', 'weights', or None"),
-        (
-            {"sharding": "optimizer", "tensor_parallel": ["dense"]},
-            "leave train.sharding, train.recompute and train.xla out",
-        ),
-        ({"tensor_parallel": "dense"}, "train.tensor_parallel is 'dense'; write a list of patterns"),
+        ({"sharding": "gradients"}, "write one of 'optimizer', 'host', 'weights', or a list"),
+        ({"sharding": ["dense"], "xla": "on"}, "Leave train.recompute and train.xla out"),
+        ({"sharding": []}, "write one of 'optimizer', 'host', 'weights', or a list of patterns"),
         ({"sharding": "weights", "log_gradient_norm": True}, "train.log_gradient_norm needs all gradients"),
     ],
 )

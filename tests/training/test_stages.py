@@ -68,6 +68,12 @@ def test_a_mistake_is_one_message(make: Any, words: str) -> None:
 
 def test_what_is_not_for_stages_is_told(tmp_path: pathlib.Path) -> None:
     strategy = Pipelined(["second"], num_cpu_devices=2)
-    for changes in ({"sharding": "optimizer"}, {"tensor_parallel": ["second"]}, {"recompute": "auto"}, {"xla": "on"}):
+    for changes in (
+        {"sharding": "optimizer"},
+        {"sharding": ["second"]},
+        {"deterministic": 4},
+        {"recompute": "auto"},
+        {"xla": "on"},
+    ):
         with pytest.raises(UserError, match="is not for the strategy pipelined"):
             run(tmp_path, strategy=strategy, **changes)

@@ -57,6 +57,7 @@ def run(
     may_fail: bool = False,
     named: dict[str, str] | None = None,
     profile: ProfiledSteps | None = None,
+    initial_epoch: int = 0,
     **changes: Any,
 ) -> Trained:
     """Trains SMALL with `changes` into `directory`, on one device if they name no strategy.
@@ -78,7 +79,9 @@ def run(
 
     settings |= {"model": model, "optimizer": optimizer if callable(given) else given, "task": settings["task"]()}
     try:
-        request = Request(run_dir=str(directory), settings=lambda: named or {}, profile=profile)
+        request = Request(
+            run_dir=str(directory), settings=lambda: named or {}, profile=profile, initial_epoch=initial_epoch
+        )
         trained.result = train(TrainSettings(**settings), request)
     except Exception as error:
         if not may_fail:

@@ -22,10 +22,18 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED = "tfdist:"  # begins the name of a file of those that come with tfdist
 CONFIGS = REPOSITORY / "tfdist" / "configs"
 FRAMEWORKS = ("keras", "numpy", "tensorflow", "tfdist")
-REMOVED = {  # modules that gin files of an earlier version import, with what to write instead
+REMOVED = {  # modules that gin files of an earlier version import, and settings, with what to write instead
     "tfdist.data.pipeline.served": "End your own pipeline with tf.data.experimental.service: docs/data.md.",
     "tfdist.data.sources.tfds_source": "It lies elsewhere: write `from tfdist.data.formats import tfds_source`.",
     "tfdist.data.cache": "Decode the examples into .npy files once, for array_files.ArrayFiles: docs/data.md.",
+    "train.canonical_replicas": "Write train.deterministic = 8, with that number.",
+    "train.tensor_parallel": "Write train.sharding = ['mlp_*'], with these patterns.",
+    "train.eval_every_steps": "Write train.eval_every = '500 steps'.",
+    "train.eval_every_epochs": "Write train.eval_every = 2, or a list of epochs.",
+    "train.renew_batch_statistics": "train.swa_start does so by itself: remove the line.",
+    "train.start_from_names": "Write train.start_from = ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'}).",
+    "train.partial_restore": "Write train.accept_changes = True.",
+    "train.initial_epoch": "Take these epochs off train.epochs, and begin with train.start_from.",
 }
 
 

@@ -326,6 +326,9 @@ class _Loader:
             function = _describe(configurable, name=content.function)
             if content.parameter is None or content.parameter in function.parameters or function.takes_any:
                 return configurable.selector
+            name = f"{content.function}.{content.parameter}"
+            if name in files.REMOVED:
+                raise UserError(f"{name} is gone. {files.REMOVED[name]}")
             known = list(function.parameters)
             near = suggest(content.parameter, known)
             others = f" Its parameters: {', '.join(known)}." if known else " It has no parameters."

@@ -25,7 +25,7 @@ from tfdist.keras_fit.compiled_model import check_compiled, given_back, precisio
 from tfdist.keras_fit.consoles import console_for, flat_callbacks, history_among
 from tfdist.keras_fit.identity import identity_of, note_end
 from tfdist.keras_fit.python_batches import BatchError
-from tfdist.settings.checks import COUNT, MOST_SEED
+from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.of_tensorflow import strategy_over
@@ -108,9 +108,8 @@ def fit(
         _check_settings(settings)
         validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
         COUNT("fit.epochs", epochs)
-        declared = TrainSettings.declared()
-        declared["initial_epoch"].check("fit.initial_epoch", initial_epoch)
-        declared["eval_every_epochs"].check("fit.validation_freq", validation_freq)
+        whole_number(0)("fit.initial_epoch", initial_epoch)
+        TrainSettings.declared()["eval_every"].check("fit.validation_freq", validation_freq)
         epochs = _at_most(epochs, keras.config.max_epochs())
         given, shows = flat_callbacks(callbacks)
         history = history_among(given)
@@ -152,9 +151,8 @@ def fit(
                 global_batch_size=data.batch_size,
                 eval_batch_size=held_out.batch_size,
                 epochs=epochs,
-                initial_epoch=initial_epoch,
                 steps_per_epoch=data.steps_per_epoch,
-                eval_every_epochs=validation_freq,
+                eval_every=validation_freq,
                 shuffle=bool(shuffle),
                 seed=seed,
                 callbacks=given if history in given else [*given, history],
@@ -165,6 +163,7 @@ def fit(
                 settings=lambda: known_by,
                 console=console_for(verbose if shows else 0),
                 keeps=kept is not None,
+                initial_epoch=initial_epoch,
                 repeats_end=True,
                 seeds=False,
             )

@@ -104,8 +104,7 @@ def _check(settings: TrainSettings) -> None:
     """Raises UserError where the training is spread in a way that no estimate knows."""
     spread = {
         "train.sharding": settings.sharding not in (None, OPTIMIZER),
-        "train.tensor_parallel": settings.tensor_parallel is not None,
-        "train.canonical_replicas": settings.canonical_replicas is not None,
+        "train.deterministic": settings.canonical_replicas is not None,
         "train.strategy": bool(settings.strategy.stages),
     }
     for name, is_so in spread.items():

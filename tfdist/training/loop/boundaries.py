@@ -6,11 +6,12 @@ Invariant: they follow from the settings alone, so every worker meets the same o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from tfdist.errors import UserError, is_whole_number
-from tfdist.settings.checks import COUNT, Check, or_none, whole_number
+from tfdist.recipes.lengths import is_length, length_of
+from tfdist.settings.checks import COUNT, Check, or_none
 from tfdist.settings.declaration import Settings, setting
 
 
@@ -18,7 +19,16 @@ def _are_epochs(value: Any) -> bool:
     return all(map(is_whole_number, value if isinstance(value, list | tuple | set) else [value]))
 
 
-EPOCHS = Check("a whole number of at least 1, or a list of the numbers of epochs", _are_epochs)
+def _steps_in(value: Any) -> int | None:
+    """Of a text, '500 steps'; None of anything else."""
+    length = length_of("", value) if isinstance(value, str) and is_length(value) else None
+    return int(length.amount) if length is not None and length.unit == "steps" and length.amount else None
+
+
+EVALUATIONS = Check(
+    "a number of epochs, a list of the numbers of epochs, or '500 steps'",
+    lambda value: _are_epochs(value) or _steps_in(value) is not None,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,16 +67,10 @@ class LengthSettings(Settings):
         or_none(COUNT),
         None,
     )
-    initial_epoch: int = setting(
-        "epochs that the model was trained for elsewhere; they count among `epochs`, and the run begins after them",
-        whole_number(0),
-        0,
-    )
-    eval_every_steps: int | None = setting("None evaluates after each epoch", or_none(COUNT), None)
-    eval_every_epochs: int | Sequence[int] = setting(
-        "evaluates after every so many epochs, or after those in a list, counted from 1; the end of the run is "
-        "evaluated in any case",
-        EPOCHS,
+    eval_every: int | str | Collection[int] = setting(
+        "evaluates after every so many epochs, after those in a list, counted from 1, or after every so many steps, "
+        "'500 steps'; the end of the run is evaluated in any case",
+        EVALUATIONS,
         1,
     )
     log_every_steps: int | None = setting(
@@ -88,8 +92,8 @@ class LengthSettings(Settings):
         return Boundaries(
             total_steps=self.length.total_steps(steps_per_epoch),
             steps_per_epoch=steps_per_epoch,
-            eval_every_steps=self.eval_every_steps,
-            eval_every_epochs=self.eval_every_epochs,
+            eval_every_steps=_steps_in(self.eval_every),
+            eval_every_epochs=1 if isinstance(self.eval_every, str) else self.eval_every,
             log_every_steps=self.log_every_steps,
             pause_step=self.stop_after_epochs and self.stop_after_epochs * steps_per_epoch,
         )

@@ -21,7 +21,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.training.sharding.late_values import LateValues
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
-from tfdist.training.sharding.shards import WEIGHTS, Shards
+from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, Shards
 from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
 from tfdist.training.sharding.tensor_parallel import chosen, split_layers
 from tfdist.training.step.gradients import explained, forward
@@ -48,8 +48,7 @@ def build_learner(
     *,
     precision: str,
     batch_size: int,
-    sharding: str | None = None,
-    tensor_parallel: Sequence[str] = (),
+    sharding: str | Sequence[str] | None = None,
 ) -> Learner:
     """Makes model, optimizer and metrics; every worker ends with the chief's values.
 
@@ -61,8 +60,7 @@ def build_learner(
       structure: nest of `tf.TensorSpec`s of a batch of examples.
       precision: "float16" adds a loss scale.
       batch_size: examples in a global batch.
-      sharding: as in `Shards`; None holds everything on every replica, but for `tensor_parallel`.
-      tensor_parallel: layers of which each replica has some columns, by patterns of their names.
+      sharding: as in `Shards`, with patterns of layers' names for the list; None holds everything on every replica.
 
     Raises:
       UserError: the parts do not fit together.
@@ -70,7 +68,7 @@ def build_learner(
     heartbeat.beat(heartbeat.BUILDING)
     with strategy.scope():
         make = functools.partial(build_model, model, task, structure)
-        built, shards, arrange = _build(strategy, make, sharding, tensor_parallel)
+        built, shards, arrange = _build(strategy, make, sharding)
         check_divisible(built, num_parts=strategy.topology.num_replicas)
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
@@ -95,15 +93,15 @@ def build_learner(
 
 
 def _build(
-    strategy: Strategy, build: Callable[[], keras.Model], sharding: str | None, tensor_parallel: Sequence[str]
+    strategy: Strategy, build: Callable[[], keras.Model], sharding: str | Sequence[str] | None
 ) -> tuple[keras.Model, Shards | None, Callable[[], None]]:
     """The model, the owners of its variables, and what has variables and layers lie and compute where they belong.
 
     Variables that lie nowhere as a whole have no values before that.
     """
-    if sharding is None and not tensor_parallel and not strategy.stages:
+    if sharding is None and not strategy.stages:
         return build(), None, lambda: None
-    if sharding not in (None, WEIGHTS):
+    if sharding in (OPTIMIZER, HOST):
         built = build()
         shards = Shards(strategy, built.trainable_variables, sharding)
         return built, shards, shards.place
@@ -114,11 +112,11 @@ def _build(
         devices = devices_of(placed)
         values.give(device=lambda variable: devices.get(id(variable)))
         return built, None, functools.partial(compute_in_stages, placed)
-    splits = chosen(built, tensor_parallel, strategy.topology.num_replicas) if tensor_parallel else []
+    assert sharding is not None
+    splits = [] if isinstance(sharding, str) else chosen(built, sharding, strategy.topology.num_replicas)
     blocks = chosen_layers(built, AUTO) if sharding == WEIGHTS else []
-    shards = Shards(
-        strategy, built.trainable_variables, sharding, blocks, {id(each.variable): each.axis for each in splits}
-    )
+    axes = {id(each.variable): each.axis for each in splits}
+    shards = Shards(strategy, built.trainable_variables, sharding, blocks, axes)
     values.give(but=shards.is_apart)
 
     def arrange() -> None:

@@ -49,20 +49,16 @@ from tfdist.training.step.optimizer import constant_rates
 from tfdist.training.step.state import MODEL, Learner, ModelState, TrainingState
 
 
-def check_start_from(path: str | None, names: Mapping[str, str] | None = None) -> None:
-    """Raises UserError where `train.start_from` names nothing to begin with; `names` is `train.start_from_names`."""
+def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
+    """Raises UserError where `train.start_from` gives nothing to begin with: its path, and what names are there."""
     if path is None:
-        if names is not None:
-            raise UserError(
-                "train.start_from_names is for train.start_from, which has no value. Remove it, or set that."
-            )
         return
     path = _plain(path)
     if path.endswith(FILES):
         if names is not None:
             raise UserError(
-                f"train.start_from_names is for checkpoints, whose variables have names; {path} is a file, which has "
-                "none of its own. Write the run directory, or a checkpoint in it."
+                f"train.start_from gives names of variables, and {path} is a file, whose variables have none. Write "
+                "the run directory, or a checkpoint in it."
             )
         found = files.exists(path)
     elif not files.is_remote(path) and os.path.isfile(path):
@@ -87,7 +83,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
       UserError: the checkpoint does not fit, or cannot be read.
     """
     run, learner, settings = training.run, training.learner, training.settings
-    policy, partial = settings.policy, settings.partial_restore
+    policy, partial = settings.policy, settings.accept_changes
     steps_per_epoch = training.boundaries.steps_per_epoch
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
@@ -100,11 +96,11 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     if start is not None and run.place.extends and run.topology.is_chief:
         run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it resumes.")
         files.remove(run.directory.result)  # which a run has when it is done
-    if start is None and settings.start_from is not None:
-        names = settings.start_from_names
-        _begin_with(run, learner, state, settings.start_from, names=names, partial=partial)
-    if start is None and settings.initial_epoch:
-        start = Position(settings.initial_epoch * steps_per_epoch, {}, {})
+    path, names = settings.start
+    if start is None and path is not None:
+        _begin_with(run, learner, state, path, names=names, partial=partial)
+    if start is None and run.request.initial_epoch:
+        start = Position(run.request.initial_epoch * steps_per_epoch, {}, {})
     if policy is None:
         yield Opened(None, start, lost, state, None)
         return
@@ -200,7 +196,7 @@ def _resumed(training: Training, state: TrainingState) -> tuple[Checkpoint | Non
             changes.extend(differing_settings(found.manifest.identity.get("settings", {}), run.request.settings()))
         return found
 
-    checkpoint = load_checkpoint(run.strategy, state, read, partial=settings.partial_restore, tell=run.events)
+    checkpoint = load_checkpoint(run.strategy, state, read, partial=settings.accept_changes, tell=run.events)
     if checkpoint is not None:
         start = checkpoint.position
         # The checkpoint's rate counts, which a callback may have changed, unless another one was set and accepted.

@@ -213,12 +213,12 @@ def renamed(state: State, own: Iterable[str], names: Mapping[str, str] | None) -
             found[name] = theirs[there]
         elif there in taken:
             raise UserError(
-                f"train.start_from_names calls {name!r} {there!r}, which is not there. There are {_some(theirs)}."
+                f"train.start_from calls {name!r} {there!r}, which is not there. There are {_some(theirs)}."
             )
     idle = [pattern for pattern in names if pattern not in matched]
     if idle:
         raise UserError(
-            f"train.start_from_names has {idle[0]!r}, which no variable of the model matches. There are {_some(ours)}."
+            f"train.start_from has {idle[0]!r}, which no variable of the model matches. There are {_some(ours)}."
         )
     kept = {name: array for name, array in theirs.items() if name not in taken and name not in found}
     rest = {name: array for name, array in state.tensors.items() if not name.startswith(MODEL)}

@@ -82,7 +82,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
       UserError: the data cannot be read, or the parts do not fit together.
     """
     check_agreement(run.strategy, lambda: _plain(settings))
-    set_seeds(settings.seed if run.request.seeds else None, deterministic=settings.deterministic)
+    set_seeds(settings.seed if run.request.seeds else None, deterministic=bool(settings.deterministic))
     set_precision(settings.precision)
     source = open_source(run, settings.train_data, "training")
     parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure)
@@ -96,7 +96,6 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
         precision=settings.precision,
         batch_size=plan.global_batch_size,
         sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
-        tensor_parallel=(settings.tensor_parallel or ()) if run.topology.num_replicas > 1 else (),
     )
     check_reported(settings, learner.eval_metrics, task, learner.optimizer)
     if learner.shards is None:
@@ -278,7 +277,7 @@ def build_step(training: Training) -> TrainStep:
     check_examples(training.task, learner.model, training.source, "training", run.strategy)
     xla = settings.xla
     if xla == AUTO_XLA:
-        names = xla_variants(run.strategy, learner, deterministic=settings.deterministic)
+        names = xla_variants(run.strategy, learner, deterministic=bool(settings.deterministic))
         xla = (stored_xla(run.strategy, run.directory.tuned, names, run.warn_of_file) if names else None) or UNCOMPILED
     return step_of(training, xla)
 
@@ -300,7 +299,8 @@ def step_of(training: Training, xla: str) -> TrainStep:
     check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:
-        check_canonical(learner.model, run.strategy, settings.canonical_replicas)
+        averages = settings.swa_start is not None
+        check_canonical(learner.model, run.strategy, settings.canonical_replicas, averages=averages)
     return TrainStep(
         run.strategy,
         learner,
@@ -310,7 +310,7 @@ def step_of(training: Training, xla: str) -> TrainStep:
         compiles_update=compiles_update,
         swa_start=steps_before_swa(learner.optimizer, settings.swa_start, length_of(settings, plan)),
         reduce_precision=settings.reduce_precision,
-        deterministic=settings.deterministic,
+        deterministic=bool(settings.deterministic),
     )
 
 
@@ -321,7 +321,7 @@ def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
         return None
     if settings.splits:  # a batch would be cut for want of memory that a variant has taken
         return None
-    names = xla_variants(run.strategy, learner, deterministic=settings.deterministic)
+    names = xla_variants(run.strategy, learner, deterministic=bool(settings.deterministic))
     if not names or stored_xla(run.strategy, run.directory.tuned, names, run.warn_of_file) is not None:
         return None
 

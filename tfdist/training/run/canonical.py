@@ -16,7 +16,7 @@ from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.randomness import seed_generators
 
-SETTING = "train.canonical_replicas"
+SETTING = "train.deterministic"
 
 
 def in_parts(plan: BatchPlan, parts: int) -> BatchPlan:
@@ -63,8 +63,13 @@ def sums_as_written(wanted: bool) -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({name: before})
 
 
-def check_canonical(model: keras.Model, strategy: Strategy, parts: int) -> None:
-    """Raises UserError where the bits would depend on the number of replicas."""
+def check_canonical(model: keras.Model, strategy: Strategy, parts: int, *, averages: bool) -> None:
+    """Raises UserError where the bits would depend on the number of replicas; `averages`: as `train.swa_start` does."""
+    if averages and batch_norm_layers(model):
+        raise UserError(
+            f"{SETTING} = {parts} takes batch statistics over whole batches, and train.swa_start takes those of the "
+            f"averaged weights by replica. Leave it out, or write {SETTING} = True."
+        )
     layers = [layer for layer in batch_norm_layers(model) if type(layer) is keras.layers.BatchNormalization]
     statistics = [variable for layer in layers for variable in layer.non_trainable_variables]
     known = {id(variable) for variable in (*statistics, *(generator.state for generator in seed_generators(model)))}

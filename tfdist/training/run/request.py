@@ -25,6 +25,7 @@ class Request:
       repeats_end: puts a run that is finished back where it ended, from its last checkpoint, and ends it again.
       seeds: whether the process's generators of random numbers are seeded; if not, they stay as the caller has them.
       begins_empty: nothing of earlier starts stays in the run directory.
+      initial_epoch: how many epochs the model was trained for elsewhere; they count among `train.epochs`.
       profile: the steps of which TensorFlow's profiler takes a profile.
     """
 
@@ -37,4 +38,5 @@ class Request:
     repeats_end: bool = False
     seeds: bool = True
     begins_empty: bool = False
+    initial_epoch: int = 0
     profile: ProfiledSteps | None = None

@@ -56,21 +56,33 @@ PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
 
 
+def _are_patterns(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and are_names(value[1])
+
+
 LENGTH = Check("a length, '0.75 of run'", is_length)
 RECOMPUTE = Check(
     "a list of patterns, ['block_*'], or 'auto'",
-    lambda value: (
-        value == RECOMPUTE_AUTO
-        if isinstance(value, str)
-        else isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
-    ),
+    lambda value: value == RECOMPUTE_AUTO if isinstance(value, str) else _are_patterns(value),
 )
-LAYERS = Check(
-    "a list of patterns, ['mlp_*']",
-    lambda value: isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value),
+WORDS = one_of(*SHARDINGS)
+SHARDING = Check(
+    f"{WORDS.wanted}, or a list of patterns, ['mlp_*']",
+    lambda value: WORDS.accepts(value) or _are_patterns(value),
+    hint=WORDS.hint,
 )
-NAMES = Check("a dict of regular expressions and what stands there, {'encoder/(.*)': 'backbone/\\\\1'}", are_names)
-START = Check("a run directory, a checkpoint in it, or a .keras file", is_text)
+DETERMINISTIC = Check(
+    "True, False, or a power of two",
+    lambda value: isinstance(value, bool) or (is_whole_number(value, least=2) and value & (value - 1) == 0),
+)
+START = Check(
+    "a run directory, a checkpoint in it, or a .keras file; or a pair, ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'})",
+    lambda value: is_text(value) or _is_pair(value),
+)
 WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
     lambda value: is_text(value) or is_whole_number(value, least=0),
@@ -96,7 +108,8 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     )
     swa_start: str | int | None = setting(
         "stochastic weight averaging: a length, '0.75 of run', from which on the average that an optimizer keeps by "
-        "use_ema = True is the plain mean of the weights since",
+        "use_ema = True is the plain mean of the weights since; at the end a pass over the training data takes batch "
+        "statistics anew",
         or_none(LENGTH),
         None,
     )
@@ -107,24 +120,13 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         None,
         may_change=True,
     )
-    sharding: str | None = setting(
+    sharding: str | Sequence[str] | None = setting(
         "who keeps the optimizer's state: None every replica all of it; 'optimizer' each its share; 'host' a share in "
-        "the host's memory; with 'weights' gradients go to their share's replica alone, and so do weights of blocks",
-        or_none(one_of(*SHARDINGS)),
+        "the host's memory; with 'weights' gradients go to their share's replica alone, and so do weights of blocks. "
+        "Patterns of layers' names: each replica has some columns of these and computes them for all rows",
+        or_none(SHARDING),
         None,
         may_change=True,
-    )
-    tensor_parallel: Sequence[str] | None = setting(
-        "layers of which each replica has some columns and computes them for all rows, by patterns of their names",
-        or_none(LAYERS),
-        None,
-        may_change=True,
-    )
-    canonical_replicas: int | None = setting(
-        "computes every batch in so many parts, and adds them up in one order, so that the weights are bit for bit the "
-        "same on 1, 2, 4 … replicas up to this; a power of two",
-        or_none(Check("a power of two", lambda value: is_whole_number(value) and value & (value - 1) == 0)),
-        None,
     )
     task: Task | None = setting(
         "what is learned; None takes the loss and metrics which the model is compiled with", TASK, None
@@ -141,8 +143,11 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         "of one evaluation step; None is global_batch_size", or_none(COUNT), None, unit="examples"
     )
     seed: int = setting("of weights, order and dropout", SEED, 0)
-    deterministic: bool = setting(
-        "makes two runs on the same number of workers bit-identical, at some cost in speed", SWITCH, False
+    deterministic: bool | int = setting(
+        "makes two runs on the same number of workers bit-identical, at some cost in speed; a power of two also on 1, "
+        "2, 4 … replicas up to this: every batch is computed in so many parts, which are added up in one order",
+        DETERMINISTIC,
+        False,
     )
     precision: str = setting("'float16' has loss scaling; variables are float32 always", PRECISION, "float32")
     reduce_precision: str | None = setting(
@@ -170,11 +175,6 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         SWITCH,
         True,
     )
-    renew_batch_statistics: bool = setting(
-        "takes the statistics of batch normalization anew at the end, over the training data, as averaged weights want",
-        SWITCH,
-        False,
-    )
     callbacks: Sequence[keras.callbacks.Callback] = setting(
         "of Keras, or of your own", checked_later("[@keras.callbacks.EarlyStopping()]"), ()
     )
@@ -192,27 +192,17 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         may_change=True,
     )
     accept_changes: bool = setting(
-        "resumes although the settings that say what is trained are no longer those of the checkpoint",
+        "resumes although the settings that say what is trained are no longer those of the checkpoint, and takes of a "
+        "checkpoint or of `start_from` what fits, with a warning that names the rest",
         SWITCH,
         False,
         may_change=True,
     )
-    start_from: str | None = setting(
-        "weights to begin a new run with: another run's directory, one of its checkpoints, or a .keras file",
+    start_from: str | tuple[str, Mapping[str, str]] | None = setting(
+        "weights to begin a new run with: another run's directory, one of its checkpoints, or a .keras file; in a pair "
+        "with what variables of this model are called there, by regular expressions for names here",
         or_none(START),
         None,
-    )
-    start_from_names: Mapping[str, str] | None = setting(
-        "what variables of this model are called in `start_from`: by a regular expression for names here, "
-        "{'encoder/(.*)': 'backbone/\\\\1'}",
-        or_none(NAMES),
-        None,
-    )
-    partial_restore: bool = setting(
-        "takes of a checkpoint or of `start_from` what fits, and leaves out what does not",
-        SWITCH,
-        False,
-        may_change=True,
     )
     log_gradient_norm: bool = setting(
         "adds `gradient_norm`, that of all gradients of the last step, before clipping, to each logged point",
@@ -245,65 +235,58 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
             raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
         if self.log_gradient_norm and self.scatters:
             raise UserError(
-                "train.log_gradient_norm needs all gradients on every replica, which train.sharding = 'weights' and "
-                "train.tensor_parallel keep from them. Write train.sharding = 'optimizer', or leave one out."
+                f"train.log_gradient_norm needs all gradients on every replica, which train.sharding = "
+                f"{self.sharding!r} keeps from them. Write train.sharding = 'optimizer', or leave one out."
             )
         if self.strategy.stages:
-            for name in ("sharding", "tensor_parallel", "canonical_replicas", "recompute", "xla"):
-                if self.compiles if name == "xla" else getattr(self, name) is not None:
+            refused = {
+                "sharding": self.sharding is not None,
+                "deterministic": self.canonical_replicas is not None,
+                "recompute": self.recompute is not None,
+                "xla": self.compiles,
+            }
+            for name, is_set in refused.items():
+                if is_set:
                     raise UserError(
                         f"train.{name} = {getattr(self, name)!r} is not for the strategy {self.strategy.name}, whose "
                         "layers lie on several devices and are computed again by themselves. Leave it out."
                     )
-        if self.tensor_parallel is not None and (
-            self.sharding is not None or self.recompute is not None or self.compiles
-        ):
+        if self.scatters and (self.recompute is not None or self.compiles):
             raise UserError(
-                "train.tensor_parallel shares slots and gradients by itself; leave train.sharding, train.recompute and "
-                f"train.xla out. Received sharding = {self.sharding!r}, recompute = {self.recompute!r}, "
-                f"xla = {self.xla!r}."
-            )
-        if self.sharding == SHARDED_WEIGHTS and (self.recompute is not None or self.compiles):
-            raise UserError(
-                "train.sharding = 'weights' computes blocks again in the backward pass by itself, and gathers their "
-                "weights, which XLA cannot. Leave train.recompute and train.xla out."
+                f"train.sharding = {self.sharding!r} lets replicas exchange what a layer computes with, which XLA and "
+                "a second computation of the layer cannot. Leave train.recompute and train.xla out."
             )
         if self.scatters:
             for callback in self.callbacks:
                 if takes_weights(callback):
                     raise UserError(
                         f"train.callbacks has {type(callback).__name__}, which copies all weights, and "
-                        "train.sharding = 'weights' and train.tensor_parallel keep them apart on several replicas. "
-                        "Leave it out (of EarlyStopping: restore_best_weights), or set train.sharding = 'optimizer'."
+                        f"train.sharding = {self.sharding!r} keeps them apart on several replicas. Leave it out (of "
+                        "EarlyStopping: restore_best_weights), or set train.sharding = 'optimizer'."
                     )
         if self.reduce_precision is not None:
             beside = {
                 f"the strategy {self.strategy.name}, whose replicas are one program": self.strategy.is_one_program,
-                "train.canonical_replicas, which is about bits": self.canonical_replicas is not None,
-                "train.sharding = 'weights' and train.tensor_parallel, whose layers send what they need": self.scatters,
+                f"train.deterministic = {self.deterministic}, which is about bits": self.canonical_replicas is not None,
+                f"train.sharding = {self.sharding!r}, whose layers send what they need": self.scatters,
             }
             for what, is_set in beside.items():
                 if is_set:
                     raise UserError(f"train.reduce_precision is not for {what}. Leave one of the two out.")
         if self.canonical_replicas is not None:
-            if not self.deterministic or self.compiles:
-                raise UserError(
-                    "train.canonical_replicas is about bits: write train.deterministic = True, and leave train.xla out."
-                )
-            if self.splits:
-                raise UserError(
-                    "train.canonical_replicas says how many parts a batch has; leave train.num_microbatches out."
-                )
-            if self.renew_batch_statistics or not self.synchronize_batch_norm:
-                raise UserError(
-                    "train.canonical_replicas takes batch statistics over whole batches; leave "
-                    "train.synchronize_batch_norm and train.renew_batch_statistics out."
-                )
-            if self.scatters:
-                raise UserError(
-                    "train.sharding = 'weights' and train.tensor_parallel add up in an order of their own; with "
-                    "train.canonical_replicas write train.sharding = 'optimizer', or leave them out."
-                )
+            beside = {
+                "xla": self.compiles,
+                "num_microbatches": self.splits,
+                "synchronize_batch_norm": not self.synchronize_batch_norm,
+                "sharding": self.scatters,
+            }
+            for name, is_set in beside.items():
+                if is_set:
+                    raise UserError(
+                        f"train.deterministic = {self.deterministic} says in how many parts a batch is computed and in "
+                        f"which order they are added up; train.{name} = {getattr(self, name)!r} would do so otherwise. "
+                        "Leave it out, or write train.deterministic = True."
+                    )
         if self.splits and policy is None:
             raise UserError(
                 "train.num_microbatches is 'auto', which goes back to a checkpoint where memory runs out, and "
@@ -317,12 +300,29 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     @property
     def scatters(self) -> bool:
         """Whether gradients go to their variable's owner alone."""
-        return self.sharding == SHARDED_WEIGHTS or self.tensor_parallel is not None
+        return self.sharding == SHARDED_WEIGHTS or bool(self.split_layers)
+
+    @property
+    def split_layers(self) -> Sequence[str]:
+        """Patterns of the layers of which each replica has some columns."""
+        return () if self.sharding is None or isinstance(self.sharding, str) else self.sharding
+
+    @property
+    def canonical_replicas(self) -> int | None:
+        """Of how many replicas the bits are the same; None where that depends on their number."""
+        return None if isinstance(self.deterministic, bool) else self.deterministic
 
     @property
     def compiles(self) -> bool:
         """Whether XLA is asked for; left to itself, it is used only where that is possible."""
         return self.xla not in (AUTO_XLA, "off")
+
+    @property
+    def start(self) -> tuple[str | None, Mapping[str, str] | None]:
+        """Where the first weights come from, and what variables are called there."""
+        if self.start_from is None or isinstance(self.start_from, str):
+            return self.start_from, None
+        return self.start_from
 
     @property
     def backup(self) -> Backup | None:
@@ -352,7 +352,7 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     @property
     def pads(self) -> bool:
         """Whether a last batch is filled up, so that all replicas have the same number of examples."""
-        return self.strategy.needs_static_shapes or self.tensor_parallel is not None
+        return self.strategy.needs_static_shapes or bool(self.split_layers)
 
     def plan(self, num_examples: int, num_replicas: int) -> BatchPlan:
         """The batches of so many examples for so many replicas."""

@@ -162,9 +162,9 @@ class Trainer:
             )
 
     def _renew_statistics(self, outcome: Outcome) -> None:
-        """Takes batch statistics anew where the settings ask for it; the last evaluation was then of another model."""
+        """Takes batch statistics anew of weights that `train.swa_start` averages; no evaluation has seen them yet."""
         training, run, learner, plan = self._training, self._training.run, self._training.learner, self._training.plan
-        if not training.settings.renew_batch_statistics or not batch_norm_layers(learner.model):
+        if training.settings.swa_start is None or not batch_norm_layers(learner.model):
             return
         iterator = assembly.stream(run, training.source, plan)
         sizes = {"steps": plan.steps_per_epoch, "batch_size": plan.global_batch_size}

@@ -35,9 +35,9 @@ class LateValues:
         global_state.set_global_attribute(_PENDING, [])
         if isinstance(error, ValueError) and "in a stateless scope" in str(error):
             raise UserError(
-                "train.sharding = 'weights', train.tensor_parallel and stages make the model's variables before their "
-                "values, and the model's builder makes one of an array. Use layer.add_weight(shape=..., "
-                "initializer=...), or leave these out."
+                "train.sharding = 'weights' or by layers, and stages, make the model's variables before their values, "
+                "and the model's builder makes one of an array. Use layer.add_weight(shape=..., initializer=...), or "
+                "leave these out."
             ) from error
 
     def give(

@@ -94,8 +94,8 @@ def build_sharded(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
     if shards.splits and (isinstance(optimizer, whole) or optimizer.clipnorm):
         what = f"clipnorm = {optimizer.clipnorm}" if optimizer.clipnorm else type(optimizer).__name__
         raise UserError(
-            f"train.tensor_parallel leaves each replica a slice of a variable, and {what} looks at whole ones. Take an "
-            "optimizer that treats each number by itself, such as Adam, and global_clipnorm."
+            f"train.sharding, by layers, leaves each replica a slice of a variable, and {what} looks at whole ones. "
+            "Take an optimizer that treats each number by itself, such as Adam, and global_clipnorm."
         )
     if shards.host is None:
         _update_where_variables_are(optimizer)

@@ -35,7 +35,7 @@ class Shards:
       strategy: connected.
       variables: that are trained.
       sharding: "optimizer"; "host": its slots are in the memory of the owner's host; "weights": gradients go to their
-        owners alone, too, and so do the weights of blocks; None where `split` says what is shared.
+        owners alone, too, and so do the weights of blocks; a list of patterns where `split` says what is shared.
       blocks: layers whose variables lie at their owners alone; for "weights".
       split: axes by the ids of variables that have no owner: each replica has a slice, cut along that axis.
 
@@ -49,17 +49,17 @@ class Shards:
         self,
         strategy: Strategy,
         variables: Sequence[keras.Variable],
-        sharding: str | None,
+        sharding: str | Sequence[str],
         blocks: Sequence[keras.layers.Layer] = (),
         split: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
-        setting = "train.tensor_parallel" if sharding is None else f"train.sharding = {sharding!r}"
+        setting = f"train.sharding = {sharding!r}"
         if strategy.is_one_program:
             raise UserError(
                 f"{setting} is for mirrored, multi_worker and horovod, and the strategy is "
                 f"{strategy.name}. Leave it out."
             )
-        self.scatters = sharding in (None, WEIGHTS)
+        self.scatters = sharding not in (OPTIMIZER, HOST)
         if self.scatters and len(variables) < strategy.topology.num_replicas:
             raise UserError(
                 f"{setting} gives every replica variables of its own, and the model has {len(variables)} for "

@@ -23,7 +23,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.sharded_weights import piece, with_values
 from tfdist.training.sharding.shards import Shards
 
-SETTING = "train.tensor_parallel"
+SETTING = "train.sharding"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -200,7 +200,7 @@ def _build_hypermodel(request: Request, configuration: Any) -> HyperModel | None
     """The model, where it is one of KerasTuner's kind. The chief builds on its processors: GPUs are for trials."""
     settings = configuration.run("train", run_dir=request.run_dir)
     model = hypermodel.builder_of(settings)
-    check_start_from(settings.start_from, settings.start_from_names)
+    check_start_from(*settings.start)
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
     return model if isinstance(model, HyperModel) else None

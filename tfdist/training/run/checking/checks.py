@@ -72,14 +72,9 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         )
     made = build_optimizer(optimizer, built)
     assembly.check_reported(settings, metrics, task, made)
-    if settings.start_from is not None:
-        survival.check_weights(
-            built,
-            settings.start_from,
-            names=settings.start_from_names,
-            partial=settings.partial_restore,
-            tell=_Warnings(tell),
-        )
+    path, names = settings.start
+    if path is not None:
+        survival.check_weights(built, path, names=names, partial=settings.accept_changes, tell=_Warnings(tell))
     note = microbatch_note(
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
