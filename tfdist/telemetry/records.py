@@ -141,7 +141,6 @@ RUN_FILES = (
     RunFile("fast_check/", "fast_check", "a check in progress", Policy.REMAKE, "Emptied before each check."),
     RunFile("find_rate/", "find_rate", "a range test in progress", Policy.REMAKE, "Emptied before each test."),
     RunFile("find_rate.json", "find_rate", "the last range test", Policy.REMAKE, "Repeat the test."),
-    RunFile("find_rate.png", "find_rate", "the same as a picture", Policy.REMAKE, "Repeat the test."),
     RunFile("evaluation.json", "evaluate", "the last evaluation", Policy.REMAKE, "Evaluate again."),
     RunFile(
         "predictions/",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -80,7 +79,7 @@ def find_rate(
     train: Callable[[TrainSettings, Request], object],
     tell: Callable[[str], None],
 ) -> RangeTest:
-    """Trains a few steps, and writes find_rate.json and find_rate.png into the run directory.
+    """Trains a few steps, and writes find_rate.json into the run directory.
 
     The weights are those of the run's newest checkpoint, if it has one, else new ones.
 
@@ -126,7 +125,8 @@ def find_rate(
     if training.strategy.topology.is_chief:
         files.remove_tree(scratch)
         _show(found, tell)
-        _write(directory, found)
+        written = to_json(dataclasses.asdict(found), indent=2) + "\n"
+        files.write_atomic(files.join(directory.path, "find_rate.json"), written)
     return found
 
 
@@ -199,25 +199,3 @@ def _show(found: RangeTest, tell: Callable[[str], None]) -> None:
         tell("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")
     else:
         tell(f"it falls fastest at {found.suggestion:.2g}; a schedule may begin there")
-
-
-def _write(directory: RunDirectory, found: RangeTest) -> None:
-    written = to_json(dataclasses.asdict(found), indent=2) + "\n"
-    files.write_atomic(files.join(directory.path, "find_rate.json"), written)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return  # the numbers are there
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(found.rates, found.losses, color="#bbbbbb", linewidth=1, label="each step")
-    axes.plot(found.rates, found.smooth, color="#1f5fa8", label="smoothed")
-    if found.suggestion is not None:
-        axes.axvline(found.suggestion, color="#c0392b", linestyle="--", label=f"falls fastest, {found.suggestion:.2g}")
-    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
-    if found.losses:
-        axes.set_ylim(min(found.losses) * 0.9, 2 * found.smooth[0] - min(found.smooth) + 1e-9)
-    axes.legend(frameon=False)
-    held = io.BytesIO()
-    figure.savefig(held, format="png", dpi=120)
-    files.write_atomic(files.join(directory.path, "find_rate.png"), held.getvalue())

@@ -17,7 +17,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.launch.processes import GPU_VARIABLE
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
 from tfdist.telemetry.console.base import Console
@@ -133,12 +132,11 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
     plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, epochs, train_seed)
-    workers = settings.workers_per_trial
-    command = TrialCommand(
-        arguments=[*experiment.arguments, f"--gin_param={_must_report(settings)}"],
-        workers=workers,
-        is_horovod=workers > 1 and trials.is_horovod(request.settings().get("train.strategy", "")),
-    )
+    launch = []
+    if (workers := settings.workers_per_trial) > 1:
+        is_horovod = trials.is_horovod(request.settings().get("train.strategy", ""))
+        launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=is_horovod)]
+    command = TrialCommand([*experiment.arguments, f"--gin_param={_must_report(settings)}"], launch)
     return _Prepared(plan, command, sample)
 
 
@@ -208,9 +206,7 @@ def _run(
         journal = Journal(plan.run_dir, on_event, still_ours)
         leaving.callback(journal.close)
         past = _load_journal(plan, identity, journal)
-        executor = settings.executor.open(
-            prepared.command, settings.num_workers, gpus=_gpus, run_dir=plan.run_dir, tell=_tell
-        )
+        executor = settings.executor.open(prepared.command, settings.num_workers, run_dir=plan.run_dir, tell=_tell)
         leaving.callback(executor.close)
         for event in past:
             table.on_event(event, is_replay=True)
@@ -293,10 +289,3 @@ def _number(request: Request, name: str) -> int | None:
     except (ValueError, SyntaxError):
         return None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the GPUs that TensorFlow sees."""
-    count = len(tf.config.list_physical_devices("GPU"))
-    named = (environment.current().get(GPU_VARIABLE) or "").split(",")
-    return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]
