@@ -7,7 +7,7 @@ import pathlib
 import pytest
 from gcs.server import GcsServer
 from support import run_python
-from sweep_journals import Journal, ended, hyperband_sweep
+from sweep_journals import Journal, hyperband_sweep
 
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -22,7 +22,7 @@ def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib
     (trial,) = sweep.trials
     assert (trial.name, trial.status, trial.objective, trial.epochs) == ("0000", "done", 0.75, 2)
     assert trial.values == {"train.learning_rate": 0.01}
-    assert trial.curve == (Point(1, 0.5, 0, 100), Point(2, 0.75, 0, 200))
+    assert trial.curve == [Point(1, 0.5, 0, 100), Point(2, 0.75, 0, 200)]
     assert trial.metrics == {"val_accuracy": 0.75, "loss": 0.5}
     assert trial.seconds == 120
     assert (sweep.objective, sweep.direction, sweep.search, sweep.max_trials) == ("val_accuracy", "max", "random", 5)
@@ -91,39 +91,39 @@ def test_a_promoted_trial_keeps_its_first_rung_and_sums_its_seconds(tmp_path: pa
 def test_what_is_no_number_is_no_objective(tmp_path: pathlib.Path, objective: object) -> None:
     journal = Journal().begin().start("0000").report("0000", 1, objective).end("0000", objective, "infeasible")
     sweep = read_sweep(journal.write(tmp_path))
-    assert sweep.trials[0].curve == () and sweep.best is None and sweep.judged == ()
+    assert sweep.trials[0].curve == [] and sweep.best is None and sweep.judged == []
     assert sweep.trials[0].message == "The loss is NaN at step 120."
 
 
-@pytest.mark.parametrize(("direction", "best"), [("max", "0001"), ("min", "0002")])
-def test_the_best_is_the_best_of_those_that_count(tmp_path: pathlib.Path, direction: str, best: str) -> None:
+DONE = [("0000", -3.0, "done"), ("0006", -3.0, "done")]
+OTHERS = [
+    ("0001", -1.0, "stopped"),
+    ("0002", -7.0, "paused"),
+    ("0003", 9.0, "infeasible"),
+    ("0004", -99.0, "failed"),
+    ("0005", None, "interrupted"),
+]
+
+
+@pytest.mark.parametrize(
+    ("direction", "ends", "best"),
+    [
+        ("max", [*OTHERS, *DONE], "0000"),  # of equals the earlier
+        ("min", [*OTHERS, *DONE], "0000"),
+        ("max", OTHERS, "0001"),
+        ("min", OTHERS, "0002"),
+        ("max", OTHERS[2:], None),
+    ],
+)
+def test_the_best_is_the_best_of_the_finished_or_else_of_those_that_count(
+    tmp_path: pathlib.Path, direction: str, ends: list[tuple[str, float | None, str]], best: str | None
+) -> None:
     journal = Journal(direction=direction).begin()
-    for name, objective, status in [
-        ("0000", -3.0, "done"),
-        ("0001", -1.0, "stopped"),
-        ("0002", -7.0, "paused"),
-        ("0003", 9.0, "infeasible"),
-        ("0004", -99.0, "failed"),
-        ("0005", None, "interrupted"),
-    ]:
+    for name, objective, status in ends:
         journal.start(name).end(name, objective, status)
     sweep = read_sweep(journal.write(tmp_path))
-    assert sweep.best is not None and sweep.best.name == best
-    assert len(sweep.judged) == 3
-
-
-def test_of_equals_the_earlier_is_the_best(tmp_path: pathlib.Path) -> None:
-    journal = Journal().begin().start("0000").start("0001").end("0001", 0.5).end("0000", 0.5)
-    best = read_sweep(journal.write(tmp_path)).best
-    assert best is not None and best.name == "0000"
-
-
-def test_the_best_is_the_one_that_the_sweep_named_at_its_end(tmp_path: pathlib.Path) -> None:
-    journal = Journal().begin().start("0000").end("0000", 0.9).start("0001").end("0001", 0.8)
-    journal.start("0002").end("0002", None, "failed")
-    for named, expected in [("0001", "0001"), ("0002", "0000"), (None, "0000"), ("0099", "0000")]:
-        best = read_sweep(ended(journal, best=named).write(tmp_path)).best
-        assert best is not None and best.name == expected
+    assert (sweep.best and sweep.best.name) == best
+    assert len(sweep.judged) == sum(status in ("done", "stopped", "paused") for *_, status in ends)
 
 
 def test_a_pause_between_two_starts_is_no_working_time(tmp_path: pathlib.Path) -> None:

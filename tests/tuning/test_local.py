@@ -87,7 +87,7 @@ def has_ended(pid: int) -> bool:
     ],
 )
 def test_of_several_workers_the_one_to_blame_tells_why_the_trial_ended(log: str, cause: str) -> None:
-    assert TrialCommand([], workers=2).find_cause(log) == cause
+    assert TrialCommand([], ["--workers=2"]).find_cause(log) == cause
     assert TrialCommand([]).find_cause(log) == log
 
 

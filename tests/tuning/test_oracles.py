@@ -9,17 +9,26 @@ import pytest
 
 from tfdist.errors import UserError
 from tfdist.tuning.schedule.chief import EPOCHS, PARENT, ROUND
-from tfdist.tuning.search import asha, search, space
+from tfdist.tuning.search import oracles, search, space
 from tfdist.tuning.search.objective import Objective, build_objective
-from tfdist.tuning.search.terms import Terms
 from tfdist.tuning.settings import TuneSettings
 
 OBJECTIVE = Objective("val_accuracy", "max")
 
 
-def build(chosen: search.Search, *, max_trials: int | None = None, epochs: int = 9, seed: int = 0) -> Any:
-    made = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
-    return chosen.build(Terms(made.hyperparameters(), OBJECTIVE, max_trials, epochs, seed))
+SPACE = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
+
+
+def build(
+    chosen: search.Search,
+    *,
+    of: space.Space = SPACE,
+    objective: Objective = OBJECTIVE,
+    max_trials: int | None = None,
+    epochs: int = 9,
+    seed: int = 0,
+) -> Any:
+    return chosen.build(of, objective, max_trials=max_trials, epochs=epochs, seed=seed)
 
 
 def end(oracle: Any, trial: Any, score: float | None, *, epoch: int = 1) -> None:
@@ -47,7 +56,7 @@ def run(oracle: Any, *, fails: tuple[int, ...] = ()) -> list[tuple[int, int, str
     ("limits", "expected"), [((1, 9, 3), [1, 3]), ((2, 9, 3), [2, 6]), ((1, 1, 3), []), ((5, 3, 2), [])]
 )
 def test_rungs_lie_before_the_end_of_the_training(limits: tuple[int, int, int], expected: list[int]) -> None:
-    assert asha.rungs(*limits) == expected
+    assert oracles.find_rungs(*limits) == expected
 
 
 def test_hyperbands_trials_go_on_and_failed_ones_do_not_block_it() -> None:
@@ -92,9 +101,8 @@ def test_asha_that_stops_lets_the_best_of_each_rung_continue_as_they_arrive() ->
 @pytest.mark.parametrize("direction", ["max", "min"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_asha_that_stops_takes_what_is_no_number_for_the_worst(direction: str, bad: float) -> None:
-    made = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
-    chosen, objective = search.AshaStopping(factor=2), Objective("val_loss", direction)
-    oracle = chosen.build(Terms(made.hyperparameters(), objective, 10, 4, 0))
+    objective = Objective("val_loss", direction)
+    oracle = build(search.AshaStopping(factor=2), objective=objective, max_trials=10, epochs=4)
     trials = [oracle.create_trial(f"worker-{index}") for index in range(4)]
     better = -0.1 if direction == "min" else 0.1
     values = [bad, 0.5, bad, 0.5 + better]
@@ -106,7 +114,7 @@ def test_asha_that_stops_takes_what_is_no_number_for_the_worst(direction: str, b
 
 def test_the_grid_does_not_wait_for_trials_to_end() -> None:
     made = space.Space({"a": space.choice(values=[1, 2, 3]), "b": space.boolean()})
-    oracle = search.Grid().build(Terms(made.hyperparameters(), OBJECTIVE, None, None, 0))
+    oracle = build(search.Grid(), of=made)
     started = [oracle.create_trial(f"worker-{index}") for index in range(6)]
     assert len({str(made.decoded(trial.hyperparameters.values)) for trial in started}) == 6
     for trial in started:

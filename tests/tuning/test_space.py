@@ -16,10 +16,9 @@ def sampled(parameters: dict[str, Any], count: int = 200) -> list[dict[str, Any]
     """Values that KerasTuner draws, as the sweep decodes them."""
     from tfdist.tuning.search.objective import Objective
     from tfdist.tuning.search.search import Random
-    from tfdist.tuning.search.terms import Terms
 
     made = Space(parameters)
-    oracle = Random().build(Terms(made.hyperparameters(), Objective("loss", "min"), count, None, 0))
+    oracle = Random().build(made, Objective("loss", "min"), max_trials=count, epochs=None, seed=0)
     trials = [oracle.create_trial(f"worker-{index}") for index in range(count)]
     return [made.decoded(trial.hyperparameters.values) for trial in trials if trial.status == "RUNNING"]
 

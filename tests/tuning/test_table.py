@@ -20,7 +20,7 @@ from sweep_journals import Journal, ended, hyperband_sweep
 
 from tfdist.tuning.report.live_table import build_table, open_table
 from tfdist.tuning.report.table import PlainTable
-from tfdist.tuning.schedule.history import History
+from tfdist.tuning.schedule.history import Sweep
 
 _VALUES = {"train.learning_rate": 0.00123, "models.build.layers": 3}
 
@@ -47,11 +47,11 @@ def shown(journal: Journal, *, max_seconds: float | None = None) -> list[str]:
 
 def drawn(journal: Journal, *, rows: int = 20, width: int = 120) -> str:
     """The live table after a journal."""
-    history = History()
+    sweep = Sweep()
     for line in journal.lines():
-        history.add(json.loads(line))
+        sweep.add(json.loads(line))
     console = rich.console.Console(file=io.StringIO(), width=width, markup=False, highlight=False)
-    console.print(build_table(history.sweep, rows=rows, seconds=3725, seconds_left=60))
+    console.print(build_table(sweep, rows=rows, seconds=3725, seconds_left=60))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

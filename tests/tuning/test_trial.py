@@ -14,7 +14,7 @@ from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places.machine import OUT_OF_MEMORY
 from tfdist.tuning.schedule.interruptions import Interruptions
-from tfdist.tuning.schedule.trial import SeedRun, Trial
+from tfdist.tuning.schedule.trial import ActiveTrial, SeedRun
 from tfdist.tuning.search.objective import Objective
 
 OBJECTIVE = Objective("val_accuracy", "max")
@@ -54,8 +54,7 @@ def test_an_end_without_an_objective_has_its_reason(
 ) -> None:
     run = seed_run(tmp_path)
     assert run.end(status, log, OBJECTIVE, epochs=3) and run.status == expected and message in run.message
-    trial = Trial("0000", {}, [run], "0")
-    assert trial.has_failed and trial.conclude() == (expected, None, run.message)
+    assert ActiveTrial("0000", {}, [run], "0").conclude() == (expected, None, run.message)
 
 
 @pytest.mark.parametrize("status", [4, 143])

@@ -37,9 +37,6 @@ class TuneSettings(Settings):
         "of better; None tells it by the objective's name", checked_later("'max' or 'min'"), None
     )
     max_trials: int | None = setting("how many sets of values are tried", or_none(COUNT), None, unit="trials")
-    max_epochs: int | None = setting(
-        "that all trials together train for; none begins that would take more", or_none(COUNT), None, unit="epochs"
-    )
     max_seconds: float | None = setting(
         "after so long, counted from this start, running trials are saved and the sweep ends; the same command with "
         "more resumes it",

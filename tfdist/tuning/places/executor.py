@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tfdist.errors import UserError
 from tfdist.launch.ray.cluster import Resources
@@ -18,22 +18,15 @@ from tfdist.tuning.places.trials import Executor, TrialCommand
 class Local:
     """The processes of this machine, which share its processors and GPUs."""
 
-    def open(
-        self,
-        command: TrialCommand,
-        count: int,
-        *,
-        gpus: Callable[[], Sequence[str]],
-        run_dir: str,
-        tell: Callable[[str], None],
-    ) -> Executor:
-        """So many slots, on the GPUs of this machine."""
-        from tfdist.tuning.places.local import LocalExecutor
+    def launcher(self, *, is_horovod: bool) -> list[str]:
+        """The flags of `tfdist.launch` for a trial of several processes."""
+        return ["--launcher=horovod"] if is_horovod else []
 
-        if command.is_horovod:
-            command = dataclasses.replace(command, launcher=["--launcher=horovod"])
-        several = count * command.workers > 1
-        return LocalExecutor(command, count, gpus=gpus() if several else ())
+    def open(self, command: TrialCommand, count: int, *, run_dir: str, tell: Callable[[str], None]) -> Executor:
+        """So many slots, on the GPUs of this machine."""
+        from tfdist.tuning.places.local import LocalExecutor, find_gpus
+
+        return LocalExecutor(command, count, gpus=find_gpus() if count > 1 or command.launch else ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,27 +59,20 @@ class Ray:
         """Of each process."""
         return Resources(self.cpus, self.gpus, self.memory_gb, self.placement)
 
-    def open(
-        self,
-        command: TrialCommand,
-        count: int,
-        *,
-        gpus: Callable[[], Sequence[str]],
-        run_dir: str,
-        tell: Callable[[str], None],
-    ) -> Executor:
+    def launcher(self, *, is_horovod: bool) -> list[str]:
+        """The flags of `tfdist.launch` for a trial of several processes."""
+        flags = [f"--{name}={value}" for name, value in dataclasses.asdict(self).items() if value is not None]
+        return [f"--launcher={'ray_horovod' if is_horovod else 'ray'}", *flags]
+
+    def open(self, command: TrialCommand, count: int, *, run_dir: str, tell: Callable[[str], None]) -> Executor:
         """So many slots; raises UserError where no cluster can be reached. Launchers of several workers run here."""
-        if command.workers == 1:
-            from tfdist.tuning.places.ray_tasks import RayExecutor
+        if command.launch:
+            from tfdist.tuning.places.local import LocalExecutor
 
-            return RayExecutor(command, count, self.resources, run_dir=run_dir, working_dir=self.working_dir, tell=tell)
-        from tfdist.tuning.places.local import LocalExecutor
+            return LocalExecutor(command, count, gpus=())
+        from tfdist.tuning.places.ray_tasks import RayExecutor
 
-        asked = {name: getattr(self, name) for name in ("cpus", "gpus", "memory_gb", "placement", "working_dir")}
-        flags = [f"--{name}={value}" for name, value in asked.items() if value is not None]
-        launcher = [f"--launcher={'ray_horovod' if command.is_horovod else 'ray'}", *flags]
-        command = dataclasses.replace(command, launcher=launcher)
-        return LocalExecutor(command, count, gpus=())
+        return RayExecutor(command, count, self.resources, run_dir=run_dir, working_dir=self.working_dir, tell=tell)
 
 
 EXECUTORS = (Local, Ray)

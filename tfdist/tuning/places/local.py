@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from tfdist.errors import TfdistError
 from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_group, shell_status
 from tfdist.storage import files
+from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places import trial_process
 from tfdist.tuning.places.machine import OUT_OF_MEMORY, memory_kills
@@ -136,6 +137,15 @@ class LocalExecutor:
         if self._logs is None:
             self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")
         return os.path.join(self._logs.name, f"{name_of(directory)}.log")
+
+
+def find_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs that TensorFlow sees."""
+    import tensorflow as tf
+
+    count = len(tf.config.list_physical_devices("GPU"))
+    named = (environment.current().get(GPU_VARIABLE) or "").split(",")
+    return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]
 
 
 def _exists(pid: int | None) -> bool:

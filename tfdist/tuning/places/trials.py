@@ -26,26 +26,20 @@ class TrialCommand:
 
     Attributes:
       arguments: of tfdist.main, but for what differs between trials.
-      workers: of each trial.
-      is_horovod: whether several workers are Horovod's processes.
-      launcher: flags of tfdist.launch besides, for several workers.
+      launch: flags of tfdist.launch, for trials of several workers.
     """
 
     arguments: Sequence[str]
-    workers: int = 1
-    is_horovod: bool = False
-    launcher: Sequence[str] = ()
+    launch: Sequence[str] = ()
 
     def build(self, directory: RunDirectory, parameters: Sequence[str]) -> list[str]:
         """What follows `python -m` for the run of this directory with these gin statements."""
         own = [*self.arguments, *(f"--gin_param={each}" for each in parameters), f"--run_dir={directory.path}"]
-        if self.workers == 1:
-            return ["tfdist.main", *own]
-        return ["tfdist.launch", f"--workers={self.workers}", *self.launcher, "--", *own]
+        return ["tfdist.launch", *self.launch, "--", *own] if self.launch else ["tfdist.main", *own]
 
     def find_cause(self, log: str) -> str:
         """The end of a log as it tells why the trial ended: of several workers, the lines of the one to blame."""
-        if self.workers == 1:
+        if not self.launch:
             return log
         cause = _CAUSE.findall(log)
         prefix = f"[worker {cause[-1]}] " if cause else "[launch] "

@@ -12,8 +12,7 @@ from typing import Any
 from tfdist.telemetry.logs.summaries import LAST, store_summaries
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Plan
-from tfdist.tuning.schedule.history import Event
-from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, STOPPED
+from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, STOPPED, Event
 
 
 class HParamsTable:
@@ -53,7 +52,7 @@ class HParamsTable:
         shown = {name: _as_simple(value, described.get(name, {})) for name, value in values.items()}
         start = api.hparams_pb(shown, trial_id=event["trial"], start_time_secs=seconds - event["seconds"])
         end = summary.session_end_pb(ends[event["status"]], end_time_secs=seconds)
-        for index in range(self._plan.seeds_per_trial):
+        for index in range(self._plan.settings.seeds_per_trial):
             directory = self._plan.directory(event["trial"], index).tensorboard
             store_summaries(directory, f"{LAST}.hparams", [start, end], time=seconds)
 

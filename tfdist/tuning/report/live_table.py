@@ -62,8 +62,8 @@ class LiveTable(SweepTable):
             self._draw(now=True)
             self._live.stop()
             self._live = None
-            if self._history.sweep.is_ended:
-                self._print(end_line(self._history.sweep))
+            if self.sweep.is_ended:
+                self._print(end_line(self.sweep))
 
     def _show(self, event: Event, sweep: Sweep, trial: Trial | None) -> None:
         if self._is_closed:
@@ -86,8 +86,7 @@ class LiveTable(SweepTable):
             return
         self._last_redraw_time = self._clock()
         rows = max(self._terminal.height - _FRAME_LINES, 3)
-        sweep, seconds_left = self._history.sweep, self._seconds_left()
-        table = build_table(sweep, rows=rows, seconds=self._seconds(), seconds_left=seconds_left)
+        table = build_table(self.sweep, rows=rows, seconds=self._seconds(), seconds_left=self._seconds_left())
         self._live.update(table, refresh=True)
 
 

@@ -15,7 +15,7 @@ from tfdist.errors import printable
 from tfdist.report.words import count_text, duration_text, values_text
 from tfdist.telemetry.console.base import PROGRESS_LINE_SECONDS
 from tfdist.telemetry.console.console_text import number_text
-from tfdist.tuning.schedule.history import RUNNING, Event, History, Sweep, Trial, finite
+from tfdist.tuning.schedule.history import RUNNING, Event, Sweep, Trial, finite
 
 
 class SweepTable:
@@ -25,6 +25,9 @@ class SweepTable:
       stdout: where to show it.
       max_seconds: after how many from now the sweep ends; None: without such a limit.
       clock: seconds.
+
+    Attributes:
+      sweep: as the events tell it.
     """
 
     def __init__(
@@ -32,16 +35,16 @@ class SweepTable:
     ) -> None:
         self._stdout = stdout
         self._clock = clock
-        self._history = History()
+        self.sweep = Sweep()
         self._last_event = clock()
         self._deadline = math.inf if max_seconds is None else clock() + max_seconds
 
     def on_event(self, event: Event, *, is_replay: bool = False) -> None:
         """Takes in one event as it stands in `sweep.jsonl`; one of an earlier start shows nothing by itself."""
-        self._history.add(event)
+        self.sweep.add(event)
         self._last_event = self._clock()
         if not is_replay:
-            self._show(event, self._history.sweep, self._history.trial(str(event.get("trial"))))
+            self._show(event, self.sweep, self.sweep.trial(event.get("trial")))
 
     def refresh(self) -> None:
         """Shows the time that has passed; to be called now and then while nothing happens."""
@@ -54,18 +57,17 @@ class SweepTable:
 
     def _seconds(self) -> float:
         """The sweep's working time up to now."""
-        return self._history.seconds + self._clock() - self._last_event
+        return self.sweep.seconds + self._clock() - self._last_event
 
     def _seconds_left(self) -> float | None:
         """Until `max_trials` have ended once at the pace so far, or `max_seconds` are over, if that is sooner.
 
         None where there is neither such a number, with a pace, nor a limit. Later rungs nobody can count.
         """
-        sweep = self._history.sweep
-        over = sum(trial.status != RUNNING for trial in sweep.trials)
+        over, max_trials = sum(trial.status != RUNNING for trial in self.sweep.trials), self.sweep.max_trials
         left = max(self._deadline - self._clock(), 0.0)
-        if sweep.max_trials is not None and 0 < over < sweep.max_trials:
-            left = min(left, self._seconds() / over * (sweep.max_trials - over))
+        if max_trials is not None and 0 < over < max_trials:
+            left = min(left, self._seconds() / over * (max_trials - over))
         return None if left == math.inf else left
 
 

@@ -18,15 +18,16 @@ from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places.trials import Executor, TrialExit, name_of
 from tfdist.tuning.schedule import journal as journals
+from tfdist.tuning.schedule.history import FAILED, INFEASIBLE, INTERRUPTED
 from tfdist.tuning.schedule.interruptions import Interruptions
 from tfdist.tuning.schedule.journal import Journal
 from tfdist.tuning.schedule.signals import Leaving
-from tfdist.tuning.schedule.trial import DONE, FAILED, INFEASIBLE, SCORED, Report, SeedRun, Trial
+from tfdist.tuning.schedule.trial import ActiveTrial, Report, SeedRun
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.objective import Objective
 from tfdist.tuning.search.oracle_client import OracleClient, Suggestion
-from tfdist.tuning.search.search import Search
 from tfdist.tuning.search.space import Space
+from tfdist.tuning.settings import TuneSettings
 
 POLL_SECONDS = 0.1
 REMOTE_POLL_SECONDS = 5.0
@@ -40,23 +41,16 @@ class Plan:
     Attributes:
       epochs: of a whole training; None where `train.steps` ends it.
       seed: `train.seed`; the trial's further seeds are the numbers behind it.
-      max_trials, max_epochs, max_seconds: the budgets; None: without.
-      max_failures: failed trials in a row that end the sweep.
     """
 
     run_dir: str
+    settings: TuneSettings
     space: Space
     objective: Objective
-    search: Search
     epochs: int | None
     seed: int
-    max_trials: int | None
-    max_epochs: int | None
-    max_seconds: float | None
-    seeds_per_trial: int
-    max_failures: int
 
-    def directory(self, trial: str, seed: int) -> RunDirectory:
+    def directory(self, trial: str, seed: int = 0) -> RunDirectory:
         """Of a trial's run with its first seed, 0, or another."""
         return RunDirectory(files.join(self.run_dir, "trials", f"{trial}-seed-{seed}" if seed else trial))
 
@@ -65,8 +59,12 @@ class Plan:
 class _Job:
     """The run of one seed of a trial."""
 
-    trial: Trial
+    trial: ActiveTrial
     run: SeedRun
+
+    @property
+    def is_to_run(self) -> bool:
+        return self.trial.is_open and self.run.status is None
 
 
 class Chief:
@@ -95,9 +93,8 @@ class Chief:
         self._on_wait = on_wait
         self._pending: collections.deque[_Job] = collections.deque()
         self._running: dict[str, _Job] = {}  # by the names of the run directories
-        self._trials: dict[str, Trial] = {}
+        self._trials: dict[str, ActiveTrial] = {}
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
-        self._epochs_planned = 0
         self._failures = 0
         self._interruptions = Interruptions()
         self._leaving = Leaving()
@@ -105,17 +102,6 @@ class Chief:
         self._started = time.monotonic()
         self._next_look = 0.0
         self._poll_seconds = REMOTE_POLL_SECONDS if files.is_remote(plan.run_dir) else POLL_SECONDS
-
-    @property
-    def trials(self) -> list[Trial]:
-        """In the order in which they were started."""
-        return list(self._trials.values())
-
-    def best(self) -> Trial | None:
-        """The best trained to its end; where none was, the best of those that were stopped or paused."""
-        scored = [trial for trial in self.trials if trial.status in SCORED]
-        finished = [trial for trial in scored if trial.status == DONE] or scored
-        return min(finished, key=lambda trial: self._plan.objective.cost(cast(float, trial.objective)), default=None)
 
     def run(self, events: Sequence[Mapping[str, Any]]) -> None:
         """From what the journal holds to the end.
@@ -129,10 +115,12 @@ class Chief:
         self._replay(events)
         with self._leaving.noting():
             while True:
-                self._fill()
-                if not self._running and not self._is_more_to_come():
+                while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
+                    self._start(job)
+                if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
                     break
-                self._wait()
+                self._executor.wait(POLL_SECONDS)
+                self._on_wait()
                 for ended in self._executor.collect():
                     self._process_ended(ended)
                 self._look_at_reports()
@@ -149,28 +137,27 @@ class Chief:
                 self._trials[name].is_told = True
             elif kind == journals.TRIAL_REPORTED:
                 self._replay_report(event)
-            elif kind == journals.TRIAL_ENDED and event["status"] == journals.INTERRUPTED:
+            elif kind == journals.TRIAL_ENDED and event["status"] == INTERRUPTED:
                 self._trials[name].is_told = False
             elif kind == journals.TRIAL_ENDED:
-                self._oracle.ask_until(event["asked"])
+                self._oracle.replay(event["asked"])
                 trial = self._trials[name]
-                trial.status, trial.objective = event["status"], event["objective"]
                 trial.is_open = trial.is_told = False
                 self._plan.space.news(event.get("found", []))
                 trial.values |= event.get("values", {})
-                self._tell_end(trial, event["message"], event.get("found", []))
-        for trial in self.trials:
+                self._tell_end(trial, event["objective"], event["message"], event.get("found", []))
+        for trial in self._trials.values():
             if trial.is_open:
                 if trial.is_told:
-                    self._write_end(trial, journals.INTERRUPTED, None, "the sweep was interrupted")
-                self._pending.extend(self._to_run(trial))
+                    self._write_end(trial, INTERRUPTED, None, "the sweep was interrupted")
+                self._queue(trial)
 
     def _replay_start(self, event: Mapping[str, Any]) -> None:
         name, rung = event["trial"], event["rung"]
         known = self._trials.get(name)
         if known is not None and known.rung == rung and known.is_open:
             return  # it continued after an interruption
-        self._oracle.ask_until(event["asked"])
+        self._oracle.replay(event["asked"])
         suggestion = self._oracle.take()
         if suggestion is None:
             raise TfdistError(
@@ -187,48 +174,24 @@ class Chief:
         report = Report(event["epoch"], event["step"], value, event["metrics"])
         for run in trial.runs:
             run.reports[report.step] = report
-        if self._plan.search.takes_reports:
-            self._oracle.ask_until(event["asked"])
+        if self._plan.settings.search.STOPS:
+            self._oracle.replay(event["asked"])
             self._report(trial, report)
 
     # What is to be started
-
-    def _is_more_to_come(self) -> bool:
-        if self._is_closing:
-            return False
-        return bool(self._pending) or not self._oracle.is_over
-
-    def _fill(self) -> None:
-        """Starts what there is room for, and then asks for what may be next."""
-        while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
-            self._start(job)
-        if self._plan.search.asks_ahead and not (self._is_closing or self._pending):
-            self._oracle.ask_ahead()
 
     def _next_job(self) -> _Job | None:
         while True:
             while self._pending:
                 job = self._pending.popleft()
-                if self._is_to_run(job):
+                if job.is_to_run:
                     return job
-            self._oracle.ask_ahead()
             suggestion = self._oracle.take()
             if suggestion is None:
                 return None
-            if not self._is_within_budget(suggestion):
-                self._is_closing = True
-                return None
-            self._pending.extend(self._to_run(self._open(suggestion, self._plan.space.decoded(suggestion.values))))
+            self._queue(self._open(suggestion, self._plan.space.decoded(suggestion.values)))
 
-    def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
-        """The trial that a suggestion begins or continues."""
-        self._epochs_planned += self._cost(suggestion)
-        trial = self._in_its_rung(suggestion, values)
-        self._trials[trial.name] = trial
-        self._names[suggestion.name] = trial.name
-        return trial
-
-    def _in_its_rung(self, suggestion: Suggestion, values: dict[str, Any]) -> Trial:
+    def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> ActiveTrial:
         """The trial that the suggestion continues, as it wants it; a new one where it continues none."""
         parent = suggestion.values.get(PARENT)
         trial = None if parent is None else self._trials[self._names[parent]]
@@ -238,28 +201,17 @@ class Chief:
             name = f"{len(self._trials):04d}"
             runs = [
                 SeedRun(self._plan.seed + index, self._plan.directory(name, index))
-                for index in range(self._plan.seeds_per_trial)
+                for index in range(self._plan.settings.seeds_per_trial)
             ]
-            trial = Trial(name, values, runs, suggestion.name, rung, epochs)
+            trial = self._trials[name] = ActiveTrial(name, values, runs, suggestion.name, rung, epochs)
         else:
-            trial.go_on(suggestion.name, rung, epochs)
+            trial.start_rung(suggestion.name, rung, epochs)
         trial.is_partial = EPOCHS in suggestion.values and cast(int, epochs) < cast(int, self._plan.epochs)
+        self._names[suggestion.name] = trial.name
         return trial
 
-    def _to_run(self, trial: Trial) -> list[_Job]:
-        return [_Job(trial, run) for run in trial.runs if run.status is None]
-
-    def _cost(self, suggestion: Suggestion) -> int:
-        """The epochs that a suggestion takes."""
-        epochs = suggestion.values.get(EPOCHS, self._plan.epochs or 0)
-        return (epochs - suggestion.values.get("tuner/initial_epoch", 0)) * self._plan.seeds_per_trial
-
-    def _is_within_budget(self, suggestion: Suggestion) -> bool:
-        limit = self._plan.max_epochs
-        return limit is None or self._epochs_planned + self._cost(suggestion) <= limit
-
-    def _is_to_run(self, job: _Job) -> bool:
-        return job.trial.is_open and job.run.status is None
+    def _queue(self, trial: ActiveTrial) -> None:
+        self._pending.extend(_Job(trial, run) for run in trial.runs if run.status is None)
 
     def _start(self, job: _Job) -> None:
         trial = job.trial
@@ -280,11 +232,10 @@ class Chief:
             made.append(f"train.stop_after_epochs = {job.trial.epochs}")
         return made
 
-    def _write_start(self, trial: Trial) -> None:
+    def _write_start(self, trial: ActiveTrial) -> None:
         if trial.is_told:
             return
-        slot = self._executor.next_free
-        trial.is_told, trial.worker = True, slot.number
+        slot, trial.is_told = self._executor.next_free, True
         self._journal.write(
             journals.TRIAL_STARTED,
             trial=trial.name,
@@ -298,10 +249,6 @@ class Chief:
 
     # What comes back
 
-    def _wait(self) -> None:
-        self._executor.wait(POLL_SECONDS)
-        self._on_wait()
-
     def _process_ended(self, ended: TrialExit) -> None:
         job = self._running.pop(ended.name)
         run, trial = job.run, job.trial
@@ -311,17 +258,19 @@ class Chief:
             return
         if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs, lost=ended.lost):
             why = run.message or "it was told to leave, and has saved"
-            self._write_end(trial, journals.INTERRUPTED, None, why)
+            self._write_end(trial, INTERRUPTED, None, why)
             self._pending.appendleft(job)
             if not self._is_closing:
                 self._count_interruption(run, why)
             return
         self._interruptions.progressed()
         if run.status == FAILED and ended.status == UserError.exit_status:
-            if not self._has_trained():
+            if not any(each.reports for other in self._trials.values() for each in other.runs):
                 self._stop_all()
-                values = _listed(self._plan.space.statements(trial.values))
-                raise UserError(f"The first trial cannot be trained: {run.message}\n{values}")
+                values = "\n".join(f"    {line}" for line in self._plan.space.statements(trial.values))
+                raise UserError(
+                    f"The first trial cannot be trained: {run.message}\n    with the trial's values:\n{values}"
+                )
             run.status = INFEASIBLE  # others could be trained, so it is these values that do not go
         self._conclude(trial)
 
@@ -332,29 +281,22 @@ class Chief:
             self._stop_all()
             raise
 
-    def _has_trained(self) -> bool:
-        """Whether any trial has got as far as an evaluation."""
-        return any(run.reports for trial in self.trials for run in trial.runs)
-
-    def _conclude(self, trial: Trial) -> None:
+    def _conclude(self, trial: ActiveTrial) -> None:
         """Ends the trial if nothing of it is left to run."""
-        if trial.has_failed:
-            for job in self._running.values():
-                if job.trial is trial:
-                    self._executor.stop(job.run.directory)
-        elif any(run.status is None for run in trial.runs):
+        if (end := trial.conclude()) is None:
             return
-        status, objective, message = trial.conclude()
-        trial.status, trial.objective, trial.is_open = status, objective, False
+        trial.is_open = False
+        self._stop(lambda other: other is trial)  # the other seeds, where one has failed
+        status, objective, message = end
         found, more = self._found(trial)
         self._write_end(trial, status, objective, message, **more)
-        self._tell_end(trial, message, found)
+        self._tell_end(trial, objective, message, found)
         self._failures = self._failures + 1 if status == FAILED else 0
-        if self._failures >= self._plan.max_failures:
+        if self._failures >= self._plan.settings.max_failures:
             self._stop_all()
             raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {message}")
 
-    def _found(self, trial: Trial) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def _found(self, trial: ActiveTrial) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """What its model has asked for that was not known, and what of it the journal is told.
 
         The values that the model got are the trial's from now on.
@@ -363,12 +305,13 @@ class Chief:
         if told is None:
             return [], {}
         found = self._plan.space.news(told.space)
-        if told.values.keys() <= trial.values.keys():
-            return found, {"found": found} if found else {}
-        trial.values |= told.values
-        return found, {"values": trial.values} | ({"found": found} if found else {})
+        more: dict[str, Any] = {"found": found} if found else {}
+        if not told.values.keys() <= trial.values.keys():
+            trial.values |= told.values
+            more = {"values": trial.values} | more
+        return found, more
 
-    def _write_end(self, trial: Trial, status: str, objective: float | None, message: str, **more: Any) -> None:
+    def _write_end(self, trial: ActiveTrial, status: str, objective: float | None, message: str, **more: Any) -> None:
         self._journal.write(
             journals.TRIAL_ENDED,
             trial=trial.name,
@@ -383,10 +326,12 @@ class Chief:
         )
         trial.active_seconds, trial.is_told = 0.0, False
 
-    def _tell_end(self, trial: Trial, message: str, found: Sequence[Mapping[str, Any]]) -> None:
+    def _tell_end(
+        self, trial: ActiveTrial, objective: float | None, message: str, found: Sequence[Mapping[str, Any]]
+    ) -> None:
         values = self._plan.space.encoded(trial.values)
         epochs = trial.epochs or trial.epochs_done
-        self._oracle.end(trial.suggestion, trial.objective, epochs, message, new=found, values=values)
+        self._oracle.end(trial.suggestion, objective, epochs, message, new=found, values=values)
 
     def _look_at_reports(self) -> None:
         if time.monotonic() >= self._next_look:
@@ -404,39 +349,35 @@ class Chief:
             self._journal.write(
                 journals.TRIAL_REPORTED,
                 trial=trial.name,
-                epoch=report.epoch,
-                step=report.step,
-                objective=report.objective,
-                metrics=report.metrics,
+                **dataclasses.asdict(report),
                 asked=self._oracle.asked,
             )
-            if self._plan.search.takes_reports:
+            if self._plan.settings.search.STOPS:
                 self._report(trial, report)
 
-    def _report(self, trial: Trial, report: Report) -> None:
+    def _report(self, trial: ActiveTrial, report: Report) -> None:
         """Reports an evaluation to the oracle, and stops the trial where that says so."""
         if self._oracle.report(trial.suggestion, report.objective, report.epoch):
             for run in trial.runs:
                 run.stop_asked = True
-            for job in self._running.values():
-                if job.trial is trial:
-                    self._executor.stop(job.run.directory)
+            self._stop(lambda other: other is trial)
 
     # Leaving
 
+    def _stop(self, is_meant: Callable[[ActiveTrial], bool] = lambda trial: True) -> None:
+        """Lets the running trials that are meant save and leave."""
+        for job in self._running.values():
+            if is_meant(job.trial):
+                self._executor.stop(job.run.directory)
+
     def _check_time(self) -> None:
-        limit = self._plan.max_seconds
+        limit = self._plan.settings.max_seconds
         is_late = limit is not None and time.monotonic() - self._started > limit
         if (is_late or self._leaving.is_told) and not self._is_closing:
             self._is_closing = True
-            for job in self._running.values():
-                self._executor.stop(job.run.directory)
+            self._stop()
 
     def _stop_all(self) -> None:
         self._is_closing = True
         for trial in {job.trial.name: job.trial for job in self._running.values()}.values():
-            self._write_end(trial, journals.INTERRUPTED, None, "the sweep ended")
-
-
-def _listed(statements: Sequence[str]) -> str:
-    return "\n".join(f"    {line}" for line in ["with the trial's values:", *statements])
+            self._write_end(trial, INTERRUPTED, None, "the sweep ended")

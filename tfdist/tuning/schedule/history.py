@@ -1,8 +1,8 @@
-"""Reads what a sweep wrote into `sweep.jsonl` as frozen dataclasses.
+"""What became of a sweep, as its journal `sweep.jsonl` tells it: the one model of a sweep and its trials.
 
 Invariant: a journal is readable at any moment: while the sweep writes, after a kill, after a restart. Events of a kind
-that is not known are passed over; lines that are no events are counted in `Sweep.num_unreadable_lines`. The table
-feeds events one by one through `History`, the report reads them all with `read_sweep`.
+that is not known are passed over; lines that are no events are counted in `Sweep.num_unreadable_lines`. The sweep and
+its table add each event as it is written, the report reads them all with `read_sweep`. Imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from tfdist.errors import UserError
@@ -20,9 +20,10 @@ from tfdist.telemetry.run_directory import RunDirectory
 
 Direction = Literal["max", "min"]
 Event = Mapping[str, Any]
-RUNNING = "running"
+RUNNING, INTERRUPTED = "running", "interrupted"
+DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeasible", "failed"
 # An objective counts where the trial ended in one of these; what an interrupted one reported may still be overtaken.
-_JUDGED = ("done", "paused", "stopped")
+_JUDGED = (DONE, PAUSED, STOPPED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class End:
         return self.objective is not None and self.status in _JUDGED
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Trial:
     """One trial with all its stretches: a paused or interrupted one started again.
 
@@ -100,48 +101,130 @@ class Trial:
     message: str = ""
     worker: int | None = None
     host: str | None = None
-    curve: tuple[Point, ...] = ()
-    ends: tuple[End, ...] = ()
+    curve: list[Point] = dataclasses.field(default_factory=list)
+    ends: list[End] = dataclasses.field(default_factory=list)
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def is_judged(self) -> bool:
         """Whether its objective may be compared: it ended well at least once."""
-        return self.objective is not None and self.status not in ("infeasible", "failed")
+        return self.objective is not None and self.status not in (INFEASIBLE, FAILED)
+
+    def start(self, event: Event) -> None:
+        """Takes in that it runs."""
+        self.values, self.status = event.get("values") or self.values, RUNNING
+        self.rung, self.target_epochs = _whole(event.get("rung")) or 0, _whole(event.get("epochs"))
+        self.worker, self.message = _whole(event.get("worker")), ""
+        self.host = str(event["host"]) if event.get("host") else None
+
+    def report(self, event: Event) -> None:
+        """Takes in an evaluation."""
+        epoch, step = _whole(event.get("epoch")) or 0, _whole(event.get("step")) or 0
+        self.curve = [point for point in self.curve if (point.epoch, point.step) < (epoch, step)]
+        if (objective := finite(event.get("objective"))) is not None:
+            self.curve.append(Point(epoch, objective, self.rung, step))
+        self.epochs, self.metrics = max(self.epochs, epoch), event.get("metrics") or self.metrics
+
+    def end(self, event: Event, at_seconds: float) -> None:
+        """Takes in the end of a stretch."""
+        rung = _whole(event.get("rung"))
+        end = End(
+            status=str(event.get("status") or DONE),
+            rung=self.rung if rung is None else rung,
+            objective=finite(event.get("objective")),
+            epochs=_whole(event.get("epochs")) or 0,
+            seconds=finite(event.get("seconds")) or 0.0,
+            at_seconds=at_seconds,
+        )
+        self.ends.append(end)
+        self.values, self.message = event.get("values") or self.values, str(event.get("message") or "")
+        self.status, self.rung, self.epochs = end.status, end.rung, max(self.epochs, end.epochs)
+        self.seconds += end.seconds
+        self.objective = end.objective if end.is_judged else self.objective
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Sweep:
-    """A whole sweep so far; trials in the order in which they first started."""
+    """A whole sweep so far, which grows by the events of the journal in their order.
+
+    Attributes:
+      seconds: the working time up to the last event.
+    """
 
     objective: str = "objective"
     direction: Direction = "max"
     search: str = ""
     parameters: tuple[Parameter, ...] = ()
     max_trials: int | None = None
-    trials: tuple[Trial, ...] = ()
     is_ended: bool = False
-    named_best: str | None = None
     started: str = ""
     seconds: float = 0.0
     num_unreadable_lines: int = 0
+    _trials: dict[str, Trial] = dataclasses.field(default_factory=dict)
+    _last_time: datetime.datetime | None = None
 
     @property
-    def judged(self) -> tuple[Trial, ...]:
+    def trials(self) -> list[Trial]:
+        """In the order in which they first started."""
+        return list(self._trials.values())
+
+    @property
+    def judged(self) -> list[Trial]:
         """The trials with an objective that counts."""
-        return tuple(trial for trial in self.trials if trial.is_judged)
+        return [trial for trial in self.trials if trial.is_judged]
 
     @property
-    def ranked(self) -> tuple[Trial, ...]:
+    def ranked(self) -> list[Trial]:
         """`judged`, the best first; of equals the earlier."""
         sign = -1.0 if self.direction == "max" else 1.0
-        return tuple(sorted(self.judged, key=lambda trial: sign * (trial.objective or 0.0)))
+        return sorted(self.judged, key=lambda trial: sign * (trial.objective or 0.0))
 
     @property
     def best(self) -> Trial | None:
-        """The trial that the sweep named at its end; before that the one with the best objective, on any rung."""
-        named = (trial for trial in self.judged if trial.name == self.named_best)
-        return next(named, next(iter(self.ranked), None))
+        """The best trained to its end; where none was, the best of those that were stopped or paused."""
+        ranked = self.ranked
+        return next((trial for trial in ranked if trial.status == DONE), next(iter(ranked), None))
+
+    def trial(self, name: Any) -> Trial | None:
+        """The trial of this name, if there is one."""
+        return self._trials.get(str(name))
+
+    def add(self, event: Event) -> None:
+        """Takes in one event; one of an unknown kind changes nothing."""
+        kind = event.get("event")
+        self._pass_time(event.get("time"), is_pause=kind == "sweep_started")
+        self.is_ended = kind == "sweep_ended" or (self.is_ended and kind != "sweep_started")
+        if kind == "sweep_started":
+            self._start(event)
+        elif kind in ("trial_started", "trial_reported", "trial_ended") and "trial" in event:
+            name = str(event["trial"])
+            trial = self._trials.setdefault(name, Trial(name=name))
+            if kind == "trial_started":
+                trial.start(event)
+            elif kind == "trial_reported":
+                trial.report(event)
+            else:
+                trial.end(event, self.seconds)
+
+    def _start(self, event: Event) -> None:
+        for trial in self.trials:  # whatever ran when the last chief ended runs no more
+            trial.status = INTERRUPTED if trial.status == RUNNING else trial.status
+        self.objective = str(event.get("objective") or "objective")
+        self.direction = "min" if event.get("direction") == "min" else "max"
+        self.search = str(event.get("search") or "")
+        self.parameters = tuple(_parameter(path, entry) for path, entry in (event.get("space") or {}).items())
+        self.max_trials = _whole(event.get("max_trials"))
+        self.started = self.started or str(event.get("time") or "")
+
+    def _pass_time(self, time: Any, *, is_pause: bool) -> None:
+        try:
+            now = datetime.datetime.fromisoformat(time)
+        except (TypeError, ValueError):
+            return
+        now = now if now.tzinfo else now.replace(tzinfo=datetime.UTC)
+        if self._last_time is not None and not is_pause:
+            self.seconds += max((now - self._last_time).total_seconds(), 0.0)
+        self._last_time = now if self._last_time is None or is_pause else max(now, self._last_time)
 
 
 def read_sweep(run_dir: str) -> Sweep:
@@ -151,123 +234,11 @@ def read_sweep(run_dir: str) -> Sweep:
         raise UserError(
             f"There is no sweep in {str(run_dir)!r}: {path} is missing. Name the run directory of --mode=tune."
         )
-    history, unreadable = History(), Unreadable()
+    sweep, unreadable = Sweep(), Unreadable()
     for event in read_lines(path, unreadable):
-        history.add(event)
-    return dataclasses.replace(history.sweep, num_unreadable_lines=unreadable.lines)
-
-
-class History:
-    """Grows a `Sweep` by events, in the order of the journal."""
-
-    def __init__(self) -> None:
-        self._head = Sweep()
-        self._trials: dict[str, Trial] = {}
-        self._last_time: datetime.datetime | None = None
-        self._seconds = 0.0
-
-    @property
-    def sweep(self) -> Sweep:
-        return dataclasses.replace(self._head, trials=tuple(self._trials.values()), seconds=self._seconds)
-
-    @property
-    def seconds(self) -> float:
-        """The working time up to the last event."""
-        return self._seconds
-
-    def trial(self, name: str) -> Trial | None:
-        return self._trials.get(name)
-
-    def add(self, event: Event) -> None:
-        """Takes in one event; one of an unknown kind changes nothing."""
-        kind = event.get("event")
-        self._pass_time(event.get("time"), is_pause=kind == "sweep_started")
-        if kind == "sweep_started":
-            self._start(event)
-        elif kind == "sweep_ended":
-            self._head = dataclasses.replace(self._head, is_ended=True, named_best=event.get("best"))
-        elif kind in _TRIAL_EVENTS and "trial" in event:
-            name = str(event["trial"])
-            trial = self._trials.get(name) or Trial(name=name)
-            self._trials[name] = _TRIAL_EVENTS[kind](trial, event, self._seconds)
-
-    def _start(self, event: Event) -> None:
-        # Whatever ran when the last chief ended runs no more.
-        for name, trial in self._trials.items():
-            if trial.status == RUNNING:
-                self._trials[name] = dataclasses.replace(trial, status="interrupted")
-        self._head = Sweep(
-            objective=str(event.get("objective") or "objective"),
-            direction="min" if event.get("direction") == "min" else "max",
-            search=str(event.get("search") or ""),
-            parameters=tuple(_parameter(path, entry) for path, entry in (event.get("space") or {}).items()),
-            max_trials=_whole(event.get("max_trials")),
-            started=self._head.started or str(event.get("time") or ""),
-        )
-
-    def _pass_time(self, time: Any, *, is_pause: bool) -> None:
-        try:
-            now = datetime.datetime.fromisoformat(time)
-        except (TypeError, ValueError):
-            return
-        now = now if now.tzinfo else now.replace(tzinfo=datetime.UTC)
-        if self._last_time is not None and not is_pause:
-            self._seconds += max((now - self._last_time).total_seconds(), 0.0)
-        self._last_time = now if self._last_time is None or is_pause else max(now, self._last_time)
-
-
-def _started(trial: Trial, event: Event, seconds: float) -> Trial:
-    return dataclasses.replace(
-        trial,
-        values=event.get("values") or trial.values,
-        status=RUNNING,
-        rung=_whole(event.get("rung")) or 0,
-        target_epochs=_whole(event.get("epochs")),
-        worker=_whole(event.get("worker")),
-        host=str(event["host"]) if event.get("host") else None,
-        message="",
-    )
-
-
-def _reported(trial: Trial, event: Event, seconds: float) -> Trial:
-    epoch, step = _whole(event.get("epoch")) or 0, _whole(event.get("step")) or 0
-    objective = finite(event.get("objective"))
-    curve = tuple(point for point in trial.curve if (point.epoch, point.step) < (epoch, step))
-    if objective is not None:
-        curve += (Point(epoch, objective, trial.rung, step),)
-    return dataclasses.replace(
-        trial, curve=curve, epochs=max(trial.epochs, epoch), metrics=event.get("metrics") or trial.metrics
-    )
-
-
-def _ended(trial: Trial, event: Event, seconds: float) -> Trial:
-    rung = _whole(event.get("rung"))
-    end = End(
-        status=str(event.get("status") or "done"),
-        rung=trial.rung if rung is None else rung,
-        objective=finite(event.get("objective")),
-        epochs=_whole(event.get("epochs")) or 0,
-        seconds=finite(event.get("seconds")) or 0.0,
-        at_seconds=seconds,
-    )
-    return dataclasses.replace(
-        trial,
-        values=event.get("values") or trial.values,
-        status=end.status,
-        rung=end.rung,
-        epochs=max(trial.epochs, end.epochs),
-        seconds=trial.seconds + end.seconds,
-        objective=end.objective if end.is_judged else trial.objective,
-        message=str(event.get("message") or ""),
-        ends=(*trial.ends, end),
-    )
-
-
-_TRIAL_EVENTS: dict[Any, Callable[[Trial, Event, float], Trial]] = {
-    "trial_started": _started,
-    "trial_reported": _reported,
-    "trial_ended": _ended,
-}
+        sweep.add(event)
+    sweep.num_unreadable_lines = unreadable.lines
+    return sweep
 
 
 def finite(value: Any) -> float | None:

@@ -21,7 +21,6 @@ from tfdist.telemetry.records import damaged, parse_line, parse_record
 NAME = "sweep.jsonl"
 STARTED, ENDED = "sweep_started", "sweep_ended"
 TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED = "trial_started", "trial_reported", "trial_ended"
-INTERRUPTED = "interrupted"  # the one end that is none: the trial continues later
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.launch.processes import GPU_VARIABLE
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
 from tfdist.telemetry.console.base import Console
@@ -31,7 +30,7 @@ from tfdist.training.run.directory.claim import check_kind, lasting
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import Executor, TrialCommand
+from tfdist.tuning.places.trials import TrialCommand
 from tfdist.tuning.report.hparams import HParamsTable
 from tfdist.tuning.report.live_table import open_table
 from tfdist.tuning.report.result import write_result
@@ -39,13 +38,13 @@ from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.report.table import SweepTable
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
+from tfdist.tuning.schedule.history import INTERRUPTED
 from tfdist.tuning.schedule.journal import Identity, Journal
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.objective import build_objective
 from tfdist.tuning.search.oracle_client import OracleClient
 from tfdist.tuning.search.space import Space
-from tfdist.tuning.search.terms import Terms
 from tfdist.tuning.settings import TuneSettings
 
 CLUSTER_VARIABLES = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
@@ -72,7 +71,6 @@ class _Prepared:
 
     plan: Plan
     command: TrialCommand
-    terms: Terms
     sample: list[str]
 
 
@@ -89,29 +87,25 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
     """
     if sys.platform != "linux":
         raise UserError(f"--mode=tune starts trials on Linux only; this is {sys.platform!r}.")
-    prepared = _prepared(settings, request, experiment)
-    plan = prepared.plan
-    console = open_console(is_chief=True)
-    identity = _identity(plan, request, settings)
-    oracle = settings.search.build(prepared.terms)
+    prepared, started = _prepared(settings, request, experiment), time.monotonic()
+    plan, console = prepared.plan, open_console(is_chief=True)
+    identity = _identity(plan, request)
+    oracle = settings.search.build(
+        plan.space, plan.objective, max_trials=settings.max_trials, epochs=plan.epochs, seed=settings.seed
+    )
     RunDirectory(plan.run_dir).create()
     held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
-    try:
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(console.close)
+        leaving.callback(held.release)
         check_kind(RunDirectory(plan.run_dir), TUNE)
         remove_stale(plan.run_dir, TUNE)
-
-        def open_executor() -> Executor:
-            return settings.executor.open(
-                prepared.command, settings.num_workers, gpus=_gpus, run_dir=plan.run_dir, tell=_tell
-            )
-
-        with contextlib.closing(open_table(max_seconds=plan.max_seconds)) as table:
-            result = _run(plan, identity, oracle, open_executor, experiment, table, held.check, console.message)
+        with contextlib.closing(open_table(max_seconds=settings.max_seconds)) as table:
+            _run(prepared, identity, OracleClient(oracle, plan.objective.name), table, held.check, console.message)
+            seconds = time.monotonic() - started
+            result = write_result(plan, table.sweep, lambda values: experiment.load(values).text(), seconds)
         _report(plan.run_dir, console)
         return result
-    finally:
-        held.release()
-        console.close()
 
 
 def validate(settings: TuneSettings, request: Request, experiment: Experiment, tell: Callable[[str], None]) -> None:
@@ -133,39 +127,17 @@ def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) 
     _check_alone(environment.current())
     epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
     settings.search.check(max_trials=settings.max_trials, epochs=epochs)
-    if settings.max_epochs is not None and epochs is None:
-        raise UserError("tune.max_epochs counts by epochs: write train.epochs = 10, not train.steps.")
     sample = _checked_sample(settings, experiment)
-    asked_for = _build_hypermodel(request, experiment.load(sample))
-    space = settings.space
-    plan = Plan(
-        run_dir=RunDirectory(request.run_dir).path,
-        space=Space(space, asked_for.find_space(), asked_for.values) if asked_for else Space(space),
-        objective=build_objective(settings.objective, settings.direction),
-        search=settings.search,
-        epochs=epochs,
-        seed=train_seed,
-        max_trials=settings.max_trials,
-        max_epochs=settings.max_epochs,
-        max_seconds=settings.max_seconds,
-        seeds_per_trial=settings.seeds_per_trial,
-        max_failures=settings.max_failures,
-    )
-    workers = settings.workers_per_trial
-    command = TrialCommand(
-        arguments=[*experiment.arguments, f"--gin_param={_must_report(settings)}"],
-        workers=workers,
-        is_horovod=workers > 1 and trials.is_horovod(request.settings().get("train.strategy", "")),
-    )
-    terms = Terms(
-        plan.space.hyperparameters(),
-        plan.objective,
-        settings.max_trials,
-        epochs,
-        settings.seed,
-        plan.space.may_grow,
-    )
-    return _Prepared(plan, command, terms, sample)
+    model = _build_hypermodel(request, experiment.load(sample))
+    space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
+    objective = build_objective(settings.objective, settings.direction)
+    plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, epochs, train_seed)
+    launch = []
+    if (workers := settings.workers_per_trial) > 1:
+        is_horovod = trials.is_horovod(request.settings().get("train.strategy", ""))
+        launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=is_horovod)]
+    command = TrialCommand([*experiment.arguments, f"--gin_param={_must_report(settings)}"], launch)
+    return _Prepared(plan, command, sample)
 
 
 def _check_alone(variables: Mapping[str, str]) -> None:
@@ -215,16 +187,16 @@ def _report(run_dir: str, console: Console) -> None:
 
 
 def _run(
-    plan: Plan,
+    prepared: _Prepared,
     identity: Identity,
-    oracle: Any,
-    open_executor: Callable[[], Executor],
-    experiment: Experiment,
+    oracle: OracleClient,
     table: SweepTable,
     still_ours: Callable[[], None],
     tell: Callable[[str], None],
-) -> dict[str, Any]:
-    started, hparams = time.monotonic(), HParamsTable(plan, tell)
+) -> None:
+    """Trains the trials to the end of the sweep, which `table.sweep` then is."""
+    plan, settings = prepared.plan, prepared.plan.settings
+    hparams = HParamsTable(plan, tell)
 
     def on_event(event: Mapping[str, Any]) -> None:
         table.on_event(event)
@@ -234,20 +206,13 @@ def _run(
         journal = Journal(plan.run_dir, on_event, still_ours)
         leaving.callback(journal.close)
         past = _load_journal(plan, identity, journal)
-        executor = open_executor()
+        executor = settings.executor.open(prepared.command, settings.num_workers, run_dir=plan.run_dir, tell=_tell)
         leaving.callback(executor.close)
-        chief = Chief(plan, OracleClient(oracle, plan.objective.name), journal, executor, on_wait=table.refresh)
         for event in past:
             table.on_event(event, is_replay=True)
-        chief.run(past)
-        best = chief.best()
-        journal.write(
-            journals.ENDED,
-            best=best and best.name,
-            best_objective=best and best.objective,
-            num_trials=len(chief.trials),
-        )
-        return write_result(plan, chief, lambda values: experiment.load(values).text(), time.monotonic() - started)
+        Chief(plan, oracle, journal, executor, on_wait=table.refresh).run(past)
+        best, count = table.sweep.best, len(table.sweep.trials)
+        journal.write(journals.ENDED, best=best and best.name, best_objective=best and best.objective, num_trials=count)
 
 
 def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
@@ -266,23 +231,23 @@ def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict
                 raise
         files.remove(files.join(plan.run_dir, journals.NAME))
         files.remove_tree(files.join(plan.run_dir, "trials"))
-    journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.max_trials)
+    journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.settings.max_trials)
     return []
 
 
 def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a trial of the sweep has ended, reported an evaluation or saved a checkpoint."""
     kept = (journals.TRIAL_REPORTED, journals.TRIAL_ENDED)
-    has_results = any(e["event"] in kept and e.get("status") != journals.INTERRUPTED for e in events)
+    has_results = any(e["event"] in kept and e.get("status") != INTERRUPTED for e in events)
     return has_results or bool(files.glob(files.join(run_dir, "trials", "*", "checkpoints", "*")))
 
 
-def _identity(plan: Plan, request: Request, settings: TuneSettings) -> Identity:
-    configured = [lasting(request.settings()), plan.epochs, plan.seeds_per_trial, settings.seed]
+def _identity(plan: Plan, request: Request) -> Identity:
+    configured = [lasting(request.settings()), plan.epochs, plan.settings.seeds_per_trial, plan.settings.seed]
     return Identity(
         objective=plan.objective.name,
         direction=plan.objective.direction,
-        search=repr(plan.search),
+        search=repr(plan.settings.search),
         space=plan.space.describe(),
         configuration=hashlib.sha256(to_json(configured).encode()).hexdigest(),
     )
@@ -305,8 +270,8 @@ def _checked_sample(settings: TuneSettings, experiment: Experiment) -> list[str]
 def _check_own_settings(settings: TuneSettings) -> None:
     """Raises UserError where the space varies what the sweep sets itself."""
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
-    if not settings.search.asks_ahead or settings.max_epochs is not None:
-        taken["train.epochs"] = "tune.search or the budget"
+    if settings.search.SETS_EPOCHS:
+        taken["train.epochs"] = "tune.search"
     if settings.seeds_per_trial > 1:
         taken["train.seed"] = "tune.seeds_per_trial"
     for path in settings.space or ():
@@ -324,10 +289,3 @@ def _number(request: Request, name: str) -> int | None:
     except (ValueError, SyntaxError):
         return None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the GPUs that TensorFlow sees."""
-    count = len(tf.config.list_physical_devices("GPU"))
-    named = (environment.current().get(GPU_VARIABLE) or "").split(",")
-    return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]

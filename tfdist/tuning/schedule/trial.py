@@ -1,4 +1,4 @@
-"""One trial: its values, its runs (one a seed), what they have reported, and how they ended.
+"""A trial while it is trained: its runs (one a seed), what they have reported, and how their processes ended.
 
 Invariant: a trial is a normal run directory (of its first seed; the other seeds' lie beside it), and what is said of it
 here can be read there. Starts nothing; `chief.py` does.
@@ -32,10 +32,9 @@ from tfdist.telemetry.logs.records import as_point
 from tfdist.telemetry.records import parse_line
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
 from tfdist.tuning.search.objective import Objective
 
-DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeasible", "failed"
-SCORED = (DONE, PAUSED, STOPPED)
 MOST_DEATHS = 3  # of one run, by its own doing, without an evaluation in between
 _EXIT_HUNG_UP, EXIT_KILLED = 129, 137  # 128 + SIGHUP, 128 + SIGKILL
 # Ends that say nothing of the values. A policy may let who has saved leave with 0.
@@ -218,8 +217,8 @@ class SeedRun:
 
 
 @dataclasses.dataclass
-class Trial:
-    """A set of values under trial.
+class ActiveTrial:
+    """A trial in the hands of the chief; `history.Trial` is what became of it.
 
     Attributes:
       name: of its directory, "0007".
@@ -227,7 +226,6 @@ class Trial:
       suggestion: its name in the oracle, another in each rung.
       rung: counted from 0; 0 where the search has none.
       epochs: that its runs are to have done at the end of the rung; None: until they end by themselves.
-      worker: the number of the place where it was last started.
       is_partial: whether its training does not come to its end in this rung.
       is_told: whether the journal has it as running.
       is_open: whether something of the rung is still to be run.
@@ -240,15 +238,12 @@ class Trial:
     suggestion: str
     rung: int = 0
     epochs: int | None = None
-    worker: int = 0
     is_partial: bool = False
     is_told: bool = False
     is_open: bool = True
     active_seconds: float = 0.0
-    objective: float | None = None
-    status: str | None = None
 
-    def go_on(self, suggestion: str, rung: int, epochs: int | None) -> None:
+    def start_rung(self, suggestion: str, rung: int, epochs: int | None) -> None:
         """Begins the next rung."""
         self.suggestion, self.rung, self.epochs = suggestion, rung, epochs
         self.is_open, self.active_seconds = True, 0.0
@@ -260,9 +255,9 @@ class Trial:
         reports = [report for report in (run.reports.get(step) for run in self.runs) if report is not None]
         if len(reports) < len(self.runs):
             return None
-        names = [name for name, value in reports[0].metrics.items() if isinstance(value, int | float)]
         if len(reports) == 1:
             return reports[0]
+        names = [name for name, value in reports[0].metrics.items() if isinstance(value, int | float)]
         return Report(
             reports[0].epoch,
             step,
@@ -275,19 +270,16 @@ class Trial:
         """That all seeds have reported."""
         return min(max((report.epoch for report in run.reports.values()), default=0) for run in self.runs)
 
-    def conclude(self) -> tuple[str, float | None, str]:
-        """Status, objective and message of the rung, once no run is left to do."""
+    def conclude(self) -> tuple[str, float | None, str] | None:
+        """Status, objective and message of the rung; None while a run is left to do and none has failed."""
         by_status = {run.status: run for run in reversed(self.runs)}
         for status in (FAILED, INFEASIBLE):
             if status in by_status:
                 return status, None, by_status[status].message
+        if None in by_status:
+            return None
         status = next(each for each in (STOPPED, PAUSED, DONE) if each in by_status)
         return status, statistics.fmean(cast(float, run.objective) for run in self.runs), ""
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a seed has ended without an objective; the others need not run then."""
-        return any(run.status in (FAILED, INFEASIBLE) for run in self.runs)
 
 
 def last_words(log: str) -> str:

@@ -37,19 +37,16 @@ class OracleClient:
         self.asked = 0
         self.is_over = False
 
-    def ask_ahead(self) -> None:
-        """Asks for the next suggestion, unless there is one or the oracle has none."""
+    def take(self) -> Suggestion | None:
+        """The next suggestion; None where the oracle has none before a trial ends."""
         if not (self._ready or self._has_none or self.is_over):
             self._ask()
+        return self._ready.popleft() if self._ready else None
 
-    def ask_until(self, asked: int) -> None:
-        """Asks as often as it takes to have asked so often in all."""
+    def replay(self, asked: int) -> None:
+        """Asks as often as it takes to have asked so often in all; `take` gives the answers later."""
         while self.asked < asked:
             self._ask()
-
-    def take(self) -> Suggestion | None:
-        """Takes the next suggestion, if there is one."""
-        return self._ready.popleft() if self._ready else None
 
     def override(self, name: str, values: dict[str, Any]) -> None:
         """Puts values in the place of those that the oracle gave, where arithmetic differs between machines."""

@@ -1,32 +1,21 @@
 """KerasTuner's oracles, as the sweep uses them: asked and told by one thread, with the journal as their only memory.
 
-Invariant: an oracle that gets the same calls in the same order gives the same answers, and it writes no file. This
-module, asha.py and median.py are all that imports KerasTuner's oracles; `search.py` imports them when one is chosen.
+Invariant: an oracle that gets the same calls in the same order gives the same answers, and it writes no file. Those
+that stop trials answer `update_trial` with the status STOPPED for a trial that should end, and only then. The classes
+bear the names of those in `search.py`, which imports this module, and KerasTuner's oracles with it, when one is chosen.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras_tuner
 from keras_tuner import oracles
 
-from tfdist.tuning.search.terms import Terms
-
 UNLIMITED = 10**9
-
-
-def common(terms: Terms) -> dict[str, Any]:
-    """The arguments that all oracles take."""
-    return {
-        "objective": keras_tuner.Objective(terms.objective.name, terms.objective.direction),
-        "hyperparameters": terms.hyperparameters,
-        "seed": terms.seed + 1,  # KerasTuner takes 0 for none
-        "allow_new_entries": terms.may_grow,
-        "tune_new_entries": True,
-        "max_consecutive_failed_trials": UNLIMITED,  # the sweep counts them
-    }
 
 
 class Journaled:
@@ -35,6 +24,7 @@ class Journaled:
     objective: keras_tuner.Objective
 
     def __init__(self, **arguments: Any) -> None:
+        arguments |= {"tune_new_entries": True, "max_consecutive_failed_trials": UNLIMITED}  # the sweep counts them
         super().__init__(**arguments)
         self.verbose = 0
 
@@ -67,6 +57,9 @@ class Bayesian(Journaled, oracles.BayesianOptimizationOracle):
 class Hyperband(Journaled, oracles.HyperbandOracle):
     """Hyperband."""
 
+    def __init__(self, *, iterations: int, **arguments: Any) -> None:
+        super().__init__(hyperband_iterations=iterations, **arguments)
+
 
 class Grid(Journaled, oracles.GridSearchOracle):
     """Grid search that does not wait for a trial to end before it names the next combination.
@@ -81,6 +74,76 @@ class Grid(Journaled, oracles.GridSearchOracle):
         if answer["status"] == "RUNNING" and trial_id not in self._populate_next:
             self._populate_next.append(trial_id)
         return answer
+
+
+class _Stopping(Random):
+    """Random values, and a trial ends early where `_is_poor` says so."""
+
+    @keras_tuner.synchronized
+    def update_trial(self, trial_id: str, metrics: dict[str, float], step: int = 0) -> keras_tuner.engine.trial.Trial:
+        trial = super().update_trial(trial_id, metrics, step)
+        if self._is_poor(trial, step):
+            trial.status = "STOPPED"
+        return trial
+
+    def _is_poor(self, trial: keras_tuner.engine.trial.Trial, step: int) -> bool:
+        """Whether a trial should end at an epoch."""
+        raise NotImplementedError
+
+    def _costs(self, trial: keras_tuner.engine.trial.Trial) -> dict[int, float]:
+        """What a trial reported, by epoch: less is better, and what is not a number is the worst."""
+        if not trial.metrics.exists(self.objective.name):
+            return {}
+        sign = -1.0 if self.objective.direction == "max" else 1.0
+        values = {each.step: each.mean() for each in trial.metrics.get_history(self.objective.name)}
+        return {step: sign * value if math.isfinite(value) else math.inf for step, value in values.items()}
+
+
+class AshaStopping(_Stopping):
+    """Stops a trial at a rung unless it is among the best of those that got there before.
+
+    Of n trials with a value at the rung, its own included, ⌊n ÷ factor⌋ continue, and at least the best.
+    """
+
+    def __init__(self, *, max_epochs: int, min_epochs: int, factor: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._rungs = find_rungs(min_epochs, max_epochs, factor)
+        self._factor = factor
+
+    def _is_poor(self, trial: keras_tuner.engine.trial.Trial, step: int) -> bool:
+        if step not in self._rungs:
+            return False
+        reached = {name: self._costs(other) for name, other in self.trials.items()}
+        cost = {name: costs[step] for name, costs in reached.items() if step in costs}
+        return sorted(cost, key=cost.__getitem__).index(trial.trial_id) >= max(1, len(cost) // self._factor)
+
+
+class MedianStopping(_Stopping):
+    """Stops a trial whose best cost so far is above the median of the mean costs of the finished ones by that epoch."""
+
+    def __init__(self, *, min_trials: int, min_epochs: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._min_trials, self._min_epochs = min_trials, min_epochs
+
+    def _is_poor(self, trial: keras_tuner.engine.trial.Trial, step: int) -> bool:
+        finished = [other for other in self.trials.values() if other.status == "COMPLETED"]
+        means = [statistics.fmean(costs) for other in finished if (costs := self._costs_until(other, step))]
+        own = self._costs_until(trial, step)
+        if step < self._min_epochs or len(means) < self._min_trials or not own:
+            return False
+        return min(own) > statistics.median(means)
+
+    def _costs_until(self, trial: keras_tuner.engine.trial.Trial, last_step: int) -> list[float]:
+        return [cost for step, cost in self._costs(trial).items() if step <= last_step and cost < math.inf]
+
+
+def find_rungs(min_epochs: int, max_epochs: int, factor: int) -> list[int]:
+    """The epochs of each rung below `max_epochs`: `min_epochs`, `factor` times as many, …."""
+    rungs = []
+    while min_epochs < max_epochs:
+        rungs.append(min_epochs)
+        min_epochs *= factor
+    return rungs
 
 
 def learn(trial: keras_tuner.engine.trial.Trial, new: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> None:

@@ -1,74 +1,100 @@
 """The ways to search, as a gin file names them: `tune.search = @search.Hyperband()`.
 
-Invariant: a search that exists is consistent. Each makes its oracle, with KerasTuner imported only then; the sweep
-asks nothing else of it than `Search` says.
+Invariant: a search that exists is consistent. Each is the settings of the oracle of its name in `oracles.py`, which
+`build` imports, and KerasTuner with it, only then.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from tfdist.errors import UserError, is_whole_number, missing_extra
-from tfdist.tuning.search.terms import Terms
+from tfdist.tuning.search.objective import Objective
+from tfdist.tuning.search.space import Space
 
 if TYPE_CHECKING:
     import keras_tuner
 
 
-class Search(Protocol):
-    """What the sweep needs of a way to search.
+class Search:
+    """A way to search; the fields of its class are arguments of its oracle.
 
     Attributes:
-      asks_ahead: whether the next values are worth having before the running trials have ended.
-      takes_reports: whether the oracle is told each evaluation, and may stop a trial after it.
+      LEAST: the smallest value of each field that is an integer.
+      NEEDS_END: whether it ends only by `tune.max_trials`.
+      DIVIDES_EPOCHS: whether it decides by the epochs that a training has done.
+      SETS_EPOCHS: whether it decides how many epochs a trial trains for.
+      STOPS: whether the oracle receives each evaluation, and may stop a trial after it.
     """
 
-    asks_ahead: bool
-    takes_reports: bool
+    LEAST: ClassVar[Mapping[str, int]] = {}
+    NEEDS_END: ClassVar[bool] = True
+    DIVIDES_EPOCHS: ClassVar[bool] = False
+    SETS_EPOCHS: ClassVar[bool] = False
+    STOPS: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name, least in self.LEAST.items():
+            value = getattr(self, name)
+            if not is_whole_number(value, least=least) and (value is not None or getattr(type(self), name) is not None):
+                raise UserError(f"{self._name}.{name} must be a whole number of at least {least}; received {value!r}.")
+
+    @property
+    def _name(self) -> str:
+        return f"search.{type(self).__name__}"
 
     def check(self, *, max_trials: int | None, epochs: int | None) -> None:
         """Raises UserError where it cannot be used so."""
+        if self.DIVIDES_EPOCHS and epochs is None:
+            raise UserError(f"{self._name} divides the epochs of a training: write train.epochs = 27, not train.steps.")
+        if self.NEEDS_END and max_trials is None:
+            raise UserError(f"{self._name} needs an end: write tune.max_trials = 20.")
 
-    def build(self, terms: Terms) -> keras_tuner.Oracle:
-        """Its oracle."""
+    def build(
+        self, space: Space, objective: Objective, *, max_trials: int | None, epochs: int | None, seed: int
+    ) -> keras_tuner.Oracle:
+        """Builds its oracle.
+
+        Args:
+          epochs: of a whole training; None where the configuration does not say.
+
+        Raises:
+          UserError: KerasTuner is not installed.
+        """
+        hyperparameters = space.hyperparameters()
+        import keras_tuner
+
+        from tfdist.tuning.search import oracles
+
+        limits = {} if self.SETS_EPOCHS else {"max_trials": max_trials}
+        limits |= {"max_epochs": epochs} if self.DIVIDES_EPOCHS else {}
+        return getattr(oracles, type(self).__name__)(
+            objective=keras_tuner.Objective(objective.name, objective.direction),
+            hyperparameters=hyperparameters,
+            seed=seed + 1,  # KerasTuner takes 0 for none
+            allow_new_entries=space.may_grow,
+            **limits,
+            **dataclasses.asdict(self),  # type: ignore[call-overload]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class Random:
+class Random(Search):
     """Values drawn at random, none twice."""
 
-    asks_ahead = True
-    takes_reports = False
-
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        _require_max_trials("Random", max_trials)
-
-    def build(self, terms: Terms) -> keras_tuner.Oracle:
-        from tfdist.tuning.search import oracles
-
-        return oracles.Random(**oracles.common(terms), max_trials=terms.max_trials)
-
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
+class Grid(Search):
     """Every combination, one after the other; a range without a step gives ten values."""
 
-    asks_ahead = True
-    takes_reports = False
-
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        pass
-
-    def build(self, terms: Terms) -> keras_tuner.Oracle:
-        from tfdist.tuning.search import oracles
-
-        return oracles.Grid(**oracles.common(terms), max_trials=terms.max_trials)
+    NEEDS_END = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Bayesian:
+class Bayesian(Search):
     """Values where a Gaussian process over the trials so far promises most.
 
     Attributes:
@@ -80,26 +106,16 @@ class Bayesian:
     num_initial_points: int | None = None
     alpha: float = 1e-4
     beta: float = 2.6
-    asks_ahead = True
-    takes_reports = False
-
-    def __post_init__(self) -> None:
-        _require_whole("Bayesian", "num_initial_points", self.num_initial_points, or_none=True)
+    LEAST: ClassVar = {"num_initial_points": 1}
 
     def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        _require_max_trials("Bayesian", max_trials)
-
-    def build(self, terms: Terms) -> keras_tuner.Oracle:
-        from tfdist.tuning.search import oracles
-
+        super().check(max_trials=max_trials, epochs=epochs)
         if importlib.util.find_spec("sklearn") is None:
-            raise missing_extra("scikit-learn", "tuner", "search.Bayesian")
-        own = {"num_initial_points": self.num_initial_points, "alpha": self.alpha, "beta": self.beta}
-        return oracles.Bayesian(**oracles.common(terms), max_trials=terms.max_trials, **own)
+            raise missing_extra("scikit-learn", "tuner", self._name)
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyperband:
+class Hyperband(Search):
     """Many short trainings, of which the best continue, in brackets that start more or fewer of them.
 
     Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18, 2018. The longest
@@ -112,34 +128,21 @@ class Hyperband:
 
     factor: int = 3
     iterations: int = 1
-    asks_ahead = False
-    takes_reports = False
-
-    def __post_init__(self) -> None:
-        _require_whole("Hyperband", "factor", self.factor, least=2)
-        _require_whole("Hyperband", "iterations", self.iterations)
+    LEAST: ClassVar = {"factor": 2, "iterations": 1}
+    NEEDS_END = False
+    DIVIDES_EPOCHS = SETS_EPOCHS = True
 
     def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        _require_epochs("Hyperband", epochs)
+        super().check(max_trials=max_trials, epochs=epochs)
         if max_trials is not None:
             raise UserError(
                 "The number of trials of search.Hyperband follows from train.epochs, factor and iterations. Remove "
                 f"tune.max_trials = {max_trials}, or write tune.search = @search.AshaStopping(), which takes it."
             )
 
-    def build(self, terms: Terms) -> keras_tuner.Oracle:
-        from tfdist.tuning.search import oracles
-
-        return oracles.Hyperband(
-            **oracles.common(terms),
-            max_epochs=terms.epochs,
-            factor=self.factor,
-            hyperband_iterations=self.iterations,
-        )
-
 
 @dataclasses.dataclass(frozen=True)
-class AshaStopping:
+class AshaStopping(Search):
     """Asynchronous successive halving: random values, and a trial stops at a rung unless it is among the best there.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), in the variant of
@@ -152,32 +155,12 @@ class AshaStopping:
 
     factor: int = 3
     min_epochs: int = 1
-    asks_ahead = True
-    takes_reports = True
-
-    def __post_init__(self) -> None:
-        _require_whole("AshaStopping", "factor", self.factor, least=2)
-        _require_whole("AshaStopping", "min_epochs", self.min_epochs)
-
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        _require_epochs("AshaStopping", epochs)
-        _require_max_trials("AshaStopping", max_trials)
-
-    def build(self, terms: Terms) -> keras_tuner.Oracle:
-        from tfdist.tuning.search import asha, oracles
-
-        assert terms.epochs is not None
-        return asha.AshaStopping(
-            **oracles.common(terms),
-            max_trials=terms.max_trials,
-            max_epochs=terms.epochs,
-            min_epochs=self.min_epochs,
-            factor=self.factor,
-        )
+    LEAST: ClassVar = {"factor": 2, "min_epochs": 1}
+    DIVIDES_EPOCHS = STOPS = True
 
 
 @dataclasses.dataclass(frozen=True)
-class MedianStopping:
+class MedianStopping(Search):
     """Random values; a trial that does worse than the median of the finished ones did by that epoch is stopped.
 
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2.
@@ -189,40 +172,8 @@ class MedianStopping:
 
     min_trials: int = 3
     min_epochs: int = 1
-    asks_ahead = True
-    takes_reports = True
-
-    def __post_init__(self) -> None:
-        _require_whole("MedianStopping", "min_trials", self.min_trials)
-        _require_whole("MedianStopping", "min_epochs", self.min_epochs)
-
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        _require_max_trials("MedianStopping", max_trials)
-
-    def build(self, terms: Terms) -> keras_tuner.Oracle:
-        from tfdist.tuning.search import median, oracles
-
-        return median.MedianStopping(
-            **oracles.common(terms),
-            max_trials=terms.max_trials,
-            min_trials=self.min_trials,
-            min_epochs=self.min_epochs,
-        )
+    LEAST: ClassVar = {"min_trials": 1, "min_epochs": 1}
+    STOPS = True
 
 
 SEARCHES = (Random, Grid, Bayesian, Hyperband, AshaStopping, MedianStopping)
-
-
-def _require_whole(search: str, name: str, value: object, *, least: int = 1, or_none: bool = False) -> None:
-    if not (value is None and or_none) and not is_whole_number(value, least=least):
-        raise UserError(f"search.{search}.{name} must be a whole number of at least {least}; received {value!r}.")
-
-
-def _require_max_trials(search: str, max_trials: int | None) -> None:
-    if max_trials is None:
-        raise UserError(f"search.{search} needs an end: write tune.max_trials = 20.")
-
-
-def _require_epochs(search: str, epochs: int | None) -> None:
-    if epochs is None:
-        raise UserError(f"search.{search} divides the epochs of a training: write train.epochs = 27, not train.steps.")

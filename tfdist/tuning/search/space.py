@@ -85,20 +85,12 @@ class Range:
         """KerasTuner's value for it."""
         return value
 
-    def restored(self, value: Any) -> Any:
-        """The value that JSON has so."""
-        return self.decoded(value)
-
-    def describe(self) -> dict[str, Any]:
-        """For the journal."""
-        return _described(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """One of some values of any kind; a text that begins with `@` or `%` is the reference that it would be in a file.
 
-    KerasTuner takes numbers and texts, of one kind only; what it does not take goes by its place in the list.
+    KerasTuner takes numbers and texts, of one kind only, so it chooses the index of a value.
     """
 
     values: tuple[Any, ...]
@@ -123,36 +115,20 @@ class Choice:
         """The values to check a configuration with."""
         return tuple(self.values)
 
-    @property
-    def is_native(self) -> bool:
-        """Whether KerasTuner takes the values as they are."""
-        return len({type(value) for value in self.values}) == 1 and isinstance(self.values[0], int | float | str)
-
     def build(self, path: str, conditions: list[Any]) -> Any:
         """KerasTuner's HyperParameter."""
         from keras_tuner.engine import hyperparameters as kinds
 
-        if self.is_native:
-            return kinds.Choice(path, values=list(self.values), conditions=conditions)
         return kinds.Choice(path, values=list(range(len(self.values))), ordered=False, conditions=conditions)
 
     def decoded(self, value: Any) -> Any:
         """The Python value for KerasTuner's."""
-        return next(each for each in self.values if each == value) if self.is_native else self.values[int(value)]
+        return self.values[int(value)]
 
     def encoded(self, value: Any) -> Any:
-        """KerasTuner's value for one of `values`."""
-        place = next(index for index, each in enumerate(self.values) if _same(each, value))
-        return self.values[place] if self.is_native else place
-
-    def restored(self, value: Any) -> Any:
-        """The value that JSON has so."""
-        same = [each for each in self.values if _same(each, value)]
-        return same[0] if same else next(each for each in self.values if to_json(each) == to_json(value))
-
-    def describe(self) -> dict[str, Any]:
-        """For the journal."""
-        return _described(self)
+        """KerasTuner's value for one of `values`, or for what it was read back as from JSON."""
+        same = [index for index, each in enumerate(self.values) if _same(each, value)]
+        return (same or [index for index, each in enumerate(self.values) if to_json(each) == to_json(value)])[0]
 
 
 Parameter = Range | Choice
@@ -307,8 +283,7 @@ class Space:
 
     def restored(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values that have been JSON, whose tuples are lists then."""
-        own = {path: p.restored(values[path]) for path, p in self._parameters.items() if path in values}
-        return own | self._of_model(values)
+        return self.decoded(self.encoded(values))
 
     def statements(self, values: Mapping[str, Any]) -> list[str]:
         """The gin statements that give a configuration these values."""
@@ -318,7 +293,7 @@ class Space:
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """What the journal keeps of it."""
-        own = {path: parameter.describe() for path, parameter in self._parameters.items()}
+        own = {path: _described(parameter) for path, parameter in self._parameters.items()}
         return own | {each.name: _described_by_keras_tuner(each) for each in self._found}
 
     def news(self, told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -358,11 +333,8 @@ def _wrong(path: str, message: str) -> UserError:
 
 
 def _described(parameter: Parameter) -> dict[str, Any]:
-    return {
-        field.name: getattr(parameter, field.name)
-        for field in dataclasses.fields(parameter)
-        if getattr(parameter, field.name) not in (None, {})
-    }
+    given = {field.name: getattr(parameter, field.name) for field in dataclasses.fields(parameter)}
+    return {name: value for name, value in given.items() if value not in (None, {})}
 
 
 def _is_literal(value: Any) -> bool:
