@@ -16,9 +16,11 @@ from PIL import Image
 from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.data.formats.image_folder import ImageFolder
 from tfdist.data.sources.arrays import ArraySource
+from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.mixture import Mixture
 from tfdist.data.sources.quotas import Quotas, Schedule
 from tfdist.data.sources.source import Order
+from tfdist.data.tables.tables import Table
 from tfdist.errors import UserError
 
 SIZES = (23, 7, 50)
@@ -107,6 +109,25 @@ def test_sources_that_augment_and_map_files_can_be_mixed(tmp_path: pathlib.Path)
     levels = column(expected, 0)[column(expected, 1) == 0][:, 0, 0, 0] * 255
     assert not np.allclose(levels % 10, 0, atol=0.01)
     assert len(make().describe()) == 3
+
+
+def test_tables_of_a_mixture_take_what_was_fitted_for_the_run(tmp_path: pathlib.Path) -> None:
+    files = [str(tmp_path / f"{name}.csv") for name in "ab"]
+
+    def write(*kinds: str) -> None:
+        for path in files:
+            pathlib.Path(path).write_text("kind,y\n" + "".join(f"{kind},1\n" for kind in kinds))
+
+    def kinds_read() -> list[int]:
+        made = Mixture([Table(files=each, fitted_on=files, columns=Columns("kind", "y")) for each in files])
+        made.prepare(str(tmp_path / "fitted"))
+        return column(global_batches(lambda: made, steps=1, batch_size=4), 0).ravel().tolist()
+
+    write("mmm", "zzz")
+    assert sorted(kinds_read()) == [0, 0, 1, 1]
+    write("mmm", "zzz", "aaa")  # of which no start of this run may make the first
+    with pytest.raises(UserError, match="'kind' is 'aaa', which is not among its 2 values"):
+        kinds_read()
 
 
 def test_mistakes_have_messages() -> None:

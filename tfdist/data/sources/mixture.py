@@ -58,9 +58,14 @@ class Mixture(Source):
         self._sources = [as_source(source) for source in made]
         self.structure = _common_structure(self._sources)
         self.calls_python = any(source.calls_python for source in self._sources)
+        self.waits = any(source.waits for source in self._sources)
         chosen = [1.0] * len(self._sources) if weights is None else weights
         self._schedule = Schedule.of(chosen, num_sources=len(self._sources), unit=unit)
         self.num_examples = examples_per_epoch or sum(source.num_examples for source in self._sources)
+
+    def prepare(self, directory: str) -> None:
+        for source in self._sources:
+            source.prepare(directory)
 
     def reader(self, order: Order) -> Reader:
         quotas = self._schedule.quotas(self.num_examples, order)
