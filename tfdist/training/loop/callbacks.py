@@ -123,7 +123,7 @@ class Callbacks:
     def _digest_weights(self) -> list[bytes]:
         """A digest of each weight: a copy of all of them would take the memory of another model."""
         arrays = (np.ascontiguousarray(weight.numpy()) for weight in self._model.weights)
-        return [hashlib.blake2b(array.reshape(-1).view(np.uint8)).digest() for array in arrays]
+        return [hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest() for array in arrays]
 
     @property
     def weights_are_finite(self) -> bool:
