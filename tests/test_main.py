@@ -249,7 +249,7 @@ def test_a_wrong_flag_is_told_with_the_right_one(
         ("train.global_batch_size = None", ["train.global_batch_size is None"]),
         ("train.num_microbatches = None", ["train.num_microbatches is None"]),
         ("train.seed = 'a'", ["train.seed is 'a'"]),
-        ("train.deterministic = 'yes'", ["train.deterministic is 'yes'", "True or False"]),
+        ("train.deterministic = 'yes'", ["train.deterministic is 'yes'", "True, False, or a power of two"]),
         ("train.precision = 'bfloat'", ["train.precision is 'bfloat'", "'float32'", "Did you mean 'bfloat16'"]),
         ("train.xla = True", ["train.xla is True", "'auto', 'off', 'pass', 'update', 'on'"]),
         ("train.num_microbatches = 65", ["global_batch_size = 64", "65 microbatches", "multiple of 65"]),

@@ -68,6 +68,7 @@ FILE = {"name": "f", "num_bytes": 10, "crc32c": 1, "packing": "none"}
         *({"files": [FILE | {"name": name}]} for name in ("gs://bucket/x", manifests.NAME, "\u2025", 5, None, ["f"])),
         {"files": [FILE, FILE]},
         {"files": [FILE | {"num_bytes": -1}]},
+        {"files": [FILE | {"num_bytes": 0}]},
         {"files": [FILE | {"num_bytes": 2**60}]},
         {"files": [FILE | {"crc32c": "1"}]},
         {"files": [FILE | {"packing": None}]},

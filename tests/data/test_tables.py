@@ -134,6 +134,13 @@ def test_csv_rows_may_hold_line_ends_empty_lines_and_other_signs(tmp_path: pathl
     assert numbers.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("cells", [['5" pipe'], ['5" pipe', '6" pipe'], ['5" x 6" pipe', 'a"'], ["é", 'b"']])
+def test_a_quote_within_a_cell_of_csv_is_text(tmp_path: pathlib.Path, cells: list[str]) -> None:
+    path = text(tmp_path / "a.csv", 'name,y\n"say ""5""",0\n' + "".join(f"{cell},1\n" for cell in cells))
+    names, _ = rows(Table(files=path, columns=Columns("name", "y"), strings=["name"]))
+    assert [name.decode() for name in names] == ['say "5"', *cells]
+
+
 def text(path: pathlib.Path, content: str) -> str:
     path.write_text(content)
     return str(path)

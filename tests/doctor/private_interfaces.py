@@ -59,6 +59,7 @@ OF_OBJECTS = {
     },
     "normalization": {"_moments": "statistics over all replicas"},
     "symbol": {"_keras_mask": "the mask that a loss counts by"},
+    "probabilities": {"_keras_logits": "what a crossentropy of them is computed by"},
     "model": {
         "_compile_config": "a model compiled for its callbacks is given back as it was",
         "_compile_loss": "what the user compiled, and the loss that compute_loss calls",
@@ -188,6 +189,7 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "layer": lambda: keras.layers.Dropout(0.5),
     "normalization": keras.layers.BatchNormalization,
     "symbol": lambda: keras.layers.Masking()(keras.Input((2, 1))),
+    "probabilities": lambda: keras.ops.softmax(tf.zeros((1, 2))),
     "model": _model,
     "compiled loss": lambda: _model()._compile_loss,
     "compiled metrics": lambda: _model()._compile_metrics,

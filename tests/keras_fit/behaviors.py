@@ -104,6 +104,36 @@ class Around(keras.Model):
         return super().get_config() | {"inner": keras.saving.serialize_keras_object(self.inner)}
 
 
+class CompiledByItself(Subclassed):
+    """Takes its loss in a compile() with other arguments than Keras's."""
+
+    def compile(self, optimizer: Any, measure: Any) -> None:
+        super().compile(optimizer=optimizer)
+        self.measure = measure
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return keras.ops.mean(self.measure(y, y_pred))
+
+
+class Drawing(keras.Model):
+    """Makes its weights when it is called, with seeds that it draws then."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(4, 3), initializer="glorot_normal")
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.softmax(x @ self.kernel)
+
+
+class Prepared(Subclassed):
+    """Prepares its data itself, as KerasHub's models do."""
+
+    preprocessor: Any = staticmethod(lambda x: x / 100)
+
+    def fit(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().fit(x if self.preprocessor is None else self.preprocessor(x), *args, **kwargs)
+
+
 def two_inputs(names: bool = False) -> keras.Model:
     keras.utils.set_random_seed(1)
     inputs = [keras.Input((2,), name="left"), keras.Input((2,), name="right")]
@@ -236,6 +266,19 @@ def _(fit: Fit) -> Seen:
         model = two_outputs(names=True, loss={"size": "mse"}, metrics={"kind": ["accuracy"]})
         found.append(simply(fit, X, y, sample_weight=weights, model=model, batch_size=10))
     return found
+
+
+@behavior(DATA, "the targets of the only output that has a loss")
+def _(fit: Fit) -> Seen:
+    y = X[:, :1]
+    return simply(fit, X, y, model=two_outputs(loss=[None, "mse"]), validation_data=(X, y), batch_size=10)
+
+
+@behavior(DATA, "x without the last axis of an Input, of length 1")
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Conv1D(2, 3), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
+    return simply(fit, X, Y, model=compiled_as(keras.Sequential([keras.Input((4, 1)), *layers])))
 
 
 @behavior(DATA, "several outputs as a list, their losses as a dict in another order")
@@ -814,6 +857,82 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, X[:, :1], model=model)
 
 
+@behavior(MODEL, "a loss function that averages over the rows of a batch")
+def _(fit: Fit) -> Seen:
+    def gap(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=0)
+
+    found = simply(fit, X, np.eye(3, dtype=np.float32)[Y], model=classifier(loss=gap), batch_size=10)
+    model = compiled_as(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), loss=gap, metrics=None)
+    return found, simply(fit, X, X[:, :1], sample_weight=WEIGHTS, model=model, batch_size=10)
+
+
+@behavior(MODEL, "compute_loss and compile of the model's own")
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(3)
+    model = CompiledByItself()
+    model.compile("sgd", keras.losses.sparse_categorical_crossentropy)
+    return simply(fit, X, Y, model=model)
+
+
+@behavior(MODEL, "weights that are made in the call draw their seeds as in fit")
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(3)
+    return simply(fit, X, Y, model=compiled_as(Drawing()))
+
+
+@behavior(
+    MODEL,
+    "an Embedding under an optimizer with a state, such as Adam",
+    holds=DIFFERS,
+    note="gradients of a row that a batch has more than once are added up first; fit takes each by itself",
+)
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Embedding(3, 2), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
+    return simply(fit, Y[:, np.newaxis], Y, model=compiled_as(model), epochs=3)
+
+
+@behavior(
+    MODEL,
+    "train_step or test_step of the model's own",
+    holds=REFUSED,
+    note="write its loss as compute_loss, or call model.fit",
+    refusal=r"has a train_step of its own.*or train by model\.fit\.$",
+)
+def _(fit: Fit) -> Seen:
+    class Steps(Subclassed):
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+    model = Steps()
+    model.compile("sgd")
+    return simply(fit, X, model=model)
+
+
+@behavior(
+    MODEL,
+    "fit of the model's own, as that of KerasHub's models",
+    holds=REFUSED,
+    note="of KerasHub's, map model.preprocessor over the data and set it to None",
+    refusal=r"Prepared has a fit of its own.*write model\.preprocessor = None",
+)
+def _(fit: Fit) -> Seen:
+    ready = compiled_as(Prepared())
+    ready.preprocessor = None
+    simply(fit, X, Y, model=ready)
+    return simply(fit, X, Y, model=compiled_as(Prepared()))
+
+
+@behavior(
+    MODEL, "a model without weights to train", holds=REFUSED, note="call model.fit", refusal="nothing would be learned"
+)
+def _(fit: Fit) -> Seen:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.ActivityRegularization(0.1)])
+    return simply(fit, X, X, model=compiled_as(model, loss="mse", metrics=None))
+
+
 @behavior(MODEL, "a schedule of the learning rate, clipping, weight decay, moving averages")
 def _(fit: Fit) -> Seen:
     rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.5)
@@ -933,6 +1052,11 @@ mistake("validation_split with a dataset", "Give validation_data", x=dataset, y=
 mistake("targets beside a dataset", "should not be passed", x=dataset)
 mistake("a dataset without end, without steps_per_epoch", "has no end", x=lambda: dataset().repeat(), y=None)
 mistake("a generator that gives nothing", "no batch", x=lambda: batches(0), y=None)
+mistake(
+    "a validation dataset without a batch",
+    "validation_data holds no batch",
+    validation_data=lambda: dataset().filter(lambda x, y: False),
+)
 mistake("steps_per_epoch = 0", "steps_per_epoch is 0", steps_per_epoch=0)
 mistake(
     "a key of x that the model does not take",

@@ -449,6 +449,13 @@ def _failing(fails_at: int) -> Iterator[Any]:
     yield from (data[index] for index in range(4))
 
 
+def test_another_backend_of_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = classifier()
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ValueError, match=r"Keras runs on jax\. Set .*KERAS_BACKEND=tensorflow"):
+        tfdist.fit(model, X, Y, verbose=0)
+
+
 @pytest.mark.slow
 def test_models_of_a_scope_train_on_its_replicas() -> None:
     """TensorFlow's own MirroredStrategy and tfdist's, against fit on one device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import keras
@@ -29,12 +30,23 @@ def subclassed() -> keras.Model:
     return compiled_as(Subclassed())
 
 
+def of_the_batch(y_true: Any, y_pred: Any) -> Any:
+    """Asks for logits and gets probabilities, in whose place Keras takes the logits that they are made of."""
+    return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True))
+
+
+def by_column(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=0)
+
+
 CASES = (
     lambda fit, scope: trained(fit, X, Y, scope=scope, validation_data=(X, Y)),
     lambda fit, scope: trained(fit, dataset(7), scope=scope, validation_data=dataset()),
     lambda fit, scope: trained(fit, Numbered(), scope=scope),
     lambda fit, scope: trained(fit, batches(), scope=scope, steps_per_epoch=3),
     lambda fit, scope: trained(fit, X, Y, scope=scope, model=subclassed),
+    lambda fit, scope: trained(fit, X, Y, scope=scope, model=functools.partial(classifier, loss=of_the_batch)),
+    lambda fit, scope: trained(fit, X, Y, scope=scope, model=functools.partial(classifier, loss=by_column)),
 )
 
 
@@ -59,6 +71,12 @@ def main() -> None:
     single = classifier()
     single.fit(X, Y, shuffle=False, epochs=2, verbose=0)
     different += differences(list(single.get_weights()), list(model.get_weights()), "fit afterwards")
+    for sharding in ("optimizer", "host"):
+        with ours.scope():
+            model = classifier()
+        tfdist.fit(model, X, Y, shuffle=False, verbose=0, sharding=sharding)
+        model.fit(X, Y, shuffle=False, verbose=0)
+        different += differences(list(single.get_weights()), list(model.get_weights()), f"fit afterwards, {sharding}")
     with ours.scope():
         model = counting()
     for _ in range(2):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,10 @@ from tfdist.commands.launch import parse
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import processes
 from tfdist.launch.horovod.rendezvous import serve_rendezvous
+from tfdist.launch.hosted_worker import HostedWorker
+from tfdist.launch.supervise.output import STDOUT, Output
 from tfdist.launch.supervise.watch import Ending, blame
+from tfdist.launch.worker_host import Seen
 
 
 def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:
@@ -564,3 +569,29 @@ def test_threads_that_ask_at_once_see_one_end_of_a_process(monkeypatch: pytest.M
     assert killed == [process.pid]
     for pipe in process.pipes:
         pipe.close()
+
+
+def test_a_worker_that_is_given_up_while_its_host_shows_something_passes_that_on(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, is_given_up, failures = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+
+    class Host:
+        def look(self, seconds: float) -> Seen:
+            looks.set()
+            is_given_up.wait(DEADLINE_SECONDS)
+            return Seen(0, 1, "Z", [(STDOUT, b"its last words\n")], {}, time.monotonic())
+
+    with (tmp_path / "said").open("wb") as said:
+        output = Output(said.fileno(), said.fileno())
+        worker = HostedWorker(0, tmp_path, output)
+        assert worker.begin(Host())
+        worker.follow()
+        looks.wait(DEADLINE_SECONDS)
+        worker.fail("another one could not be started")
+        is_given_up.set()
+        worker.join()
+        output.drain(DEADLINE_SECONDS)
+    assert failures == [] and worker.poll() == 137
+    assert "its last words" in (tmp_path / "said").read_text()

@@ -256,6 +256,18 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
     assert many[0].startswith("worker 999 (host here") and many[-1] == "983 more workers" and len(many) == 19
 
 
+def test_stacks_are_whole_behind_earlier_ones_with_characters_of_several_bytes(tmp_path: pathlib.Path) -> None:
+    class Answering:
+        index, heartbeat = 0, tmp_path / "0"
+
+        def send(self, signal_number: int) -> None:
+            with stacks_path(self.heartbeat).open("a", encoding="utf-8") as file:
+                file.write("Thread 0x2: b.py\n")
+
+    stacks_path(Answering.heartbeat).write_text("Thread 0x1: Übungen/größte.py\n", encoding="utf-8")
+    assert stacks.ask([Answering()], [vital(0, reading())]) == {0: "Thread 0x2: b.py\n"}
+
+
 @pytest.mark.slow
 def test_what_the_supervisor_does_goes_behind_the_events_of_the_run(tmp_path: pathlib.Path, gcs: GcsServer) -> None:
     for place in (str(tmp_path / "run"), "gs://bucket/run"):

@@ -11,12 +11,16 @@ from telemetry.trackers import run_facts
 from tfdist.commands import checkpoint as checkpoint
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
 from tfdist.storage import gcs_requests
+from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.console.console import PlainConsole
 from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import Stream
+from tfdist.training.run.request import Request
+from tfdist.training.run.telling import TellingSettings
+from tfdist.training.run.telling import run_facts as facts_of_run
 
 SECRET = "hunter2"
 
@@ -80,3 +84,14 @@ def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path)
     assert "http://***@tracker/api" in stderr.getvalue()
     told = stderr.getvalue() + (tmp_path / "events.jsonl").read_text() + repr(taken)
     assert "sink_dropped" in told and SECRET not in told
+
+
+@pytest.mark.slow
+def test_sinks_learn_settings_without_their_passwords(tmp_path: pathlib.Path) -> None:
+    settings = {"mlflow.MLflow.tracking_uri": f"'http://user:{SECRET}@tracker'", "train.epochs": "3"}
+    request = Request(str(tmp_path), config_text=lambda: str(settings), settings=lambda: settings)
+    strategy = OneDevice()
+    strategy.connect()
+    found = facts_of_run(request, strategy, TellingSettings(), mode="train", start=1, warn=print)
+    assert found.settings == {"mlflow.MLflow.tracking_uri": "'http://***@tracker'", "train.epochs": "3"}
+    assert "***@tracker" in found.config_text and SECRET not in found.config_text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -264,6 +265,24 @@ def test_a_batch_hook_stops_the_training_within_a_call_and_ends_the_epoch_there(
     assert [point["step"] for point in trained.points("eval")] == [7, 9]
     assert [point["step"] for point in trained.points("train")] == [7, 9]
     assert [call[0] for call in epochs.calls].count("epoch_end") == 2
+
+
+@pytest.mark.slow
+def test_the_end_of_a_training_copies_no_model(tmp_path: pathlib.Path) -> None:
+    model = keras.Sequential([keras.Input((1000,)), *(keras.layers.Dense(1000) for _ in range(8))])  # 32 MB
+    strategy = OneDevice()
+    strategy.connect()
+    parts = {"optimizer": keras.optimizers.SGD(), "strategy": strategy, "params": {}}
+    changes = keras.callbacks.LambdaCallback(on_train_end=lambda logs: model.layers[3].bias.assign(np.ones(1000)))
+    for callback, changed in ((keras.callbacks.EarlyStopping("loss"), False), (changes, True)):
+        callbacks = Callbacks([callback], model=model, **parts)
+        callbacks.train_begin()
+        tracemalloc.start()
+        try:
+            assert callbacks.train_end({}) == changed
+            assert tracemalloc.get_traced_memory()[1] < 12_000_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_only_the_chief_runs_what_writes(tmp_path: pathlib.Path) -> None:

@@ -15,11 +15,13 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
+from tfdist.tasks.own_methods import overrides
 from tfdist.training.loop.callback_model import as_it_was
 from tfdist.training.step.layers.aggregation import forget_aggregation
 from tfdist.training.step.layers.layer_state import join_losses
 from tfdist.training.step.optimizer import with_reduction
 from tfdist.training.step.randomness import join_replicas
+from tfdist.user_code import where_defined
 
 # Where models of several workers were made, which Keras does not know of them after a training.
 _scopes: weakref.WeakKeyDictionary[keras.Model, tf.distribute.Strategy] = weakref.WeakKeyDictionary()
@@ -27,10 +29,18 @@ PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 def check_compiled(model: keras.Model) -> None:
-    """Raises UserError where there is no compiled model."""
+    """Raises UserError where there is no compiled model, or one that tfdist.fit would train in another way."""
+    if (backend := keras.backend.backend()) != "tensorflow":
+        raise UserError(f"Keras runs on {backend}. Set KERAS_BACKEND=tensorflow before Keras is imported.")
     if not isinstance(model, keras.Model) or not model.compiled:
         raise UserError(
             f"tfdist.fit takes a compiled keras.Model; received {type(model).__name__}. Call model.compile(…) before."
+        )
+    if overrides(model, "fit") and getattr(model, "preprocessor", model) is not None:  # None: KerasHub's is Keras's
+        raise UserError(
+            f"{type(model).__name__} has a fit of its own{where_defined(type(model).fit)}, which tfdist.fit would not "
+            "call. Give x and y as that fit prepares them, to a model whose class has none; of a KerasHub model map "
+            "model.preprocessor over the data, and write model.preprocessor = None."
         )
     if model.run_eagerly:
         raise UserError(

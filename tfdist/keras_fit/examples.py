@@ -232,6 +232,8 @@ def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[in
         if found == tf.data.UNKNOWN_CARDINALITY and steps is None:
             found = int(given.reduce(np.int64(0), lambda count, *_: count + 1))
             _LOG.warning("Counted %d batches by reading the whole dataset; %s = %d spares that.", found, name, found)
+        if not found:
+            raise UserError(f"{'x' if name == 'steps_per_epoch' else 'validation_data'} holds no batch.")
         num_batches = found if found > 0 else None
     else:
         num_batches = adapter.num_batches

@@ -116,7 +116,7 @@ def fit(
         tuner_dir, values = trial_of(given)
         kept = run_dir or tuner_dir
         resumes = kept is not None or find_backup(given) is not None
-        seed = _seed(strategy, resumes) if seed is None else seed
+        seed = _seed(strategy, resumes, reporting) if seed is None else seed
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = examples.split(x, y, sample_weight, validation_split)
         data = examples.to_train(
@@ -206,6 +206,7 @@ def _raising_as_fit() -> Iterator[None]:
 def _in_words_of_fit(message: str) -> str:
     """A message about a setting of an experiment, about the argument that it is here."""
     message = message.replace(", or write train.task.", ".")  # which fit does not take
+    message = re.sub(r", or as a task, and name it as train\.task:(.|\n)*", ", or train by model.fit.", message)
     message = message.replace("train.eval_data", "validation_data").replace("train.train_data", "x")
     return re.sub(r"\b(?:train|fit)\.([a-z_]+)", r"\1", message)
 
@@ -237,9 +238,17 @@ def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
     return strategy
 
 
-def _seed(strategy: Strategy, resumes: bool) -> int:
-    """0 for a run that may continue in another process; else drawn, and on every worker what the chief drew."""
-    return 0 if resumes else int(strategy.from_chief([random.randint(0, MOST_SEED)])[0])
+def _seed(strategy: Strategy, resumes: bool, at_end: contextlib.ExitStack) -> int:
+    """0 for a run that may continue in another process; else drawn, and on every worker what the chief drew.
+
+    The generator moves on only `at_end`: a model that the call builds draws the seeds of its weights as in fit.
+    """
+    if resumes:
+        return 0
+    state, drawn = random.getstate(), random.randint(0, MOST_SEED)
+    random.setstate(state)
+    at_end.callback(random.random)
+    return int(strategy.from_chief([drawn])[0])
 
 
 def _at_most(count: Any, most: int | None) -> Any:

@@ -96,6 +96,8 @@ class HostedWorker(Worker):
                 self._take(self._host.look(LOOK_SECONDS))
         except HostLostError as error:
             self.fail(f"worker {self.index} was lost: {error}")
+        finally:
+            self._close()
 
     def fail(self, why: str, status: int = _LOST) -> None:
         """Ends it from here."""
@@ -116,13 +118,18 @@ class HostedWorker(Worker):
         self._pid, self._state = seen.pid, seen.state
         if seen.status is not None:
             with self._lock:
-                self._end(seen.status)
+                if self._status is None:
+                    self._end(seen.status)
 
     def _end(self, status: int) -> None:
+        if self._follower in (None, threading.current_thread()):  # another may be writing, and closes when it is done
+            self._close()
+        self._status = status
+
+    def _close(self) -> None:
         for writing in self._writing.values():
             os.close(writing)
         self._writing.clear()
-        self._status = status
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -270,6 +270,7 @@ def _whole_sums(
             "train.num_microbatches = 1, or a loss that gives one number for each example."
         )
     parts = tf.nest.flatten(term.parts)
+    logits = {index: part._keras_logits for index, part in enumerate(parts) if hasattr(part, "_keras_logits")}
     if shares is not None and parts[0].shape[0] is not None:
         raise UserError(
             f"The loss {name!r} is computed from the whole batch at once. A TPU's batches are padded to one shape, and "
@@ -279,7 +280,11 @@ def _whole_sums(
     if shares is not None:
         mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
         parts = [tf.boolean_mask(part, mine) for part in parts]
-    whole = term.term(tf.nest.pack_sequence_as(term.parts, rows_of_all(parts, room=batch_size)))
+        logits = {index: tf.boolean_mask(part, mine) for index, part in logits.items()}
+    gathered = rows_of_all([*parts, *logits.values()], room=batch_size)
+    for index, rows in zip(logits, gathered[len(parts) :], strict=True):
+        gathered[index]._keras_logits = rows  # by which Keras's crossentropies go
+    whole = term.term(tf.nest.pack_sequence_as(term.parts, gathered[: len(parts)]))
     weight = None
     if whole.values.shape.rank == 0:
         loss = whole.values

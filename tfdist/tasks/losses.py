@@ -90,6 +90,10 @@ def unreduced(
         lambda t: t if t.dtype == tf.string else tf.cast(t, loss.dtype), (y_true, y_pred)
     )
     values = loss.call(y_true, y_pred)
+    rows = [part.shape[0] for part in tf.nest.flatten((y_true, y_pred)) if part.shape.rank]
+    # As many numbers for any batch, as of a mean over its rows: seen where a batch is traced first, without a length.
+    if rows and values.shape.rank and values.shape[0] not in (None, *rows):
+        loss.needs_whole_batch = True
     own = keras_mask(values)
     values = tf.cast(values, tf.float32)
     if given is not None and given.shape.rank > values.shape.rank:

@@ -14,9 +14,18 @@ import keras
 from keras.src.trainers import compile_utils
 
 from tfdist.errors import UserError, suggest
+from tfdist.tasks.base import symbolic_outputs
 
 BY_SHAPES = ("crossentropy", "ce")
 SHORT = ("accuracy", "acc", "crossentropy", "ce", "mse", "mae", "mape", "msle", "bce", "kld")
+
+
+def outputs_for(model: keras.Model, inputs: Any) -> Any:
+    """A model's symbolic outputs for a nest of symbolic inputs, to whose last axes Keras may add one of length 1."""
+    takes = getattr(model, "inputs", None) or []
+    if any(len(own.shape) != len(given.shape) for own, given in zip(takes, keras.tree.flatten(inputs), strict=False)):
+        return symbolic_outputs(model)
+    return model(inputs)
 
 
 def outputs_by_name(names: Sequence[str], outputs: Sequence[Any]) -> dict[str, Any]:

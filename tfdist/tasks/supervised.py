@@ -23,7 +23,7 @@ from tfdist.tasks.losses import (
     takes_class_numbers,
     unreduced,
 )
-from tfdist.tasks.names import check_metric_name, named_loss, named_metric, outputs_by_name
+from tfdist.tasks.names import check_metric_name, named_loss, named_metric, outputs_by_name, outputs_for
 from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
@@ -127,7 +127,7 @@ class Supervised(Task):
     def _resolve_names(self, model: keras.Model, structure: Any) -> None:
         """Puts Keras's own in the place of what depends on shapes: 'crossentropy', 'accuracy'."""
         symbols = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), structure)
-        outputs = self._named(model(self.inputs(symbols)), "The model's outputs", model)
+        outputs = self._named(outputs_for(model, self.inputs(symbols)), "The model's outputs", model)
         targets = self._targets(symbols)
         shapes = {name: (targets[name], outputs[name]) for name in self._names if name in targets}
         self._losses = {name: named_loss(one, *shapes[name]) for name, one in self._losses.items()}
@@ -243,7 +243,10 @@ class Supervised(Task):
                 ) from error
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
-        return self._named(_parts(examples)[1], "The targets")
+        y = _parts(examples)[1]
+        if not self._single and len(self._losses) == 1 and not keras.tree.is_nested(y):
+            return dict.fromkeys(self._losses, y)
+        return self._named(y, "The targets")
 
     def _weights(self, examples: Any) -> Mapping[str, tf.Tensor | None]:
         given = _parts(examples)[2]
@@ -337,8 +340,8 @@ def _term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: float) ->
     def term_of(parts: dict[str, Any]) -> Term:
         values, mask = unreduced(loss, parts["y_true"], parts["y_pred"], parts.get("mask"))
         weights = parts.get("weights")
-        if values.shape.rank == 0 and weights is not None:
-            values = tf.broadcast_to(values, tf.shape(weights))  # as Keras weighs it
+        if values.shape.num_elements() == 1 and weights is not None:
+            values = tf.fill(tf.shape(weights), tf.reshape(values, []))  # as Keras weighs it
         weights = _fitting(weights, values.shape.rank)
         return Term(values, weights, coefficient, loss.reduction, mask)
 

@@ -97,6 +97,8 @@ def _check(manifest: Manifest) -> None:
         if not isinstance(file.name, str) or not _FILE_NAME.fullmatch(file.name) or file.name == NAME:
             raise ValueError(f"it names {file.name!r}, which is no name of a file in the checkpoint's directory")
         counts += [file.num_bytes, file.crc32c]
+        if file.num_bytes == 0:
+            raise ValueError(f"{file.name} is empty, and holds tensors")
         if not isinstance(file.packing, str):
             raise ValueError(f"the packing of {file.name} is {file.packing!r}")
     if len({file.name for file in manifest.files}) != len(manifest.files):

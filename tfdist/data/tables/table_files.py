@@ -125,7 +125,7 @@ def _read_csv(file: FileVersion, delimiter: str, null_values: Sequence[str]) -> 
     if not data.strip():
         return pyarrow.table({})
     _check_header(data, delimiter, file.path)
-    if data.count(b'"') % 2:
+    if data.count(b'"') % 2 and _ends_in_quotes(data, delimiter):
         raise UserError(f"{file.path}: a quote is not closed.")
     rows = _parse_csv(data, delimiter, null_values, file.path, {})
     strange = [field.name for field in rows.schema if _find_kind(field.type) == str(field.type)]
@@ -163,6 +163,12 @@ def _parse_csv(
             f"{path}, row {int(ragged[1]) - 1}: this row has {ragged[3]} values, but the first line names {ragged[2]} "
             "columns. Rows count from 1 below the names, without empty lines."
         ) from error
+
+
+def _ends_in_quotes(data: bytes, delimiter: str) -> bool:
+    """Whether a cell that begins with a quote has no other; within another cell a quote is text."""
+    cell = rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n" + re.escape(delimiter.encode()) + rb'])"[^"]*+(?:""[^"]*+)*+("?)'
+    return any(not found[1] for found in re.finditer(cell, data))
 
 
 def _check_header(data: bytes, delimiter: str, path: str) -> None:

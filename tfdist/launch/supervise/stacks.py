@@ -139,6 +139,6 @@ def _size(path: Path) -> int:
 
 def _read(path: Path, begin: int) -> str:
     try:
-        return path.read_text(errors="replace")[begin:]
+        return path.read_bytes()[begin:].decode(errors="replace")
     except OSError:
         return ""

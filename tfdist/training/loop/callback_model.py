@@ -84,7 +84,8 @@ def _compile(learner: Learner, task: Task) -> None:
         model.optimizer = learner.optimizer  # where callbacks look for the learning rate
     else:
         given = model.loss
-        model.compile(learner.optimizer, auto_scale_loss=False, jit_compile=False, **arguments)
+        # Not the model's own, which may take other arguments.
+        keras.Model.compile(model, learner.optimizer, auto_scale_loss=False, jit_compile=False, **arguments)
         model.loss = model.loss if given is None else given  # as a user who compiled it wrote it
         like_outputs = 0.0 if outputs is None else keras.tree.map_structure(lambda _: 0.0, outputs)
         model._compile_metrics.build(like_outputs, like_outputs)  # for `model.metrics` to list them, as in `fit`

@@ -18,8 +18,8 @@ from keras.src.trainers import compile_utils
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
-from tfdist.tasks.names import outputs_by_name
-from tfdist.tasks.own_methods import overrides
+from tfdist.tasks.names import outputs_by_name, outputs_for
+from tfdist.tasks.own_methods import overrides, refuse_own_methods
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 
@@ -75,6 +75,7 @@ def _built(
 
 
 def _task(model: keras.Model, structure: Any) -> Supervised:
+    refuse_own_methods(model)
     compiled = model._compile_loss
     if compiled is None and not overrides(model, "compute_loss"):
         raise UserError("The model is compiled without a loss. Give compile() one, or write train.task.")
@@ -95,6 +96,8 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
             "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task."
         )
     losses = _by_output(compiled._user_loss, outputs, "loss", every=True)
+    if len(losses) == 1 and not keras.tree.is_nested(targets):  # which Keras gives to the only output with a loss
+        targets = dict.fromkeys(losses, targets)
     named_targets = _by_output(targets, outputs, "y")
     weights = _by_output(compiled._user_loss_weights, outputs, "loss_weights")
     by_output: dict[str, list[Any]] = {name: [] for name in losses}
@@ -132,7 +135,7 @@ def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervise
 def _outputs(model: keras.Model, inputs: Any) -> Any:
     """The symbolic tensor of the only output, or several by name."""
     symbols = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs)
-    outputs = model(symbols)
+    outputs = outputs_for(model, symbols)
     if len(flat := keras.tree.flatten(outputs)) == 1:
         return flat[0]
     if isinstance(outputs, Mapping):

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tfdist.errors import redacted
 from tfdist.settings.checks import POSITIVE, Check, or_none
 from tfdist.settings.declaration import Settings, setting
 from tfdist.storage import files
@@ -78,8 +79,8 @@ def run_facts(
         worker=topology.worker_index,
         num_workers=topology.num_workers,
         num_replicas=topology.num_replicas,
-        settings=request.settings(),
-        config_text=request.config_text(),
+        settings={name: redacted(value) for name, value in request.settings().items()},
+        config_text=redacted(request.config_text()),
         start=int(strategy.from_chief([start])[0]),
         price_per_device_hour=told.price_per_device_hour,
     )
